@@ -1,0 +1,44 @@
+# make serve   the embedded model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
+# make test    everything that proves it                        ARGS="-k scheduler" passes flags on
+# make install the set-up alone: .venv with Penstock in it
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
+ARGS ?=
+
+.PHONY: serve test install install-dev lint format clean
+
+serve: install
+	@$(VENV)/bin/penstock serve $(ARGS)
+
+test: install-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11, 3.12 or 3.13; none was found. Name one: make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+lint: install-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: install-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,48 @@
+"""Structs that cross a boundary, and the protocols of those who exchange them. Frozen; no behaviour beyond packing."""
+
+from penstock.messages.delta import EngineInfo, EngineStats, RequestTiming, TokenDelta
+from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
+from penstock.messages.plan import (
+    BlockCopy,
+    Capacity,
+    FinishReason,
+    KVGroup,
+    MemoryRow,
+    NewSequence,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    StepTiming,
+    Work,
+)
+from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, RequestRejected
+from penstock.messages.request import GenerateRequest, SamplingParams
+
+__all__ = [
+    "BlockCopy",
+    "Capacity",
+    "Clock",
+    "EngineClient",
+    "EngineError",
+    "EngineInfo",
+    "EngineStats",
+    "Executor",
+    "FinishReason",
+    "GenerateRequest",
+    "KVGroup",
+    "MemoryRow",
+    "NewSequence",
+    "RequestRejected",
+    "RequestTiming",
+    "SamplingParams",
+    "SequenceResult",
+    "StepPlan",
+    "StepResult",
+    "StepTiming",
+    "TokenDelta",
+    "TokenLogprobs",
+    "Work",
+    "pack_row",
+    "row_size",
+    "unpack_rows",
+]

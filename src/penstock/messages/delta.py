@@ -1,0 +1,75 @@
+"""What an engine tells a client: new tokens of a choice, and what the engine is."""
+
+import msgspec
+
+from penstock.messages.plan import FinishReason, MemoryRow
+
+
+class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds on the engine's clock, given once with the delta that finishes a choice."""
+
+    queued: float = 0.0  # arrival to the first step that computed something
+    prefill: float = 0.0  # that step to the first token
+    decode: float = 0.0  # first token to the last
+    preemptions: int = 0
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens `offset`, `offset + 1`, ... of one choice's output.
+
+    With a finish reason the choice ends at offset + len(token_ids), which may lie before tokens already sent where
+    `finish` truncated it. `stop_token` names the token that ended it, which is the last of its tokens.
+    """
+
+    request_id: str
+    choice: int
+    offset: int
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    cached_tokens: int = 0  # prompt tokens served by the prefix cache, as known so far
+    logprobs: bytes = b""  # one packed row per token id
+    prompt_logprobs: bytes = b""  # packed rows for prompt tokens 1, 2, ...; whole, in the first delta of choice 0
+    error: str = ""
+    timing: RequestTiming | None = None
+    incarnation: int = 0  # of the engine; a delta of an earlier one is refused
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges now and counters since start, after a step. Block counts are per KV group."""
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_total: tuple[int, ...] = ()
+    blocks_held: tuple[int, ...] = ()
+    blocks_cached: tuple[int, ...] = ()  # held by nobody, kept for their content
+    preemptions: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up
+    prefix_hits: int = 0  # prompt tokens found
+    computed_tokens: int = 0  # every unit of work, recomputation included
+    step_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+    @property
+    def kv_usage(self) -> float:
+        """The fullest group's share of blocks held by requests, 0 to 1."""
+        return max((h / t for h, t in zip(self.blocks_held, self.blocks_total, strict=True) if t), default=0.0)
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may know of the engine it talks to; fixed while the engine lives."""
+
+    model: str
+    revision: str
+    vocab_size: int  # ids 0 .. vocab_size - 1 are valid (the width of the logits)
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: tuple[int, ...]
+    dtype: str
+    incarnation: int
+    pid: int
+    eos_token_ids: tuple[int, ...] = ()
+    memory: tuple[MemoryRow, ...] = ()

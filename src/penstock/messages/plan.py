@@ -1,0 +1,109 @@
+"""What a scheduler tells an executor to do in one step, and what the executor answers.
+
+A sequence is one choice of one request. Its number `seq` is unique for the life of the scheduler. There is one unit of
+work: compute `count` tokens of a sequence. Prefill, a chunk of it, decode, the rest after a prefix hit and the
+verification of drafts are all that.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.messages.request import SamplingParams
+
+
+class NewSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence the executor has not seen, or had been told to forget (`StepPlan.gone`)."""
+
+    seq: int
+    token_ids: tuple[int, ...]  # prompt, then output so far
+    num_prompt: int
+    num_computed: int  # tokens whose KV already lies in `blocks` (a prefix hit or a fork); < len(token_ids)
+    blocks: tuple[tuple[int, ...], ...]  # per KV group, including those this step needs
+    sampling: SamplingParams
+    choice: int
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True):
+    """Compute the next `count` tokens of a sequence, the last `drafts` of which the executor proposes itself.
+
+    With `sample`, the unit ends at the sequence's last token and yields between 1 and 1 + drafts new tokens. That last
+    token may itself be one that an outstanding plan has yet to sample: the executor knows it, the scheduler does not.
+    """
+
+    seq: int
+    count: int
+    sample: bool
+    drafts: int = 0
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy a page before this step computes anything: a sequence is about to write into a block it shared."""
+
+    group: int
+    source: int
+    target: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """A delta: only what changed since the previous plan. Applied in the order gone, new, blocks, copies, work."""
+
+    plan_id: int  # 1, 2, 3, ...
+    work: tuple[Work, ...]
+    new: tuple[NewSequence, ...] = ()
+    blocks: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()  # (seq, per group: ids to append to its table)
+    copies: tuple[BlockCopy, ...] = ()
+    gone: tuple[int, ...] = ()  # finished, aborted or preempted sequences: forget them
+
+
+class SequenceResult(msgspec.Struct, frozen=True, array_like=True):
+    """What one unit of work gave."""
+
+    seq: int
+    token_ids: tuple[int, ...] = ()  # empty for work that did not sample
+    logprobs: bytes = b""  # one packed row per token id, see messages.logprobs
+    prompt_logprobs: bytes = b""  # one packed row per prompt token whose logprob this step computed
+    error: str = ""  # a request-scoped failure; its blocks are not published
+
+
+class StepTiming(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds spent in one step, as the executor measured them."""
+
+    forward: float = 0.0
+    sample: float = 0.0
+    total: float = 0.0  # the whole of execute(), inputs included
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    plan_id: int
+    results: tuple[SequenceResult, ...]  # one for each of the plan's work, in its order
+    timing: StepTiming = StepTiming()
+
+
+class KVGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Layers that share a block table. `window` counts the tokens a query sees, itself included; 0: all of them."""
+
+    num_blocks: int
+    window: int = 0
+
+
+class MemoryRow(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the memory table."""
+
+    name: str
+    bytes: int
+    note: str = ""
+
+
+class Capacity(msgspec.Struct, frozen=True, array_like=True):
+    """What an executor found it can hold. The scheduler's limits; never written back into the configuration."""
+
+    block_size: int
+    groups: tuple[KVGroup, ...]
+    depth: int = 1  # plans that may be outstanding
+    cache_root: str = ""  # typed root of prefix keys: weights revision, KV dtype and layout, numerics fingerprint
+    vocab_size: int = 0  # the width of the logits
+    memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
+
+
+FinishReason = Literal["stop", "length", "abort", "error"]

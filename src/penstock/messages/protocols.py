@@ -1,0 +1,68 @@
+"""The seams between rooms."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from penstock.messages.delta import EngineInfo, EngineStats, TokenDelta
+from penstock.messages.plan import Capacity, FinishReason, StepPlan, StepResult
+from penstock.messages.request import GenerateRequest
+
+
+class Clock(Protocol):
+    def __call__(self) -> float:
+        """Seconds, monotonic."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans, in the order submitted. Results come back in the same order."""
+
+    def start(self) -> Capacity: ...
+    def submit(self, plan: StepPlan) -> None: ...
+    def result(self) -> StepResult:
+        """The result of the oldest outstanding plan; waits for it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineError(Exception):
+    """The engine cannot serve: it has died, is closing, or never started. The message is fit for a user."""
+
+
+class RequestRejected(ValueError):
+    """This request can never be served as it is; the message names the value, the limit and the remedy."""
+
+
+class EngineClient(Protocol):
+    """One engine, wherever it runs. Every method is called from one event loop."""
+
+    info: EngineInfo
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
+        """Deltas of every choice until each has finished. Closing the iterator early aborts the request.
+
+        A slow consumer's deltas of one choice are merged. Raises EngineError when the engine dies meanwhile and
+        RequestRejected when it refuses the request.
+        """
+        ...
+
+    def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> None:
+        """End a choice that needs no more tokens and keep its first `keep` output tokens. Unknown ids are ignored."""
+        ...
+
+    def abort(self, request_id: str) -> None: ...
+    def stats(self) -> EngineStats:
+        """As of the last step heard of; never waits."""
+        ...
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine died, or when its step counter has not moved for too long while there was work."""
+        ...
+
+    async def control(self, message: str) -> str:
+        """Operator commands: 'reset_prefix_cache'. Raises ValueError for one it does not know."""
+        ...
+
+    async def close(self) -> None: ...
