@@ -68,4 +68,6 @@ def test_rooms_import_only_rooms_below(path: Path) -> None:
 def test_no_code_is_run_from_data(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
-            assert ast.unparse(node.func) not in BANNED_CALLS, f"{path.name}:{node.lineno} calls {ast.unparse(node.func)}"
+            assert ast.unparse(node.func) not in BANNED_CALLS, (
+                f"{path.name}:{node.lineno} calls {ast.unparse(node.func)}"
+            )

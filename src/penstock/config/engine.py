@@ -1,4 +1,4 @@
-"""What an engine process is started with: everything resolved, nothing left to guess but how many KV blocks fit."""
+"""What an engine process is started with: everything resolved, nothing left to guess."""
 
 from typing import Literal
 
@@ -6,19 +6,26 @@ import msgspec
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """See settings.py for what an operator says about each of these, and resolve.py for the defaults."""
+
     model: str  # the model's folder
     name: str  # as shown to users
     revision: str = ""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of weights, activations and KV cache
     device: str = "cpu"
-    max_model_len: int = 2048
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    kv_cache_bytes: int | None = None  # None: what the machine has left, see runtime.memory
+    max_model_len: int = 2048  # tokens of prompt and output together
+    max_num_seqs: int = 64  # sequences that run at once
+    max_num_batched_tokens: int = 2048  # tokens computed in one step
+    block_size: int = 16  # tokens per KV block
+    kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
     enable_prefix_caching: bool = True
-    max_waiting: int = 1024
-    depth: int = 1
+    max_waiting: int = 1024  # requests queued before new ones are refused
+    depth: int = 1  # plans that may be outstanding
     threads: int = 0  # 0: every core the process may use
     incarnation: int = 1
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one weight, activation or KV element."""
+        return 4 if self.dtype == "float32" else 2

@@ -82,16 +82,17 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    windows: tuple[int, ...]
+    windows: tuple[int, ...]  # one per KV group, distinct and ascending: (0,), (4096,), (0, 512)
     max_position: int
     norm_eps: float
     tie_embeddings: bool
-    norm_offset: float = 0.0  # Gemma stores norm weights minus one
+    norm_offset: float = 0.0  # added to every norm's weight, in fp32, by whoever executes it: Gemma stores weight - 1
     embedding_scale: float = 1.0  # Gemma: sqrt(hidden_size), rounded to the weights' dtype
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of checkpoint tensors that carry no weights of ours
+    duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source it must equal where it is there): a tied head
 
     def group_layers(self, group: int) -> list[int]:
         """Indices of the layers in a KV group, in order: the layer's place in its group's page."""

@@ -1,0 +1,31 @@
+"""What the operator may say, and one pure function that fills in the rest and remembers where each value came from.
+
+The schema of what may be said is `settings.Settings`.
+"""
+
+from penstock.config.engine import EngineConfig
+from penstock.config.facts import ModelFacts
+from penstock.config.hardware import Hardware, detect_hardware
+from penstock.config.memory import DoesNotFit, MemoryPlan, size_memory
+from penstock.config.resolve import Resolved, resolve
+from penstock.config.server import ServerConfig
+from penstock.config.sizes import format_bytes, parse_bytes
+from penstock.config.sources import ConfigError, Given, gather
+
+__all__ = [
+    "ConfigError",
+    "DoesNotFit",
+    "EngineConfig",
+    "Given",
+    "Hardware",
+    "MemoryPlan",
+    "ModelFacts",
+    "Resolved",
+    "ServerConfig",
+    "detect_hardware",
+    "format_bytes",
+    "gather",
+    "parse_bytes",
+    "resolve",
+    "size_memory",
+]

@@ -1,0 +1,127 @@
+"""Defaults of settings that nobody gave, declared in order with their reasons. A later one may use earlier values."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from penstock.config.engine import EngineConfig
+from penstock.config.facts import ModelFacts
+from penstock.config.hardware import Hardware
+from penstock.config.memory import fit_tokens, fixed_bytes, kv_budget, pool_bytes, tokens_of_one, workspace_bytes
+from penstock.config.sizes import format_bytes
+
+MAX_NUM_SEQS = (256, 128, 64)
+WORKSPACE_BYTES = 160 << 20  # what logits and the sampler may take by default: peak memory is weights + KV + 500 MB
+STEP_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a default may look at."""
+
+    facts: ModelFacts
+    hardware: Hardware
+    folder: str
+    values: Mapping[str, Any]  # settings decided so far, given or not
+
+    def engine(self, **changes: Any) -> EngineConfig:
+        """An engine of the values decided so far, to size memory with."""
+        names = ("dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        settled = {name: self.values[name] for name in names if name in self.values}
+        return EngineConfig(model="", name="", **{**settled, **changes})
+
+
+class Chosen(NamedTuple):
+    value: Any
+    reason: str
+
+
+def _constant(value: Any, reason: str) -> Callable[[Known], Chosen]:
+    return lambda known: Chosen(value, reason)
+
+
+def _served_model_name(known: Known) -> Chosen:
+    model = known.values.get("model")
+    if model is None or Path(model).expanduser() == Path(known.folder):
+        return Chosen(Path(known.folder).name or "model", "the model's folder")
+    return Chosen(model, "the model's id on the hub")
+
+
+def _dtype(known: Known) -> Chosen:
+    stored = known.facts.checkpoint_dtype
+    if stored == "float32":
+        return Chosen("float32", "the checkpoint's own")
+    if stored == "bfloat16":
+        return Chosen("bfloat16", "the checkpoint's own")
+    return Chosen("bfloat16", f"the checkpoint's {stored} is converted to it: as small, and without overflow")
+
+
+def _max_num_seqs(known: Known) -> Chosen:
+    fitting = (count for count in MAX_NUM_SEQS if workspace_bytes(known.facts, count) <= WORKSPACE_BYTES)
+    count = next(fitting, MAX_NUM_SEQS[-1])
+    return Chosen(count, f"their logits and the sampler take {format_bytes(workspace_bytes(known.facts, count))}")
+
+
+def _max_num_batched_tokens(known: Known) -> Chosen:
+    count = max(STEP_TOKENS, known.values["max_num_seqs"])
+    return Chosen(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
+
+
+def _max_model_len(known: Known) -> Chosen:
+    longest, pool = known.facts.max_position, known.values["kv_cache_memory"]
+    engine = known.engine(max_model_len=longest)
+    if pool is None:
+        left = known.hardware.memory_available - fixed_bytes(known.facts, engine)
+        pool = kv_budget(max(left, 0), 0)
+    tokens = fit_tokens(known.facts, engine, pool)
+    if tokens >= longest or 0 not in known.facts.windows or tokens == 0:
+        return Chosen(longest, "the model's own limit")
+    return Chosen(tokens, f"what a KV cache of {format_bytes(pool)} holds of the model's {longest}")
+
+
+def _kv_cache_memory(known: Known) -> Chosen:
+    engine = known.engine()
+    left = known.hardware.memory_available - fixed_bytes(known.facts, engine)
+    one = pool_bytes(known.facts, engine, tokens_of_one(known.facts, engine))
+    share = kv_budget(max(left, 0), one)
+    wanted = pool_bytes(known.facts, engine, engine.max_num_seqs * engine.max_model_len)
+    if wanted <= share:
+        return Chosen(wanted, f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens")
+    return Chosen(share, f"a share of the {format_bytes(left)} that everything else leaves")
+
+
+def _threads(known: Known) -> Chosen:
+    return Chosen(known.hardware.cores, "every core this process may use")
+
+
+DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
+    {
+        "served_model_name": _served_model_name,
+        "revision": _constant("", "the hub's main branch, or the folder as it is"),
+        "host": _constant("127.0.0.1", "reachable from this machine only"),
+        "port": _constant(8000, "what clients of such servers expect"),
+        "api_key": _constant(None, "no key is asked for"),
+        "allow_insecure_bind": _constant(False, "other machines need a key"),
+        "seed": _constant(None, "each request draws its own"),
+        "dtype": _dtype,
+        "block_size": _constant(16, "small blocks waste little at a sequence's end"),
+        "enable_prefix_caching": _constant(True, "equal prefixes are computed once"),
+        "max_num_seqs": _max_num_seqs,
+        "max_num_batched_tokens": _max_num_batched_tokens,
+        "max_model_len": _max_model_len,
+        "kv_cache_memory": _kv_cache_memory,
+        "max_waiting": _constant(1024, "a longer queue would only time out"),
+        "threads": _threads,
+        "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
+        "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
+        "max_prompts": _constant(64, "a batch of an evaluation harness"),
+        "max_choices": _constant(32, "more are better sent as requests"),
+        "max_sequences": _constant(256, "what one request may take of the queue"),
+        "max_logprobs": _constant(20, "as in the OpenAI API"),
+        "max_stop_strings": _constant(16, "each is searched for in every token's text"),
+        "max_in_flight": _constant(2048, "bounds memory and open sockets"),
+        "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
+    }
+)

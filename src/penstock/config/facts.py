@@ -1,0 +1,32 @@
+"""What is known of a model before its weights are read: enough to size memory and fill in defaults."""
+
+import msgspec
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a model. Widths are those of its widest layer, in elements per token."""
+
+    family: str
+    num_parameters: int
+    num_layers: int
+    vocab_size: int
+    hidden_size: int
+    widest_mlp: int  # intermediate_size
+    widest_query: int  # query heads x head size
+    widest_kv: int  # KV heads x head size
+    windows: tuple[int, ...]  # per KV group the tokens a query sees, itself included; 0: all
+    kv_elements_per_token: tuple[int, ...]  # per KV group: K and V of all its layers
+    max_position: int
+    tie_embeddings: bool
+    checkpoint_dtype: str
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def head_parameters(self) -> int:
+        """What the output head multiplies with, tied or not."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The embedding and, where it is a tensor of its own, the head: what a prompt's tokens do not multiply with."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)

@@ -1,0 +1,119 @@
+"""What this process may use of the machine: cores, memory, instruction sets. Reads /proc and cgroups; no torch."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+# Flags of /proc/cpuinfo that decide which kernels run, and how fast bf16 is.
+ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    cores: int  # this process may run on, by affinity and cgroup quota
+    memory_total: int  # bytes: the machine's, or the cgroup's limit where that is less
+    memory_available: int  # bytes that can be had now without swapping
+    isa: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    @property
+    def native_bf16(self) -> bool:
+        """Whether the CPU multiplies bf16; without, bf16 still halves what is read from memory."""
+        return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(self.isa))
+
+
+def detect_hardware(root: Path = Path("/")) -> Hardware:
+    """Of this process. `root` stands in for / in tests: proc and sys/fs/cgroup below it are read."""
+    total, available = parse_meminfo(_read(root / "proc/meminfo"))
+    cores = float(len(os.sched_getaffinity(0)))
+    for folder in cgroup_folders(root, _read(root / "proc/self/cgroup")):
+        limit, used = memory_limit(folder)
+        if limit is not None:
+            total, available = min(total, limit), min(available, max(limit - used, 0))
+        cores = min(cores, cpu_quota(folder) or cores)
+    return Hardware(
+        cores=max(int(cores), 1),
+        memory_total=total,
+        memory_available=available,
+        isa=parse_isa(_read(root / "proc/cpuinfo")),
+    )
+
+
+def parse_meminfo(text: str) -> tuple[int, int]:
+    """Bytes (total, available) from /proc/meminfo. ValueError where it does not say."""
+    sizes = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if value.strip():
+            sizes[name] = int(value.split()[0]) * 1024
+    if "MemTotal" not in sizes or "MemAvailable" not in sizes:
+        raise ValueError("/proc/meminfo does not say MemTotal and MemAvailable: the memory cannot be sized")
+    return sizes["MemTotal"], sizes["MemAvailable"]
+
+
+def parse_isa(text: str) -> tuple[str, ...]:
+    """Those of ISA_FLAGS that the first CPU of /proc/cpuinfo has."""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in {"flags", "Features"}:
+            present = set(value.split())
+            return tuple(flag for flag in ISA_FLAGS if flag in present)
+    return ()
+
+
+def cgroup_folders(root: Path, text: str) -> list[Path]:
+    """Folders of the process's cgroups and all above them, from /proc/self/cgroup, versions 1 and 2.
+
+    Inside a container the path named may not exist, as the mount begins further down: then the mount's root counts.
+    """
+    mount = root / "sys/fs/cgroup"
+    folders = []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            bases = [mount, mount / "unified"]
+        else:
+            bases = [mount / name for name in controllers.split(",") if name in {"memory", "cpu"}]
+        steps = [step for step in path.split("/") if step]
+        for base in bases:
+            folders += [base.joinpath(*steps[:depth]) for depth in range(len(steps) + 1)]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def memory_limit(folder: Path) -> tuple[int | None, int]:
+    """Bytes (limit or None, used) of a cgroup. Used does not count file pages that the kernel would drop first."""
+    for limit_file, used_file, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit = _read(folder / limit_file).strip()
+        if limit.isdigit() and int(limit) < 2**60:  # version 1 writes "no limit" as a huge number
+            stat = dict(_pairs(_read(folder / "memory.stat").splitlines()))
+            return int(limit), max(int(_read(folder / used_file).strip() or 0) - stat.get(cached, 0), 0)
+    return None, 0
+
+
+def cpu_quota(folder: Path) -> float | None:
+    """CPUs that a cgroup's quota allows; None without one."""
+    fields = _read(folder / "cpu.max").split()
+    if not fields:
+        fields = [_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(fields) != 2 or not all(field.isdigit() for field in fields) or int(fields[1]) == 0:
+        return None  # "max", -1 or no such file
+    return int(fields[0]) / int(fields[1])
+
+
+def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if value.strip().isdigit():
+            yield name, int(value)
+
+
+def _read(path: Path) -> str:
+    """A file's text; empty where it is not there or not ours to read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

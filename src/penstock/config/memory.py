@@ -1,0 +1,201 @@
+"""Memory, sized before it is used: what a model takes with given settings, and how many KV blocks there are room for.
+
+The same arithmetic serves `penstock plan`, which has no model loaded, and the runner, which allocates by it.
+"""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from penstock.config.engine import EngineConfig
+from penstock.config.facts import ModelFacts
+from penstock.config.sizes import format_bytes
+from penstock.messages import MemoryRow
+
+RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with nothing loaded
+KV_SHARE = 0.5  # of what is left after all else: the rest stays for the page cache and other programs
+LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting, noise)
+PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
+PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
+LOGIT_SIZE = 4  # logits are fp32 in every dtype
+
+
+class DoesNotFit(ValueError):
+    """The model does not fit with these settings; the message names the one to change."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What goes where. The last row is what stays free."""
+
+    rows: tuple[MemoryRow, ...]
+    num_blocks: tuple[int, ...]  # per KV group, the reserved block 0 included
+    kv_bytes: int  # of those blocks
+    kv_tokens: int  # a group with full attention holds so many
+
+
+def size_memory(facts: ModelFacts, engine: EngineConfig, available_bytes: int) -> MemoryPlan:
+    """Divide `available_bytes`. Raises DoesNotFit where not even one sequence of max_model_len finds room.
+
+    With `engine.kv_cache_bytes` that is the KV pool's limit; without, the pool gets what max_num_seqs sequences of
+    max_model_len need, at most half of what everything else leaves.
+    """
+    fixed = _fixed_rows(facts, engine)
+    left = available_bytes - sum(row.bytes for row in fixed)
+    one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    if left < one:
+        raise DoesNotFit(_remedy(facts, engine, available_bytes))
+    budget = engine.kv_cache_bytes
+    if budget is None:
+        budget = kv_budget(left, one)
+    if budget > left:
+        raise DoesNotFit(
+            f"a KV cache of {format_bytes(budget)} does not fit: {format_bytes(left)} are left of the available "
+            f"{format_bytes(available_bytes)}; set --kv-cache-memory {_mebibytes(left)} or less"
+        )
+    if budget < one:
+        raise DoesNotFit(
+            f"one sequence of {engine.max_model_len} tokens needs a KV cache of {format_bytes(one)}, the limit is "
+            f"{format_bytes(budget)}; set --kv-cache-memory {_mebibytes(one, up=True)} or more"
+        )
+    tokens = min(fit_tokens(facts, engine, budget), _round_up(engine.max_num_seqs * engine.max_model_len, engine))
+    blocks = pool_blocks(facts, engine, tokens)
+    taken = pool_bytes(facts, engine, tokens)
+    note = f"{tokens} tokens in blocks of {engine.block_size}, {engine.dtype}"
+    if any(facts.windows):
+        note += f"; groups {', '.join(f'window {w}' if w else 'full' for w in facts.windows)}"
+    rows = (*fixed[:1], MemoryRow("KV cache", taken, note), *fixed[1:])
+    free = MemoryRow("free", left - taken, f"of {format_bytes(available_bytes)} available")
+    return MemoryPlan((*rows, free), blocks, taken, tokens)
+
+
+def fixed_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
+    """All that is needed beside the KV cache."""
+    return sum(row.bytes for row in _fixed_rows(facts, engine))
+
+
+def kv_budget(left: int, wanted: int) -> int:
+    """The KV pool's share of what everything else leaves: half, or more where it cannot do with less than `wanted`."""
+    return max(int(left * KV_SHARE), min(wanted, left))
+
+
+def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[int, ...]:
+    """Blocks per KV group so that `tokens` tokens find room, and the null block, number 0.
+
+    A group with a window never holds more than its running sequences see: per sequence the window, which may begin and
+    end within a block, and of the step's tokens those that are being computed.
+    """
+    size = engine.block_size
+    blocks = []
+    for window in facts.windows:
+        seen = engine.max_num_seqs * (_round_up(window, engine) + 2 * size) + engine.max_num_batched_tokens
+        held = min(tokens, seen) if window else tokens
+        blocks.append(1 + -(-held // size))
+    return tuple(blocks)
+
+
+def pool_bytes(facts: ModelFacts, engine: EngineConfig, tokens: int) -> int:
+    """Bytes of a KV pool for `tokens` tokens, all groups together."""
+    token_bytes = [elements * engine.element_size for elements in facts.kv_elements_per_token]
+    blocks = pool_blocks(facts, engine, tokens)
+    return sum(b * engine.block_size * t for b, t in zip(blocks, token_bytes, strict=True))
+
+
+def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
+    """The most tokens, in whole blocks, whose pool takes at most `budget` bytes; 0 where not one block fits."""
+    low, high = 0, budget // max(min(facts.kv_elements_per_token), 1) // engine.block_size + 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if pool_bytes(facts, engine, middle * engine.block_size) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low * engine.block_size
+
+
+def tokens_of_one(facts: ModelFacts, engine: EngineConfig) -> int:
+    """The pool's size, in tokens, that one sequence of max_model_len needs: with windows only, less than its length."""
+    if 0 in facts.windows:
+        return _round_up(engine.max_model_len, engine)
+    seen = _round_up(max(facts.windows), engine) + 2 * engine.block_size + engine.max_num_batched_tokens
+    return min(_round_up(engine.max_model_len, engine), _round_up(seen, engine))
+
+
+def workspace_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
+    """Logits and the sampler's scratch; or those of a slice of prompt logprobs, where that is more."""
+    rows = max(LOGIT_COPIES * max_num_seqs, PROMPT_LOGPROB_COPIES * PROMPT_LOGPROB_ROWS)
+    return rows * facts.vocab_size * LOGIT_SIZE
+
+
+def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
+    """Tensors alive at once in the widest place of a layer, and K and V of one sequence gathered for attention."""
+    hidden = facts.hidden_size
+    attention = 2 * hidden + 3 * facts.widest_query + 4 * facts.widest_kv  # residual, normed, qkv twice (rope), output
+    mlp = 2 * hidden + 4 * facts.widest_mlp  # residual, normed, gate and up, their product and its scratch
+    per_token = max(attention, mlp) * engine.element_size + 2 * hidden * 4  # norms run in fp32
+    gathered = 2 * engine.max_model_len * facts.widest_kv * engine.element_size
+    return engine.max_num_batched_tokens * per_token + gathered
+
+
+def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
+    weights = facts.num_parameters * engine.element_size
+    return (
+        MemoryRow("weights", weights, f"{facts.num_parameters / 1e6:,.1f} M parameters, {engine.dtype}"),
+        MemoryRow(
+            "activations", activation_bytes(facts, engine), f"steps of {engine.max_num_batched_tokens} tokens at most"
+        ),
+        MemoryRow(
+            "workspace",
+            workspace_bytes(facts, engine.max_num_seqs),
+            f"logits of {engine.max_num_seqs} sequences over {facts.vocab_size} tokens, and the sampler",
+        ),
+        MemoryRow("runtime", RUNTIME_BYTES, "Python and torch"),
+    )
+
+
+def _remedy(facts: ModelFacts, engine: EngineConfig, available: int) -> str:
+    """Why nothing fits, and the one setting whose change makes it fit, the least harmful first."""
+    fixed, one = _fixed_rows(facts, engine), pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    need = sum(row.bytes for row in fixed) + one
+    parts = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in fixed)
+    what = (
+        f"the model does not fit: {parts} and a KV cache of {format_bytes(one)} for one sequence of "
+        f"{engine.max_model_len} tokens need {format_bytes(need)}, and {format_bytes(available)} are available"
+    )
+    for setting, least in (
+        ("max_model_len", 1024),
+        ("max_num_batched_tokens", 32),
+        ("max_num_seqs", 1),
+        ("max_model_len", 1),
+    ):
+        value = _largest(facts, engine, setting, least, available)
+        if value is not None:
+            return f"{what}; set --{setting.replace('_', '-')} {value} or less"
+    if engine.dtype == "float32" and _need(facts, replace(engine, dtype="bfloat16")) <= available:
+        return f"{what}; set --dtype bfloat16"
+    return f"{what}; no single setting makes it fit: use a smaller model, or a machine with more memory"
+
+
+def _need(facts: ModelFacts, engine: EngineConfig) -> int:
+    """Bytes without which not even one sequence of max_model_len runs."""
+    return fixed_bytes(facts, engine) + pool_bytes(facts, engine, tokens_of_one(facts, engine))
+
+
+def _largest(facts: ModelFacts, engine: EngineConfig, setting: str, least: int, available: int) -> int | None:
+    """The largest value from `least` to below the present one with which it fits: need grows with every setting."""
+    low, high = least - 1, getattr(engine, setting) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _need(facts, replace(engine, **{setting: middle})) <= available:
+            low = middle
+        else:
+            high = middle - 1
+    return low if least <= low < getattr(engine, setting) else None
+
+
+def _round_up(tokens: int, engine: EngineConfig) -> int:
+    return -(-tokens // engine.block_size) * engine.block_size
+
+
+def _mebibytes(count: int, *, up: bool = False) -> str:
+    return f"{(-(-count >> 20)) if up else (count >> 20)}MiB"

@@ -1,0 +1,109 @@
+"""One pure function from what was said, what the model is and what the machine has, to a complete configuration."""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config.defaults import DEFAULTS, Known
+from penstock.config.engine import EngineConfig
+from penstock.config.facts import ModelFacts
+from penstock.config.hardware import Hardware
+from penstock.config.memory import MemoryPlan, size_memory
+from penstock.config.server import ServerConfig
+from penstock.config.sources import SECRET, ConfigError, Given
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Everything decided. `provenance` has (value, where it comes from) of every setting, keys hidden."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    memory: MemoryPlan
+    provenance: Mapping[str, tuple[Any, str]]
+
+
+def resolve(given: Given, facts: ModelFacts, hardware: Hardware, *, folder: str) -> Resolved:
+    """Fill in what was not said. `folder` is where the model's files lie.
+
+    Raises ConfigError for settings that contradict the model, the machine or each other, and DoesNotFit.
+    """
+    values: dict[str, Any] = {"model": given.settings.model, **_given_values(given)}
+    sources = dict(given.sources)
+    values.setdefault("kv_cache_memory", None)
+    _check_given(values, sources, facts)
+    for name, default in DEFAULTS.items():
+        if values.get(name) is None:
+            values[name], reason = default(Known(facts, hardware, folder, values))
+            sources[name] = f"default: {reason}"
+    _check(values, sources, hardware)
+    engine, server = _engine(values, folder, hardware), _server(values)
+    memory = size_memory(facts, engine, hardware.memory_available)
+    sources.setdefault("model", "default: the model that comes with Penstock")
+    shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
+    order = ("model", *DEFAULTS)
+    return Resolved(engine, server, memory, {name: (shown[name], sources[name]) for name in order})
+
+
+def _given_values(given: Given) -> dict[str, Any]:
+    return {name: getattr(given.settings, name) for name in given.sources}
+
+
+def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        name=values["served_model_name"],
+        revision=values["revision"],
+        dtype=values["dtype"],
+        device=hardware.device,
+        max_model_len=values["max_model_len"],
+        max_num_seqs=values["max_num_seqs"],
+        max_num_batched_tokens=values["max_num_batched_tokens"],
+        block_size=values["block_size"],
+        kv_cache_bytes=values["kv_cache_memory"],
+        enable_prefix_caching=values["enable_prefix_caching"],
+        max_waiting=values["max_waiting"],
+        threads=values["threads"],
+        step_deadline=values["step_deadline"],
+    )
+
+
+def _server(values: Mapping[str, Any]) -> ServerConfig:
+    same = {name: values[name] for name in ServerConfig.__struct_fields__ if name in values}
+    return ServerConfig(max_body_bytes=values["max_body_size"], **same)
+
+
+def _check_given(values: Mapping[str, Any], sources: Mapping[str, str], facts: ModelFacts) -> None:
+    length = values.get("max_model_len")
+    if length is not None and length > facts.max_position:
+        raise ConfigError(
+            f"--max-model-len ({sources['max_model_len']}) is {length}, but the model was made for at most "
+            f"{facts.max_position} tokens; set --max-model-len {facts.max_position} or less"
+        )
+
+
+def _check(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
+    seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
+    if tokens < seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but {seqs} sequences "
+            f"decode one token each in a step; set --max-num-batched-tokens {seqs} or more"
+        )
+    if values["threads"] > hardware.cores:
+        raise ConfigError(
+            f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {hardware.cores} "
+            f"cores: more threads would wait for each other; set --threads {hardware.cores} or less"
+        )
+    if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
+        raise ConfigError(
+            f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is asked for; "
+            "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

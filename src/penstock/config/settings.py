@@ -1,0 +1,68 @@
+"""Everything an operator may say: one schema for flags, environment variables and the keys of a YAML file."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from penstock.config.sizes import parse_bytes
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is expected, not true or false")
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    return parse_bytes(value) if isinstance(value, str) else _no_bool(value)
+
+
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86400)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """None means not said: the default is then declared, with its reason, in defaults.py."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    model: str | None = Field(None, description="A folder or a hub id; none: the small model that comes with Penstock")
+    served_model_name: str | None = Field(None, min_length=1, description="The name clients ask for")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub id")
+
+    host: str | None = Field(None, min_length=1, description="Address to listen on")
+    port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
+        None, description="TCP port; 0 takes any that is free"
+    )
+    api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
+    allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
+        None, description="Seed of requests that name none"
+    )
+
+    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Of weights, activations and KV cache")
+    max_model_len: Count | None = Field(None, description="Tokens of prompt and output together")
+    max_num_seqs: Count | None = Field(None, description="Sequences that run at once")
+    max_num_batched_tokens: Count | None = Field(None, description="Tokens computed in one step")
+    block_size: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1024)] | None = Field(
+        None, description="Tokens per KV block"
+    )
+    kv_cache_memory: Bytes | None = Field(None, description="Memory for the KV cache: 4GiB, 500MB, ...")
+    enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
+    max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
+    threads: Count | None = Field(None, description="Threads that compute")
+    step_deadline: Seconds | None = Field(
+        None, description="Seconds without a step, while there is work, after which the engine counts as hung"
+    )
+
+    max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
+    max_prompts: Count | None = Field(None, description="Prompts in one completions request")
+    max_choices: Count | None = Field(None, description="Choices (n) of one request")
+    max_sequences: Count | None = Field(None, description="Prompts times choices of one request")
+    max_logprobs: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=1000)] | None = Field(
+        None, description="Alternatives per token that a request may ask for"
+    )
+    max_stop_strings: Count | None = Field(None, description="Stop strings of one request")
+    max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
+    drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

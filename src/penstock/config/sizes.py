@@ -1,0 +1,24 @@
+"""Amounts of memory as people write them."""
+
+import re
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of '4GiB', '500MB', '1.5G' or '1048576'. KiB, MiB ... are powers of 1024; KB, MB ... powers of 1000."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is not an amount of memory; write for example 4GiB, 500MB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_bytes(count: int) -> str:
+    """For people: '1.50 GiB', '312 MiB', '17 B'."""
+    sign, size = ("-" if count < 0 else ""), float(abs(count))
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{sign}{size:.0f} {unit}"
+        size /= 1024
+    return f"{sign}{size:.2f} GiB"

@@ -1,0 +1,62 @@
+"""Gemma 3, the text model: window and full layers mixed, each with a rope of its own, and norms on both sides."""
+
+from dataclasses import replace
+
+from penstock.families.hf_config import HFConfig, layer_windows, rope_of
+from penstock.families.llama_like import decoder_spec, layer_spec, num_layers
+from penstock.families.spec import ModelSpec, RopeSpec
+
+
+def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
+    """From a text configuration. Hub files leave out what equals transformers' defaults: they are given here."""
+    config.refuse("attn_logit_softcapping", "it belongs to Gemma 2")
+    config.refuse("final_logit_softcapping", "it belongs to Gemma 2")
+    config.refuse("use_bidirectional_attention", "a decoder's attention is causal")
+    bias = config.flag("attention_bias")
+    full = layer_spec(
+        config,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        act=("hidden_activation", "gelu_pytorch_tanh"),
+        attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        post_norms=True,
+        rope_spec=_rope(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6)),
+    )
+    local = _rope(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
+    sliding = replace(full, rope=local)
+    count = num_layers(config)
+    pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
+    by_default = [(i + 1) % pattern != 0 for i in range(count)]
+    windows = layer_windows(config, count, config.integer("sliding_window", 4096), by_default)
+    return decoder_spec(
+        config,
+        "gemma3",
+        [sliding if window else full for window in windows],
+        windows,
+        prefix=prefix,
+        vocab_size=262_208,
+        max_position=131_072,
+        tied=True,
+        norm_offset=1.0,
+        embedding_scale=config.integer("hidden_size") ** 0.5,
+    )
+
+
+def gemma3_multimodal(config: HFConfig) -> ModelSpec:
+    """The language model of a Gemma 3 that also takes images; the vision tower is left on disk."""
+    text = config.section("text_config")
+    if text is None:
+        raise config.unsupported("text_config", None, "the text model's configuration")
+    spec = gemma3(text.over(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model.")
+    return replace(spec, ignored_tensors=(*spec.ignored_tensors, "vision_tower.*", "multi_modal_projector.*"))
+
+
+def _rope(config: HFConfig, layer_type: str, scaling: HFConfig | None, theta: float) -> RopeSpec:
+    """transformers 5 nests `rope_parameters` by layer type; before, `rope_scaling` spoke of the full layers alone."""
+    nested = config.section("rope_parameters")
+    parameters = scaling or (nested and nested.section(layer_type)) or HFConfig({})
+    return rope_of(parameters, config, theta)

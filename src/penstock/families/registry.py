@@ -1,0 +1,117 @@
+"""Which architectures there are, and a model's folder read into a spec."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from penstock.config.facts import ModelFacts
+from penstock.families.gemma3 import gemma3, gemma3_multimodal
+from penstock.families.hf_config import HFConfig, UnsupportedModel
+from penstock.families.json_file import read_json_object
+from penstock.families.llama import llama
+from penstock.families.mistral import mistral
+from penstock.families.qwen2 import qwen2
+from penstock.families.qwen3 import qwen3
+from penstock.families.spec import ModelSpec
+
+FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": llama,
+        "Qwen2ForCausalLM": qwen2,
+        "Qwen3ForCausalLM": qwen3,
+        "MistralForCausalLM": mistral,
+        "Gemma3ForCausalLM": gemma3,
+        "Gemma3ForConditionalGeneration": gemma3_multimodal,
+    }
+)
+
+MAX_CONFIG_BYTES = 4 << 20
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a model from its config.json. UnsupportedModel says what it is and what is supported."""
+    fields = HFConfig(config)
+    architectures = fields.texts("architectures") or []
+    known = [name for name in architectures if name in FAMILIES]
+    if not known:
+        named = ", ".join(map(repr, architectures)) or "none is named"
+        raise UnsupportedModel(
+            f"config.json: architecture {named} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    quantization = fields.section("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method")
+        raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
+    spec = FAMILIES[known[0]](fields)
+    check_pages(spec)
+    return spec
+
+
+def load_spec(folder: Path) -> ModelSpec:
+    """The spec of the model in a folder. Where generation_config.json names the tokens that end a text, it wins.
+
+    Raises UnsupportedModel, which names the file, also for one that is missing or cannot be read.
+    """
+    path = folder / "config.json"
+    try:
+        spec = spec_from_config(read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
+    except FileNotFoundError:
+        raise UnsupportedModel(f"{folder} is not a model's folder: it has no config.json") from None
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{folder}: {error}") from None
+    except ValueError as error:
+        raise UnsupportedModel(str(error)) from None
+    eos = _generation_config(folder).token_ids("eos_token_id")
+    return replace(spec, eos_token_ids=eos) if eos else spec
+
+
+def load_generation_defaults(folder: Path) -> dict[str, float]:
+    """What generation_config.json advises for sampling, named as in SamplingParams; empty without such a file."""
+    config = _generation_config(folder)
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
+    defaults = {name: config.number(name, or_zero=True) for name in names if config.get(name) is not None}
+    if config.get("top_k") is not None:
+        defaults["top_k"] = config.integer("top_k", least=0)
+    return defaults
+
+
+def model_facts(spec: ModelSpec) -> ModelFacts:
+    """What sizing and `resolve` need to know of a model."""
+    layers = spec.layers
+    return ModelFacts(
+        family=spec.family,
+        num_parameters=spec.num_parameters(),
+        num_layers=len(layers),
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        widest_mlp=max(layer.intermediate_size for layer in layers),
+        widest_query=max(layer.num_heads * layer.head_dim for layer in layers),
+        widest_kv=max(layer.num_kv_heads * layer.head_dim for layer in layers),
+        windows=spec.windows,
+        kv_elements_per_token=tuple(spec.kv_bytes_per_token(g, 1) for g in range(len(spec.windows))),
+        max_position=spec.max_position,
+        tie_embeddings=spec.tie_embeddings,
+        checkpoint_dtype=spec.checkpoint_dtype,
+        eos_token_ids=spec.eos_token_ids,
+    )
+
+
+def _generation_config(folder: Path) -> HFConfig:
+    path = folder / "generation_config.json"
+    try:
+        return HFConfig(read_json_object(path, max_bytes=MAX_CONFIG_BYTES), str(path))
+    except FileNotFoundError:
+        return HFConfig({})
+    except ValueError as error:
+        raise UnsupportedModel(str(error)) from None
+
+
+def check_pages(spec: ModelSpec) -> None:
+    """A page holds a block's tokens for all layers of its group: a rectangle, so they share one KV shape."""
+    for group, window in enumerate(spec.windows):
+        shapes = {(spec.layers[i].num_kv_heads, spec.layers[i].head_dim) for i in spec.group_layers(group)}
+        if len(shapes) > 1:
+            kind = f"window {window}" if window else "full attention"
+            raise UnsupportedModel(f"layers with {kind} have different (KV heads, head size): {sorted(shapes)}")

@@ -1,0 +1,91 @@
+"""A checkpoint on disk: which files, which tensors, and whether they are those of a spec. Nothing is allocated here."""
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from penstock.families.json_file import read_json_object
+from penstock.families.spec import ModelSpec
+from penstock.weights.safetensors_file import CheckpointError, StoredTensor, read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LOADABLE = ("F32", "BF16", "F16")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+_NAMED = 5  # tensors that an error names before it only counts
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint in a folder: of its index's shards, else of model.safetensors."""
+    if (folder / INDEX).is_file():
+        return _sharded(folder)
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    unsafe = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+    reason = f"; {unsafe[0]} is not read, as loading it can run code: convert it to safetensors" if unsafe else ""
+    raise CheckpointError(f"{folder}: neither {INDEX} nor {SINGLE} is there{reason}")
+
+
+def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
+    """Raise CheckpointError unless the tensors are exactly those the spec names, in shape and in a dtype we load."""
+    sources = {source.name: (source.rows, *p.shape[1:]) for p in spec.parameters for source in p.sources}
+    allowed = {tensor for tensor, _ in spec.duplicates}
+    _refuse(
+        "has no tensor",
+        [name for name in sources if name not in tensors],
+        f"a {spec.family} model with this config.json needs",
+    )
+    _refuse(
+        "has the unexpected tensor",
+        [
+            name
+            for name in tensors
+            if name not in sources and name not in allowed and not _matches(name, spec.ignored_tensors)
+        ],
+        f"no {spec.family} model with this config.json has",
+    )
+    wrong = [
+        f"{name} {list(tensors[name].shape)} (expected {list(shape)})"
+        for name, shape in sources.items()
+        if tensors[name].shape != shape
+    ]
+    _refuse("has tensors of another shape than config.json says:", wrong)
+    dtypes = [f"{name} ({tensors[name].dtype})" for name in sources if tensors[name].dtype not in LOADABLE]
+    _refuse(f"has tensors of a dtype that is not supported (supported: {', '.join(LOADABLE)}):", dtypes)
+
+
+def _refuse(what: str, names: list[str], why: str = "") -> None:
+    if not names:
+        return
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    reason = f", which {why}" if why else ""
+    raise CheckpointError(f"the checkpoint {what} {', '.join(names[:_NAMED])}{more}{reason}")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _sharded(folder: Path) -> dict[str, StoredTensor]:
+    path = folder / INDEX
+    try:
+        places = read_json_object(path).get("weight_map")
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise CheckpointError(f"{path}: weight_map is not an object of tensor names and file names")
+    tensors: dict[str, StoredTensor] = {}
+    for file in sorted(set(places.values())):
+        if not _FILE_NAME.fullmatch(file):
+            raise CheckpointError(f"{path}: {file!r} is not the name of a safetensors file in the same folder")
+        if not (folder / file).is_file():
+            count = sum(place == file for place in places.values())
+            raise CheckpointError(f"{folder}: the shard {file} is missing, which holds {count} tensors; download it")
+        for name, tensor in read_header(folder / file).items():
+            if places.get(name) != file:
+                raise CheckpointError(f"{folder / file}: holds {name}, which {INDEX} places in {places.get(name)}")
+            tensors[name] = tensor
+    lost = [name for name in places if name not in tensors]
+    _refuse(f"lacks, though {INDEX} lists them:", lost)
+    return tensors

@@ -1,0 +1,221 @@
+"""Where a model's files are: a folder as it is, or a hub id, downloaded through huggingface_hub into its cache.
+
+HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE mean what they mean there. huggingface_hub resumes a download whose
+connection breaks and checks each file's size; digests are checked here.
+"""
+
+import hashlib
+import logging
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
+TIMEOUT = 10.0  # seconds for the hub to describe a model
+VERIFIERS = 4
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+logger = logging.getLogger(__name__)
+
+
+class HubError(ValueError):
+    """The model's files cannot be had; the message says why and what to do."""
+
+
+def locate_model(
+    name: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    progress: bool = True,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+) -> Path:
+    """The folder of a model. A hub id (`org/name`) is downloaded, without its weights where `weights` is false.
+
+    A snapshot that is complete in the cache serves when the hub cannot be reached. Raises HubError. `endpoint` and
+    `cache` stand in for HF_ENDPOINT and HF_HUB_CACHE, which huggingface_hub reads only once.
+    """
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        if revision is not None:
+            raise HubError(f"{name} is a folder, which has no revisions; leave --revision {revision} out")
+        return folder
+    if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+        raise HubError(f"{name!r} is neither a folder nor a hub id such as 'org/model'; check the path")
+    patterns = CONFIG_FILES + TOKENIZER_FILES + (WEIGHT_FILES if weights else ())
+    return _Snapshot(name, revision, patterns, endpoint, cache).locate(progress)
+
+
+class _Snapshot:
+    """One revision of a model on the hub, or in the cache of what came from there."""
+
+    def __init__(
+        self, name: str, revision: str | None, patterns: Sequence[str], endpoint: str | None, cache: Path | None
+    ) -> None:
+        from huggingface_hub import HfApi  # here: it takes a while, and who has a folder needs none of it
+
+        self.name = name
+        self.revision = revision
+        self.patterns = patterns
+        self.cache = cache
+        self.api: Any = HfApi(endpoint=endpoint, library_name="penstock")
+
+    def locate(self, progress: bool) -> Path:
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        try:
+            info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
+        except GatedRepoError:
+            raise HubError(
+                f"{self.name} is gated: accept its terms at {self.api.endpoint}/{self.name}, then set HF_TOKEN to a "
+                "token of that account"
+            ) from None
+        except RepositoryNotFoundError:
+            raise HubError(
+                f"the hub has no model {self.name}, or it is private: check the name, or set HF_TOKEN to a token that "
+                "may read it"
+            ) from None
+        except RevisionNotFoundError:
+            raise HubError(f"{self.name} has no revision {self.revision!r}; check --revision") from None
+        except HFValidationError as error:
+            raise HubError(f"{self.name!r} is not a hub id: {error}") from None
+        except Exception as error:  # of whichever HTTP library this version of huggingface_hub uses
+            if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+                raise HubError(f"the hub refuses access to {self.name}: check the token in HF_TOKEN") from None
+            return self._from_cache(error)
+        return self._download(info, progress)
+
+    def _from_cache(self, reason: Exception) -> Path:
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            folder = self._snapshot_folder(local_files_only=True)
+        except LocalEntryNotFoundError:
+            raise HubError(
+                f"the hub at {self.api.endpoint} cannot be reached ({_brief(reason)}), and "
+                f"{self.name} is not complete in the cache; connect, or give a model's folder"
+            ) from reason
+        logger.warning("the hub cannot be reached (%s); using the cached snapshot %s", _brief(reason), folder)
+        return folder
+
+    def _snapshot_folder(self, *, local_files_only: bool = False) -> Path:
+        return Path(
+            self.api.snapshot_download(
+                self.name,
+                revision=self.revision,
+                cache_dir=self.cache,
+                local_files_only=local_files_only,
+                allow_patterns=list(self.patterns),
+            )
+        )
+
+    def _download(self, info: Any, progress: bool) -> Path:
+        from huggingface_hub import try_to_load_from_cache
+
+        names = [file.rfilename for file in info.siblings or []]
+        wanted = [file for file in info.siblings or [] if _matches(file.rfilename, self.patterns)]
+        _check_files(
+            self.name, names, [file.rfilename for file in wanted], weights="model.safetensors" in self.patterns
+        )
+        fresh = [
+            file
+            for file in wanted
+            if not isinstance(
+                try_to_load_from_cache(self.name, file.rfilename, cache_dir=self.cache, revision=info.sha), str
+            )
+        ]
+        try:
+            with _progress_bars(progress and sys.stderr.isatty()):
+                folder = self._snapshot_folder()
+        except Exception as error:  # as above, and a full disk
+            raise HubError(
+                f"{self.name} could not be downloaded ({_brief(error)}); run it again, files that are complete are kept"
+            ) from error
+        if folder.name != info.sha:
+            raise HubError(f"{self.name} changed on the hub while it was downloaded; run it again")
+        _verify(self.name, folder, fresh)
+        return folder
+
+
+def _check_files(name: str, present: list[str], wanted: list[str], *, weights: bool) -> None:
+    if "config.json" not in wanted:
+        raise HubError(f"{name} on the hub is not a model in the Hugging Face layout: it has no config.json")
+    if weights and not any(file.endswith(".safetensors") for file in wanted):
+        unsafe = [file for file in present if file.endswith(UNSAFE)]
+        why = f"; {unsafe[0]} is not read, as loading it can run code: use a revision in safetensors" if unsafe else ""
+        raise HubError(f"{name} on the hub has no model.safetensors{why}")
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file at the top of a repository is one of those wanted."""
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _verify(name: str, folder: Path, files: list[Any]) -> None:
+    """Compare files with the digests the hub gave. A damaged one is removed, so that the next run fetches it anew."""
+    if files:
+        logger.info("verifying %d files of %s", len(files), name)
+    with ThreadPoolExecutor(VERIFIERS, "verify") as pool:
+        good = list(pool.map(lambda file: _is_intact(folder / file.rfilename, file), files))
+    damaged = [file.rfilename for file, intact in zip(files, good, strict=True) if not intact]
+    for file in damaged:
+        link = folder / file
+        link.resolve().unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    if damaged:
+        raise HubError(
+            f"{name}: {', '.join(damaged)} came with a wrong checksum and has been removed from the cache; run it "
+            "again, and distrust the connection or the hub's mirror if that does not help"
+        )
+
+
+def _is_intact(path: Path, file: Any) -> bool:
+    """Whether a file has its SHA-256 if it is in large file storage, else git's SHA-1 of it as a blob."""
+    with path.open("rb") as stream:
+        if file.lfs is not None:
+            return bool(hashlib.file_digest(stream, "sha256").hexdigest() == file.lfs.sha256)
+        content = stream.read()
+    header = b"blob %d\0" % len(content)
+    digest = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+    return file.blob_id is None or bool(digest == file.blob_id)
+
+
+@contextmanager
+def _progress_bars(wanted: bool) -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if wanted or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

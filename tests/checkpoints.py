@@ -1,0 +1,169 @@
+"""Tiny random checkpoints of every family, written by transformers, with a tokenizer: folders that can be served.
+
+Weights are drawn so that logits are well spread: greedy tokens do not hang on the last bit, and norms, biases and
+scales matter.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+MAX_POSITION = 512
+END, START_TURN, END_TURN = 0, 1, 2  # special tokens of the tokenizer
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 307,  # odd, and larger than the tokenizer's
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITION,
+    "bos_token_id": None,
+    "eos_token_id": END,
+    "pad_token_id": None,
+}
+_LLAMA3_ROPE = {  # with this head size, frequencies fall below, into and above the blended band
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+_GEMMA = {"hidden_size": 72, "num_hidden_layers": 6, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 16}
+
+# variant: the class's prefix in transformers, and what differs from _SIZES
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+    "llama3": (
+        "Llama",
+        {
+            "num_key_value_heads": 1,
+            "rope_parameters": _LLAMA3_ROPE,
+            "tie_word_embeddings": True,
+            "eos_token_id": [0, 2],
+        },
+    ),
+    "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}),
+    "llama_linear": ("Llama", {"rope_parameters": _LINEAR_ROPE, "head_dim": 32, "tie_word_embeddings": False}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2_window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3_bias": ("Qwen3", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": False}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "mistral_window": ("Mistral", {"sliding_window": 16}),
+    "gemma3": ("Gemma3", {**_GEMMA}),
+    "gemma3_linear": (
+        "Gemma3",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_TEXT = [
+    "The pipe that keeps a turbine under full head is called a penstock.",
+    "def add(first, second):\n    return first + second\n",
+    "Prompts and weights go in, a stream of tokens comes out.",
+]
+
+
+def write_tiny_checkpoint(
+    family_variant: str, folder: Path, *, dtype: str = "float32", seed: int = 0, shards: int | None = None
+) -> Path:
+    """Write a model of VARIANTS and its tokenizer to `folder`; with `shards`, its tensors in so many files."""
+    import torch
+
+    model = tiny_model(family_variant, seed=seed).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    if shards is not None:
+        split_checkpoint(folder, shards)
+    write_tokenizer(folder)
+    return folder
+
+
+def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
+    """The transformers model of a variant with random fp32 weights, in eval mode."""
+    import transformers
+
+    family, changes = VARIANTS[family_variant]
+    text = "Text" if family == "Gemma3" else ""
+    config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    randomise(model, seed, norm_mean=0.0 if family == "Gemma3" else 1.0)
+    return model
+
+
+def randomise(model: Any, seed: int, *, norm_mean: float) -> None:
+    """Draw every parameter anew, each from a generator of its own so that a variant's other tensors do not matter."""
+    import torch
+
+    with torch.no_grad():
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            generator = torch.Generator().manual_seed(seed * 1000 + index)
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                mean = 0.0 if name.endswith("bias") else norm_mean
+                parameter.copy_(mean + 0.2 * noise)
+            else:
+                parameter.copy_(noise * 1.5 / math.sqrt(parameter.shape[-1]))
+
+
+def split_checkpoint(folder: Path, shards: int) -> None:
+    """Turn model.safetensors into shards with an index, as large models come."""
+    from safetensors.torch import load_file, save_file
+
+    single = folder / "model.safetensors"
+    tensors = load_file(single)
+    single.unlink()
+    places = {}
+    for number in range(shards):
+        name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+        mine = dict(list(tensors.items())[number::shards])
+        save_file(mine, folder / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(mine, name))
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer with three special tokens, all 256 bytes and a few merges, and a chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[AddedToken(token, special=True) for token in special],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT * 8, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": special[END],
+        "pad_token": special[END],
+        "model_max_length": MAX_POSITION,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))

@@ -1,0 +1,34 @@
+"""Facts of models whose sizes are known, for the tests of sizing."""
+
+from msgspec.structs import replace
+
+from penstock.config import Hardware, ModelFacts
+
+GIB = 1 << 30
+
+# Qwen3-0.6B: 28 layers, 8 KV heads of 128.
+FULL = ModelFacts(
+    family="qwen3",
+    num_parameters=596_049_920,
+    num_layers=28,
+    vocab_size=151_936,
+    hidden_size=1024,
+    widest_mlp=3072,
+    widest_query=2048,
+    widest_kv=1024,
+    windows=(0,),
+    kv_elements_per_token=(28 * 2 * 8 * 128,),
+    max_position=40_960,
+    tie_embeddings=True,
+    checkpoint_dtype="bfloat16",
+)
+# Gemma-3-1B's proportions: 22 layers with a window of 512, 4 without.
+MIXED = replace(FULL, windows=(0, 512), kv_elements_per_token=(4 * 512, 22 * 512), max_position=32_768)
+WINDOWED = replace(FULL, windows=(4096,), max_position=32_768)
+SMALL = replace(
+    FULL, num_parameters=10_000_000, vocab_size=8000, kv_elements_per_token=(6 * 2 * 2 * 64,), max_position=2048
+)
+
+
+def machine(gib: float = 16, cores: int = 4) -> Hardware:
+    return Hardware(cores=cores, memory_total=int(gib * GIB), memory_available=int(gib * GIB))

@@ -1,0 +1,200 @@
+"""From what was said to a complete configuration: defaults with their reasons, contradictions, and no torch."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Resolved, ServerConfig
+from penstock.config import gather as gather_settings
+from penstock.config import resolve as resolve_settings
+from penstock.config.defaults import DEFAULTS
+from penstock.config.settings import Settings
+from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED, machine
+
+
+def resolve(facts: ModelFacts = SMALL, gib: float = 16, folder: str = "/models/tiny", **flags: Any) -> Resolved:
+    return resolve_settings(gather_settings(flags), facts, machine(gib), folder=folder)
+
+
+def test_every_setting_has_a_declared_default_and_a_source() -> None:
+    assert set(DEFAULTS) | {"model"} == set(Settings.model_fields)
+    resolved = resolve()
+    assert set(resolved.provenance) == set(Settings.model_fields)
+    assert all(source.startswith("default: ") for _, source in resolved.provenance.values())
+
+
+def test_what_is_said_reaches_engine_and_server() -> None:
+    resolved = resolve(
+        model="org/tiny",
+        revision="v2",
+        served_model_name="mine",
+        host="::1",
+        port=0,
+        api_key="secret",
+        seed=7,
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        block_size=32,
+        kv_cache_memory="100MiB",
+        enable_prefix_caching=False,
+        max_waiting=5,
+        threads=2,
+        step_deadline=3,
+        max_body_size="1MiB",
+        max_prompts=2,
+        max_choices=3,
+        max_sequences=4,
+        max_logprobs=0,
+        max_stop_strings=1,
+        max_in_flight=9,
+        drain_timeout=1.5,
+    )
+    assert resolved.engine == EngineConfig(
+        model="/models/tiny",
+        name="mine",
+        revision="v2",
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        block_size=32,
+        kv_cache_bytes=100 << 20,
+        enable_prefix_caching=False,
+        max_waiting=5,
+        threads=2,
+        step_deadline=3.0,
+    )
+    assert resolved.server == ServerConfig(
+        served_model_name="mine",
+        host="::1",
+        port=0,
+        api_key="secret",
+        seed=7,
+        max_body_bytes=1 << 20,
+        max_prompts=2,
+        max_choices=3,
+        max_sequences=4,
+        max_logprobs=0,
+        max_stop_strings=1,
+        max_in_flight=9,
+        drain_timeout=1.5,
+    )
+    said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
+    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"}
+    assert set(said.values()) == {"command line"}
+    assert resolved.provenance["api_key"][0] == "(hidden)"
+    assert resolved.provenance["kv_cache_memory"] == (100 << 20, "command line")
+
+
+def test_defaults_of_the_server_are_its_own() -> None:
+    assert resolve().server == ServerConfig(served_model_name="tiny")
+
+
+@pytest.mark.parametrize(
+    ("model", "folder", "name"),
+    [
+        (None, "/package/assets/small", "small"),
+        ("models/tiny/", "models/tiny", "tiny"),
+        ("org/tiny", "/cache/snapshots/abc", "org/tiny"),
+    ],
+)
+def test_the_served_name_is_the_folder_or_the_hub_id(model: str | None, folder: str, name: str) -> None:
+    assert resolve(model=model, folder=folder).server.served_model_name == name
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]
+)
+def test_dtype_follows_the_checkpoint(stored: str, dtype: str) -> None:
+    resolved = resolve(replace(SMALL, checkpoint_dtype=stored))
+    assert resolved.engine.dtype == dtype
+    assert ("float16" in resolved.provenance["dtype"][1]) == (stored == "float16")
+
+
+def test_more_sequences_where_logits_are_small() -> None:
+    assert resolve(SMALL).engine.max_num_seqs == 256
+    assert resolve(FULL).engine.max_num_seqs == 64
+
+
+def test_the_step_has_room_for_every_running_sequence() -> None:
+    assert resolve().engine.max_num_batched_tokens == 512
+    assert resolve(max_num_seqs=1000).engine.max_num_batched_tokens == 1000
+
+
+def test_the_context_is_the_models_where_the_pool_holds_it() -> None:
+    resolved = resolve(FULL, gib=16)
+    assert resolved.engine.max_model_len == 40_960
+    assert resolved.provenance["max_model_len"][1] == "default: the model's own limit"
+
+
+def test_the_context_shrinks_to_what_the_pool_holds() -> None:
+    resolved = resolve(FULL, gib=6)
+    length = resolved.engine.max_model_len
+    assert 1024 < length < 40_960 and length % 16 == 0
+    assert "of the model's 40960" in resolved.provenance["max_model_len"][1]
+    assert resolved.memory.kv_tokens >= length
+    given = resolve(FULL, kv_cache_memory="1GiB")
+    assert given.engine.max_model_len == given.memory.kv_tokens == (GIB // (16 * 114_688) - 1) * 16
+
+
+def test_windows_do_not_limit_the_context() -> None:
+    assert resolve(WINDOWED, gib=6).engine.max_model_len == 32_768
+
+
+@pytest.mark.parametrize("facts", [SMALL, FULL, MIXED, WINDOWED])
+@pytest.mark.parametrize("gib", [2.5, 4, 8, 64])
+def test_the_pool_decided_is_the_pool_sized(facts: ModelFacts, gib: float) -> None:
+    resolved = resolve(facts, gib=gib)
+    assert resolved.engine.kv_cache_bytes is not None
+    assert resolved.memory.kv_bytes <= resolved.engine.kv_cache_bytes
+    assert sum(row.bytes for row in resolved.memory.rows) == int(gib * GIB)
+    assert resolved.memory.rows[-1].bytes >= 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"max_model_len": 4096}, ["--max-model-len (command line) is 4096", "2048"]),
+        ({"max_num_batched_tokens": 8}, ["--max-num-batched-tokens", "256 sequences"]),
+        ({"max_num_seqs": 600, "max_num_batched_tokens": 512}, ["600", "512"]),
+        ({"threads": 5}, ["--threads", "5", "4"]),
+        ({"host": "0.0.0.0"}, ["--host", "--api-key", "--allow-insecure-bind"]),
+        ({"host": "example.org"}, ["--host"]),
+    ],
+)
+def test_contradictions_are_refused_with_limit_and_remedy(flags: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(**flags)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"host": "localhost"},
+        {"host": "127.0.0.2"},
+        {"host": "[::1]"},
+        {"host": "0.0.0.0", "api_key": "k"},
+        {"host": "0.0.0.0", "allow_insecure_bind": True},
+    ],
+)
+def test_addresses_that_may_be_listened_on(flags: dict[str, Any]) -> None:
+    assert resolve(**flags).server.host == flags["host"]
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(DoesNotFit, match="a smaller model"):
+        resolve(FULL, gib=1)
+    with pytest.raises(DoesNotFit, match="--max-model-len"):
+        resolve(FULL, gib=3, max_model_len=40_960)
+
+
+def test_configuration_needs_no_torch() -> None:
+    script = "import sys, penstock.config, penstock.families, penstock.weights.hub; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "huggingface_hub", "pydantic", "yaml", "numpy"} & set(loaded)

@@ -1,0 +1,23 @@
+"""Fixtures for every room. Tiny checkpoints are written by tests.checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import write_tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """tiny_checkpoint(variant, dtype=, seed=, shards=) gives a folder, written once per session: do not change it."""
+    written: dict[tuple[object, ...], Path] = {}
+
+    def folder(variant: str, *, dtype: str = "float32", seed: int = 0, shards: int | None = None) -> Path:
+        key = (variant, dtype, seed, shards)
+        if key not in written:
+            target = tmp_path_factory.mktemp(f"{variant}-{dtype}")
+            written[key] = write_tiny_checkpoint(variant, target, dtype=dtype, seed=seed, shards=shards)
+        return written[key]
+
+    return folder

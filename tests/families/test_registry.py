@@ -1,0 +1,295 @@
+"""Every family against what transformers writes: names, shapes, windows, ropes, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.families import UnsupportedModel, load_generation_defaults, load_spec, model_facts, spec_from_config
+from penstock.families.registry import FAMILIES
+from penstock.families.spec import RopeSpec
+from tests.checkpoints import VARIANTS
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+}
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sources_are_exactly_the_checkpoint_transformers_writes(
+    tiny_checkpoint: Callable[..., Path], variant: str
+) -> None:
+    folder = tiny_checkpoint(variant)
+    spec = load_spec(folder)
+    sources = {s.name: (s.rows, *p.shape[1:]) for p in spec.parameters for s in p.sources}
+    assert sources == stored_shapes(folder)
+    assert len(list(spec.tensor_names())) == len(sources)
+    for parameter in spec.parameters:
+        assert sum(source.rows for source in parameter.sources) == parameter.shape[0]
+    assert spec.tie_embeddings == ("lm_head.weight" not in sources)
+
+
+@pytest.mark.parametrize(
+    ("variant", "windows", "groups"),
+    [
+        ("llama2", (0,), [0, 0, 0]),
+        ("qwen2", (0,), [0, 0, 0]),
+        ("qwen2_window", (0, 16), [0, 1, 1]),
+        ("mistral", (0,), [0, 0, 0]),
+        ("mistral_window", (16,), [0, 0, 0]),
+        ("gemma3", (0, 16), [1, 1, 1, 1, 1, 0]),
+        ("gemma3_linear", (0, 16), [0, 1, 1, 0]),
+    ],
+)
+def test_windows_and_their_layers(
+    tiny_checkpoint: Callable[..., Path], variant: str, windows: tuple[int, ...], groups: list[int]
+) -> None:
+    spec = load_spec(tiny_checkpoint(variant))
+    assert spec.windows == windows
+    assert [layer.kv_group for layer in spec.layers] == groups
+    assert sorted(i for group in range(len(windows)) for i in spec.group_layers(group)) == list(range(len(groups)))
+
+
+def test_a_window_counts_its_query_as_transformers_masks_it() -> None:
+    """sliding_window = w: query i sees the w keys i - w + 1 .. i."""
+    from transformers.masking_utils import sliding_window_overlay
+
+    sees = [key for key in range(10) if key <= 9 and sliding_window_overlay(4)(0, 0, 9, key)]
+    assert sees == [6, 7, 8, 9]
+
+
+def test_a_window_that_no_position_leaves_is_full_attention() -> None:
+    config = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 256}
+    assert spec_from_config(config).windows == (0,)
+    assert spec_from_config(config | {"sliding_window": 255}).windows == (255,)
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("llama2", RopeSpec()),
+        ("llama3", RopeSpec(5e5, "llama3", 8.0, 1.0, 4.0, 64)),
+        ("llama_linear", RopeSpec(1e4, "linear", 4.0)),
+    ],
+)
+def test_rope(tiny_checkpoint: Callable[..., Path], variant: str, expected: RopeSpec) -> None:
+    assert {layer.rope for layer in load_spec(tiny_checkpoint(variant)).layers} == {expected}
+
+
+def test_gemma3_ropes_differ_by_layer_type(tiny_checkpoint: Callable[..., Path]) -> None:
+    full, sliding, _, _ = load_spec(tiny_checkpoint("gemma3_linear")).layers
+    assert full.rope == RopeSpec(1e6, "linear", 8.0)
+    assert sliding.rope == RopeSpec(1e4)
+
+
+def test_gemma3_traits(tiny_checkpoint: Callable[..., Path]) -> None:
+    spec = load_spec(tiny_checkpoint("gemma3"))
+    assert (spec.norm_offset, spec.embedding_scale) == (1.0, 72**0.5)
+    assert {(layer.activation, layer.attention_scale, layer.post_norms, layer.qk_norm) for layer in spec.layers} == {
+        ("gelu_tanh", 20**-0.5, True, True)
+    }
+
+
+def to_version_4(config: dict[str, Any]) -> dict[str, Any]:
+    """The same model as transformers 4 wrote it."""
+    old = {k: v for k, v in config.items() if k not in ("rope_parameters", "dtype", "layer_types")}
+    rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        old["sliding_window_pattern"] = 6
+        rope = rope["full_attention"]
+    old["rope_theta"] = rope["rope_theta"]
+    scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
+    old["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
+    return {**old, "torch_dtype": config["dtype"]}
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "gemma3_linear"])
+def test_version_4_configurations_mean_the_same(tiny_checkpoint: Callable[..., Path], variant: str) -> None:
+    config = json.loads((tiny_checkpoint(variant) / "config.json").read_text())
+    assert spec_from_config(to_version_4(config)) == spec_from_config(config)
+
+
+def test_gemma3_scaling_of_version_4_concerns_full_layers_alone(tiny_checkpoint: Callable[..., Path]) -> None:
+    config = to_version_4(json.loads((tiny_checkpoint("gemma3") / "config.json").read_text()))
+    spec = spec_from_config(config | {"rope_scaling": {"type": "linear", "factor": 8.0}})
+    assert spec.layers[5].rope == RopeSpec(1e6, "linear", 8.0)
+    assert {layer.rope for layer in spec.layers[:5]} == {RopeSpec(1e4)}
+
+
+def test_the_language_model_of_a_multimodal_gemma3() -> None:
+    """As the hub has it: a text_config with little in it, and tensors below language_model."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    spec = spec_from_config(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "eos_token_id": [1, 106],
+            "text_config": text,
+            "torch_dtype": "bfloat16",
+            "vision_config": {"hidden_size": 1152},
+        }
+    )
+    assert (spec.vocab_size, spec.max_position, spec.tie_embeddings) == (262_208, 131_072, True)
+    assert (spec.eos_token_ids, spec.checkpoint_dtype) == ((1, 106), "bfloat16")
+    assert spec.windows == (0, 1024) and len(spec.group_layers(0)) == 5
+    assert all(name.startswith("language_model.model.") for name in spec.tensor_names())
+    assert "vision_tower.*" in spec.ignored_tensors
+    assert spec.duplicates == (("language_model.lm_head.weight", "language_model.model.embed_tokens.weight"),)
+
+
+def test_optional_sizes_follow_from_others() -> None:
+    config = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    layer = spec_from_config(config).layers[0]
+    assert (layer.num_kv_heads, layer.head_dim, layer.attention_scale) == (4, 8, 8**-0.5)
+    assert spec_from_config(config | {"head_dim": None}) == spec_from_config(config)
+    assert spec_from_config(config).checkpoint_dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["BloomForCausalLM"]}, ["'BloomForCausalLM'", *FAMILIES]),
+        ({"architectures": None}, ["none is named"]),
+        ({"architectures": "LlamaForCausalLM"}, ["a list of strings"]),
+        ({"vocab_size": None}, ["vocab_size is missing"]),
+        ({"hidden_size": "32"}, ["hidden_size is '32'", "an integer"]),
+        ({"hidden_size": True}, ["hidden_size is True"]),
+        ({"hidden_size": -1}, ["-1"]),
+        ({"num_hidden_layers": 10**9}, ["from 1 to 2000"]),
+        ({"num_attention_heads": 6}, ["num_attention_heads 6", "hidden_size (32)"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads 3", "divisor of num_attention_heads (4)"]),
+        ({"head_dim": 7}, ["head_dim 7", "even"]),
+        ({"hidden_act": "relu"}, ["hidden_act 'relu'", "silu", "gelu_pytorch_tanh"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps is 0"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'", "default, linear, llama3"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["type 'dynamic'"]),
+        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling: factor is missing"]),
+        ({"rope_scaling": [2.0]}, ["rope_scaling is [2.0]", "an object"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["one per layer type"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5"]),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["'gptq'", "bfloat16"]),
+        ({"dtype": "float64"}, ["dtype 'float64'", "float16"]),
+        ({"attention_bias": 1}, ["attention_bias is 1", "true or false"]),
+        ({"eos_token_id": [1, "x"]}, ["eos_token_id", "a token id or a list"]),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]}, ["1 entries", "2 layers"]),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "linear_attention"]},
+            ["'linear_attention'", "full_attention, sliding_attention"],
+        ),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            ["sliding_window None", "a size"],
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            ["layer_types", "mixed"],
+        ),
+        ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, ["final_logit_softcapping 30.0"]),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, ["attn_logit_softcapping 50.0"]),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["causal"]),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config"]),
+    ],
+)
+def test_what_cannot_be_executed_is_refused_by_name(change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_from_config({**LLAMA, **change})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_refused_configuration_is_fine_without_the_change() -> None:
+    assert spec_from_config(LLAMA).family == "llama"
+
+
+class TestFolder:
+    def write(self, folder: Path, config: object, generation: object = None) -> Path:
+        (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        if generation is not None:
+            (folder / "generation_config.json").write_text(json.dumps(generation))
+        return folder
+
+    @pytest.mark.parametrize(
+        ("generation", "expected"),
+        [(None, (2,)), ({}, (2,)), ({"eos_token_id": None}, (2,)), ({"eos_token_id": [5, 7, 5]}, (5, 7))],
+    )
+    def test_the_generation_configuration_names_the_end(
+        self, tmp_path: Path, generation: object, expected: tuple[int, ...]
+    ) -> None:
+        assert load_spec(self.write(tmp_path, LLAMA, generation)).eos_token_ids == expected
+
+    def test_generation_defaults(self, tmp_path: Path) -> None:
+        given = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True, "min_p": None}
+        assert load_generation_defaults(self.write(tmp_path, LLAMA, given)) == {
+            "temperature": 0.6,
+            "top_p": 0.95,
+            "top_k": 20,
+        }
+
+    def test_no_generation_defaults(self, tmp_path: Path) -> None:
+        assert load_generation_defaults(tmp_path) == {}
+
+    def test_wrong_generation_defaults_name_the_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedModel, match=r"generation_config\.json: temperature is 'hot'"):
+            load_generation_defaults(self.write(tmp_path, LLAMA, {"temperature": "hot"}))
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("{", "not valid JSON"),
+            ("[]", "a JSON object is expected"),
+            ('{"a": 1, "a": 2}', "'a' appears twice"),
+            ('{"a":' + "[" * 40 + "]" * 40 + "}", "deeper than 32"),
+            ("[" * 100_000, "deeper than 32"),
+            ("{" + " " * (4 << 20) + "}", "more than the 4194304 allowed"),
+        ],
+    )
+    def test_a_broken_file_is_named(self, tmp_path: Path, text: str, words: str) -> None:
+        with pytest.raises(UnsupportedModel) as caught:
+            load_spec(self.write(tmp_path, text))
+        assert words in str(caught.value) and "config.json" in str(caught.value)
+
+    def test_a_folder_without_configuration(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedModel, match=r"has no config\.json"):
+            load_spec(tmp_path)
+
+    def test_an_unsupported_model_names_its_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(UnsupportedModel, match=str(tmp_path)):
+            load_spec(self.write(tmp_path, LLAMA | {"architectures": ["X"]}))
+
+
+def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
+    spec = load_spec(tiny_checkpoint("gemma3"))
+    facts = model_facts(spec)
+    assert facts.num_parameters == spec.num_parameters() == sum(p.size for p in spec.parameters)
+    assert facts.kv_elements_per_token == (1 * 2 * 2 * 24, 5 * 2 * 2 * 24)
+    assert (facts.widest_query, facts.widest_kv, facts.widest_mlp) == (96, 48, 112)
+    assert facts.windows == (0, 16)
+
+
+def test_layers_of_one_group_share_their_page(tiny_checkpoint: Callable[..., Path]) -> None:
+    from dataclasses import replace
+
+    from penstock.families.registry import check_pages
+
+    spec = load_spec(tiny_checkpoint("gemma3"))
+    wider = replace(spec.layers[0], head_dim=32)
+    with pytest.raises(UnsupportedModel, match=r"window 16 .* \[\(2, 24\), \(2, 32\)\]"):
+        check_pages(replace(spec, layers=(wider, *spec.layers[1:])))

@@ -1,0 +1,219 @@
+"""Models from a hub: what is fetched, what is resumed, what is verified, and what each failure says."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.families import load_spec
+from penstock.weights.hub import HubError, locate_model
+from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, serving
+
+EXTRAS = {
+    "pytorch_model.bin": b"a pickle",
+    "modeling_tiny.py": b"raise SystemExit",
+    "README.md": b"# tiny",
+    "consolidated.safetensors": b"the same weights again",
+    "onnx/model.safetensors": b"not at the top",
+}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def hub(tiny_checkpoint: Callable[..., Path]) -> Iterator[StandInHub]:
+    folder = tiny_checkpoint("qwen3", shards=2)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with serving(files | EXTRAS) as hub:
+        yield hub
+
+
+@pytest.fixture
+def fetch(hub: StandInHub, tmp_path: Path) -> Callable[..., Path]:
+    """locate_model against the stand-in, with a cache of the test's own."""
+
+    def call(revision: str | None = None, *, name: str = MODEL, weights: bool = True) -> Path:
+        return locate_model(name, revision, weights=weights, progress=False, endpoint=hub.url, cache=tmp_path / "cache")
+
+    return call
+
+
+def assert_complete(folder: Path, hub: StandInHub) -> None:
+    for name, content in hub.files.items():
+        if name not in EXTRAS:
+            assert (folder / name).read_bytes() == content, name
+
+
+def test_a_model_is_downloaded_without_what_is_not_needed(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    folder = fetch()
+    assert_complete(folder, hub)
+    assert folder.name == hub.commit
+    assert not any((folder / name).exists() for name in EXTRAS)
+    assert load_spec(folder).family == "qwen3"
+
+
+def test_a_second_time_nothing_is_transferred(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    folder = fetch()
+    hub.requests.clear()
+    assert fetch() == folder
+    assert not any("/resolve/" in path and method == "GET" for method, path, _ in hub.requests)
+
+
+def test_a_plan_needs_no_weights(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    folder = fetch(weights=False)
+    assert load_spec(folder).family == "qwen3"
+    assert not list(folder.glob("*.safetensors"))
+    assert_complete(fetch(), hub)
+
+
+def test_a_download_that_breaks_off_resumes_where_it_was(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)  # it resumes after whole chunks
+    name = "model-00001-of-00002.safetensors"
+    hub.cut_after[name] = 5500
+    assert_complete(fetch(), hub)
+    assert hub.served(name) == {"": 1, "bytes=5000-": 1}
+
+
+def test_a_download_that_breaks_off_for_good_keeps_the_files_that_are_complete(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's attempts
+    hub.lost = "model-00002-of-00002.safetensors"
+    with pytest.raises(HubError, match=r"could not be downloaded .*; run it again, files that are complete are kept"):
+        fetch()
+    hub.lost = ""
+    hub.requests.clear()
+    assert_complete(fetch(), hub)
+    assert not hub.served("model-00001-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "tokenizer.json"])
+def test_a_wrong_checksum_is_refused_and_not_kept(hub: StandInHub, fetch: Callable[..., Path], name: str) -> None:
+    hub.corrupt.add(name)
+    with pytest.raises(HubError, match=rf"{name} came with a wrong checksum and has been removed"):
+        fetch()
+    hub.corrupt.clear()
+    hub.requests.clear()
+    assert_complete(fetch(), hub)
+    fetched = [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
+    assert [path.rpartition("/")[2] for path in fetched] == [name]
+
+
+def test_a_revision_is_a_branch_or_a_commit(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    assert fetch("main") == fetch(hub.commit)
+    with pytest.raises(HubError, match="no revision 'v9'; check --revision"):
+        fetch("v9")
+
+
+def test_an_unknown_model(fetch: Callable[..., Path]) -> None:
+    with pytest.raises(HubError, match=r"no model acme/other, or it is private.*HF_TOKEN"):
+        fetch(name="acme/other")
+
+
+def test_a_private_model_needs_the_token(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.private = True
+    with pytest.raises(HubError, match="HF_TOKEN"):
+        fetch()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert_complete(fetch(), hub)
+
+
+def test_a_gated_model(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    hub.status, hub.error_code = 403, "GatedRepo"
+    with pytest.raises(HubError, match=f"is gated: accept its terms at {hub.url}/{MODEL}"):
+        fetch()
+
+
+def test_a_token_without_the_right(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    hub.status = 403
+    with pytest.raises(HubError, match=r"refuses access.*HF_TOKEN"):
+        fetch()
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_hub_that_is_down_without_a_cached_model(hub: StandInHub, fetch: Callable[..., Path], status: int) -> None:
+    hub.status = status
+    with pytest.raises(HubError, match=r"cannot be reached.*not complete in the cache"):
+        fetch()
+
+
+def test_a_cached_model_serves_while_the_hub_is_down(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    folder = fetch()
+    hub.status = 503
+    assert fetch() == folder
+    assert fetch(hub.commit) == folder
+
+
+def test_a_cached_model_serves_offline(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fetch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read from the environment once, at import
+    hub.requests.clear()
+    assert fetch() == folder
+    assert not hub.requests
+
+
+def test_half_a_model_in_the_cache_does_not_serve(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    fetch(weights=False)
+    hub.status = 503
+    assert load_spec(fetch(weights=False)).family == "qwen3"
+    with pytest.raises(HubError, match="not complete in the cache"):
+        fetch()
+
+
+def test_no_hub_at_all(tmp_path: Path) -> None:
+    with serving({}) as hub:
+        url = hub.url
+    with pytest.raises(HubError, match=r"cannot be reached \(Connect"):
+        locate_model(MODEL, progress=False, endpoint=url, cache=tmp_path)
+
+
+def test_a_model_of_pickles_is_refused_before_anything_is_downloaded(
+    hub: StandInHub, fetch: Callable[..., Path]
+) -> None:
+    for name in [name for name in hub.files if name.startswith("model")]:
+        del hub.files[name]
+    del hub.files["consolidated.safetensors"]
+    with pytest.raises(HubError, match=r"no model\.safetensors; pytorch_model\.bin is not read"):
+        fetch()
+    assert not any("/resolve/" in path for _, path, _ in hub.requests)
+
+
+def test_a_repository_that_is_no_model(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    del hub.files["config.json"]
+    with pytest.raises(HubError, match=r"no config\.json"):
+        fetch()
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert locate_model(str(tmp_path)) == tmp_path
+    with pytest.raises(HubError, match="leave --revision v1 out"):
+        locate_model(str(tmp_path), "v1")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "./a/b", "a/b/c", "../b", "a/..", "a/b\0", "", "-a/b"])
+def test_what_is_neither_a_folder_nor_an_id(name: str) -> None:
+    with pytest.raises(HubError, match="neither a folder nor a hub id"):
+        locate_model(name)
+
+
+def test_a_file_that_would_lie_outside_of_the_snapshot_is_not_written(
+    hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path
+) -> None:
+    hub.files["../../../model-x.safetensors"] = b"escape"
+    hub.files["model-/../../../../../y.safetensors"] = b"escape"
+    with pytest.raises(HubError):
+        fetch()
+    assert b"escape" not in {path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
