@@ -1,6 +1,7 @@
 """Structs that cross a boundary, and the protocols of those who exchange them. Frozen; no behaviour beyond packing."""
 
 from penstock.messages.delta import EngineInfo, EngineStats, RequestTiming, TokenDelta
+from penstock.messages.limits import InvalidParameter, check_sampling
 from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
 from penstock.messages.plan import (
     BlockCopy,
@@ -15,7 +16,7 @@ from penstock.messages.plan import (
     StepTiming,
     Work,
 )
-from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, RequestRejected
+from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, QueueFull, RequestRejected
 from penstock.messages.request import GenerateRequest, SamplingParams
 
 __all__ = [
@@ -29,9 +30,11 @@ __all__ = [
     "Executor",
     "FinishReason",
     "GenerateRequest",
+    "InvalidParameter",
     "KVGroup",
     "MemoryRow",
     "NewSequence",
+    "QueueFull",
     "RequestRejected",
     "RequestTiming",
     "SamplingParams",
@@ -42,6 +45,7 @@ __all__ = [
     "TokenDelta",
     "TokenLogprobs",
     "Work",
+    "check_sampling",
     "pack_row",
     "row_size",
     "unpack_rows",

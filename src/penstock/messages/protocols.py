@@ -34,6 +34,10 @@ class RequestRejected(ValueError):
     """This request can never be served as it is; the message names the value, the limit and the remedy."""
 
 
+class QueueFull(RequestRejected):
+    """The bounded queue of waiting requests is full. The same request may be served later."""
+
+
 class EngineClient(Protocol):
     """One engine, wherever it runs. Every method is called from one event loop."""
 
