@@ -1,0 +1,180 @@
+"""The engine's loop: commands in, a plan, its result, one message out."""
+
+import logging
+import time
+
+import msgspec
+
+from penstock.engine.meter import StepMeter
+from penstock.engine.port import Port
+from penstock.engine.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
+from penstock.messages import (
+    Capacity,
+    Clock,
+    EngineStats,
+    Executor,
+    FinishReason,
+    GenerateRequest,
+    QueueFull,
+    RequestRejected,
+    TokenDelta,
+    check_sampling,
+)
+from penstock.schedule import Scheduler
+
+ADMISSION_SECONDS = 0.002  # of each step that new requests may take from those that run
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Drives one scheduler and one executor, which has been started and has `capacity`, on the calling thread.
+
+    A request that cannot be added, or fails in its row of a step, ends alone. An exception out of the scheduler or the
+    executor concerns every request: `run` lets it through.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        port: Port,
+        capacity: Capacity,
+        *,
+        incarnation: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._port = port
+        self._depth = capacity.depth
+        self._vocab_size = capacity.vocab_size
+        self._incarnation = incarnation
+        self._clock = clock
+        self._meter = StepMeter(clock)
+        self._outstanding = 0  # plans submitted whose results are not in
+        self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
+        self._out = Step(EngineStats())  # the next message in the making, with the stats of the last
+        self._stop_reason: str | None = None
+
+    def run(self) -> str:
+        """Step until told to stop; the reason given."""
+        while True:
+            self._receive()
+            if self._stop_reason is not None:
+                return self._stop_reason
+            self._admit()
+            self._advance()
+            self._send()
+
+    def _receive(self) -> None:
+        """Obey the commands that have come; with nothing to do, sleep until one comes."""
+        idle = not (self._backlog or self._outstanding or self._scheduler.has_work)
+        commands = self._port.receive(wait=idle)
+        if idle:
+            self._meter.resume()
+        for command in commands:
+            self._obey(command)
+
+    def _admit(self) -> None:
+        """Add requests for a bounded time: a flood of them must not stall those that run."""
+        start = self._clock()
+        while self._backlog:
+            self._add(next(iter(self._backlog)))
+            if self._clock() - start >= ADMISSION_SECONDS:
+                break
+
+    def _advance(self) -> None:
+        """Fill the pipeline with plans, then apply the oldest result."""
+        while self._outstanding < self._depth and (plan := self._scheduler.plan(self._clock())) is not None:
+            self._executor.submit(plan)
+            self._outstanding += 1
+        if self._outstanding:
+            result = self._executor.result()
+            self._outstanding -= 1
+            self._out.deltas.extend(self._scheduler.apply(result, self._clock()))
+            self._meter.step(result.timing)
+        elif self._scheduler.has_work:
+            raise RuntimeError("the scheduler has work but plans none of it")
+
+    def _send(self) -> None:
+        """One message with all there is to say since the last, if there is anything."""
+        out = self._out
+        if self._meter.steps > out.stats.steps or out.deltas or out.rejected or out.aborted or out.replies:
+            stats = self._meter.stats(self._scheduler.stats())
+            self._port.post(msgspec.structs.replace(out, stats=stats))
+            self._out = Step(stats)
+
+    def _obey(self, command: Command | Rejected) -> None:
+        now = self._clock()
+        match command:
+            case Add():
+                self._accept(command.request, now)
+            case Finish():
+                if command.request_id in self._backlog:
+                    self._add(command.request_id)
+                self._out.deltas.extend(
+                    self._scheduler.finish(command.request_id, command.choice, command.reason, command.keep, now)
+                )
+            case Abort():
+                if command.request_id in self._backlog:
+                    self._end(self._backlog.pop(command.request_id), "abort")
+                self._out.deltas.extend(self._scheduler.abort(command.request_id, now))
+                self._out.aborted.append(command.request_id)
+            case Control():
+                self._out.replies.append(self._control(command))
+            case Rejected():
+                self._out.rejected.append(command)
+            case Stop():
+                self._stop_reason = command.reason
+
+    def _accept(self, request: GenerateRequest, now: float) -> None:
+        if request.request_id in self._backlog:
+            self._out.rejected.append(Rejected(request.request_id, f"request id {request.request_id!r} is in use"))
+            return
+        if not request.arrival:
+            request = msgspec.structs.replace(request, arrival=now)
+        self._backlog[request.request_id] = request
+
+    def _add(self, request_id: str) -> None:
+        """Move a request from the backlog to the scheduler. Whatever goes wrong here is that request's alone."""
+        request = self._backlog.pop(request_id)
+        try:
+            check_request(request, self._vocab_size)
+            self._out.deltas.extend(self._scheduler.add(request, self._clock()))
+        except RequestRejected as error:
+            self._out.rejected.append(Rejected(request_id, str(error), isinstance(error, QueueFull)))
+        except Exception as error:
+            log.exception("request %s could not be added", request_id)
+            self._scheduler.abort(request_id, self._clock())
+            self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
+
+    def _end(self, request: GenerateRequest, reason: FinishReason, error: str = "") -> None:
+        """End a request the scheduler does not know."""
+        for choice in range(request.first_choice, request.first_choice + request.n):
+            self._out.deltas.append(
+                TokenDelta(
+                    request.request_id,
+                    choice,
+                    len(request.output_ids),
+                    finish_reason=reason,
+                    error=error,
+                    incarnation=self._incarnation,
+                )
+            )
+
+    def _control(self, command: Control) -> ControlReply:
+        match command.message:
+            case "reset_prefix_cache":
+                self._scheduler.reset_prefix_cache()
+                return ControlReply(command.serial, "the prefix cache is empty")
+        return ControlReply(command.serial, error=f"unknown command {command.message!r}: there is 'reset_prefix_cache'")
+
+
+def check_request(request: GenerateRequest, vocab_size: int) -> None:
+    """RequestRejected where a value would make a whole step fail; what a server allows is its own, narrower matter."""
+    check_sampling(request.sampling, vocab_size, max_logprobs=vocab_size)
+    for name, ids in (("prompt_ids", request.prompt_ids), ("output_ids", request.output_ids)):
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestRejected(f"{name} has token id {wrong}; the model's are 0 to {vocab_size - 1}")

@@ -1,0 +1,122 @@
+"""The way to an engine on a thread of this process: for tests, one-off generation and benchmarks."""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from penstock.config.engine import EngineConfig
+from penstock.engine.client import CLOSE_SECONDS, StreamingClient
+from penstock.engine.life import MODEL, Backend, live
+from penstock.engine.merge import StepBuffer
+from penstock.engine.port import COMMANDS_AT_ONCE
+from penstock.engine.streams import Streams
+from penstock.engine.wire import Command, Event, Failed, Ready, Rejected, Step, Stop, decode_command, encode
+
+log = logging.getLogger(__name__)
+
+
+async def start_thread(config: EngineConfig, backend: Backend = MODEL) -> StreamingClient:
+    """Start an engine on a thread and wait until it is ready. EngineError gives the reason where that fails."""
+    streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
+    thread = EngineThread(config, backend, streams)
+    try:
+        info = await streams.info
+    except BaseException:
+        await thread.close()
+        raise
+    return StreamingClient(info, thread, streams, step_deadline=config.step_deadline)
+
+
+class QueuePort:
+    """The engine's end. Commands travel encoded, so that they are checked as strictly as between processes."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify  # called from the engine's thread when there is something to take, once until it is taken
+        self._commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._steps = StepBuffer()
+        self._announced: list[Ready | Failed] = []
+
+    def put(self, frame: bytes) -> None:
+        """For the client: send a command."""
+        self._commands.put(frame)
+
+    def take(self) -> list[Event]:
+        """For the client: what the engine has said since."""
+        with self._lock:
+            events: list[Event] = [self._steps.take()] if self._steps else []
+            events += self._announced
+            self._announced.clear()
+        return events
+
+    def receive(self, *, wait: bool) -> list[Command | Rejected]:
+        frames = [self._commands.get()] if wait else []
+        with contextlib.suppress(queue.Empty):
+            while len(frames) < COMMANDS_AT_ONCE:
+                frames.append(self._commands.get_nowait())
+        return [command for frame in frames if (command := decode_command(frame)) is not None]
+
+    def post(self, step: Step) -> None:
+        with self._lock:
+            first = not self._steps and not self._announced
+            self._steps.push(step)
+        if first:
+            self._notify()
+
+    def announce(self, event: Ready | Failed) -> None:
+        with self._lock:
+            first = not self._steps and not self._announced
+            self._announced.append(event)
+        if first:
+            self._notify()
+
+
+class EngineThread:
+    """An engine on a daemon thread; a Link. A step in progress cannot be ended from outside."""
+
+    def __init__(self, config: EngineConfig, backend: Backend, streams: Streams) -> None:
+        self._streams = streams
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._port = QueuePort(lambda: self._call(self._read))
+        self._thread = threading.Thread(target=self._run, args=(config, backend), name="engine", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: bytes) -> None:
+        self._port.put(frame)
+
+    def kill(self) -> None:
+        self.send(encode(Stop("the engine was given up")))
+
+    async def close(self) -> None:
+        self.send(encode(Stop("the engine is closed")))
+        try:
+            await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
+        except TimeoutError:
+            log.warning("the engine's thread is still in a step after %g s and is left to itself", CLOSE_SECONDS)
+
+    def _run(self, config: EngineConfig, backend: Backend) -> None:
+        try:
+            live(config, backend, self._port)
+        finally:
+            self._call(self._finish)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        """From the engine's thread: have the loop call something. A loop that has been closed wants nothing more."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            self.kill()
+
+    def _read(self) -> None:
+        for event in self._port.take():
+            self._streams.take(event)
+
+    def _finish(self) -> None:
+        self._read()
+        self._streams.fail("the engine's thread has ended")
+        self._thread.join()
+        self._ended.set()

@@ -1,0 +1,112 @@
+"""Deltas that wait for a slow reader: at most one for each choice, however long it takes.
+
+Both ends use this: the engine while its client's socket is full, the client while a consumer is busy. What waits is
+bounded by what the requests in progress may produce, which admission and `max_tokens` limit.
+"""
+
+from penstock.engine.wire import Step
+from penstock.messages import EngineStats, TokenDelta
+
+
+class DeltaBuffer:
+    """Deltas in order of arrival, merged per choice."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], TokenDelta | _Merged] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def push(self, delta: TokenDelta) -> None:
+        """ValueError where the delta leaves a gap behind the one that waits."""
+        key = (delta.request_id, delta.choice)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = delta
+            return
+        if isinstance(waiting, TokenDelta):
+            waiting = self._waiting[key] = _Merged(waiting)
+        waiting.append(delta)
+
+    def take(self) -> list[TokenDelta]:
+        """All that wait."""
+        waiting, self._waiting = self._waiting, {}
+        return [delta if isinstance(delta, TokenDelta) else delta.delta() for delta in waiting.values()]
+
+
+class StepBuffer:
+    """Steps that wait for a reader, merged into one."""
+
+    def __init__(self) -> None:
+        self._stats: EngineStats | None = None
+        self._deltas = DeltaBuffer()
+        self._step = Step(EngineStats())
+
+    def __bool__(self) -> bool:
+        return self._stats is not None
+
+    def push(self, step: Step) -> None:
+        self._stats = step.stats
+        for delta in step.deltas:
+            self._deltas.push(delta)
+        self._step.rejected.extend(step.rejected)
+        self._step.aborted.extend(step.aborted)
+        self._step.replies.extend(step.replies)
+
+    def take(self) -> Step:
+        """All that wait, with the latest stats."""
+        step, self._step = self._step, Step(EngineStats())
+        stats, self._stats = self._stats or step.stats, None
+        return Step(stats, self._deltas.take(), step.rejected, step.aborted, step.replies)
+
+
+class _Merged:
+    """Several deltas of one choice as one. Appending costs what is appended, not what waits already."""
+
+    __slots__ = ("_cached_tokens", "_last", "_logprobs", "_offset", "_prompt_logprobs", "_token_ids")
+
+    def __init__(self, first: TokenDelta) -> None:
+        self._last = first
+        self._offset = first.offset
+        self._token_ids = list(first.token_ids)
+        self._logprobs = bytearray(first.logprobs)
+        self._prompt_logprobs = first.prompt_logprobs
+        self._cached_tokens = first.cached_tokens
+
+    def append(self, delta: TokenDelta) -> None:
+        self._cut(delta.offset)
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs
+        self._prompt_logprobs += delta.prompt_logprobs
+        self._cached_tokens = max(self._cached_tokens, delta.cached_tokens)
+        self._last = delta
+
+    def delta(self) -> TokenDelta:
+        last = self._last
+        return TokenDelta(
+            last.request_id,
+            last.choice,
+            self._offset,
+            tuple(self._token_ids),
+            last.finish_reason,
+            last.stop_token,
+            self._cached_tokens,
+            bytes(self._logprobs),
+            self._prompt_logprobs,
+            last.error,
+            last.timing,
+            last.incarnation,
+        )
+
+    def _cut(self, end: int) -> None:
+        """Drop tokens from position `end` on: the choice was truncated before its last tokens had been read."""
+        have = len(self._token_ids)
+        keep = end - self._offset
+        if keep > have:
+            name = f"{self._last.request_id}, choice {self._last.choice}"
+            raise ValueError(f"{name}: tokens {self._offset + have} to {end - 1} are missing")
+        if keep < have:
+            keep = max(keep, 0)
+            del self._logprobs[keep * (len(self._logprobs) // have) :]
+            del self._token_ids[keep:]
+        self._offset = min(self._offset, end)

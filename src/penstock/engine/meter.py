@@ -1,0 +1,42 @@
+"""Steps, and where their time went."""
+
+import msgspec
+
+from penstock.messages import Clock, EngineStats, StepTiming
+
+
+class StepMeter:
+    """Attributes every second of the loop to the step it leads to, except those spent asleep.
+
+    So (step_seconds - forward_seconds - sample_seconds) / steps is the host's work per step: commands, scheduling,
+    inputs, messages.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._mark = clock()
+        self.steps = 0
+        self._step = self._forward = self._sample = 0.0
+
+    def resume(self) -> None:
+        """The loop has just woken up."""
+        self._mark = self._clock()
+
+    def step(self, timing: StepTiming) -> None:
+        """A step's result has been applied."""
+        now = self._clock()
+        self._step += now - self._mark
+        self._mark = now
+        self._forward += timing.forward
+        self._sample += timing.sample
+        self.steps += 1
+
+    def stats(self, scheduler: EngineStats) -> EngineStats:
+        """The scheduler's stats, completed."""
+        return msgspec.structs.replace(
+            scheduler,
+            steps=self.steps,
+            step_seconds=self._step,
+            forward_seconds=self._forward,
+            sample_seconds=self._sample,
+        )

@@ -1,0 +1,127 @@
+"""The words a client and its engine exchange: msgpack of tagged structs, one message for each step on the way back.
+
+Commands go to the engine, events come from it. Both ends are one program in two processes; nothing else can reach the
+socket. Yet every command is decoded against its type, so that a wrong value in one request is refused with that request
+and never reaches the scheduler or the model.
+"""
+
+import contextlib
+import logging
+
+import msgspec
+
+from penstock.messages import EngineInfo, EngineStats, FinishReason, GenerateRequest, TokenDelta
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    request: GenerateRequest
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """End a choice and keep its first `keep` output tokens."""
+
+    request_id: str
+    choice: int
+    reason: FinishReason
+    keep: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End every choice of a request. Always answered in `Step.aborted`, whether the request was known or not."""
+
+    request_id: str
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    serial: int
+    message: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End after the current step."""
+
+    reason: str
+
+
+Command = Add | Finish | Abort | Control | Stop
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """The answer to an Add that cannot be served; nothing else of that request follows."""
+
+    request_id: str
+    message: str
+    queue_full: bool = False  # the same request may be served later
+
+
+class ControlReply(msgspec.Struct, frozen=True):
+    serial: int
+    text: str = ""
+    error: str = ""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The engine process is connected and waits for its configuration."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    info: EngineInfo
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine ends, or never started. Nothing follows."""
+
+    reason: str
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """Everything an engine has to say after a step, or after commands that needed none."""
+
+    stats: EngineStats
+    deltas: list[TokenDelta] = []
+    rejected: list[Rejected] = []
+    aborted: list[str] = []
+    replies: list[ControlReply] = []
+
+
+Event = Hello | Ready | Failed | Step
+
+log = logging.getLogger(__name__)
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_events = msgspec.msgpack.Decoder(Event)
+
+
+def encode(message: Command | Event) -> bytes:
+    """ValueError, TypeError or OverflowError where a field holds what msgpack cannot."""
+    return _encoder.encode(message)
+
+
+def decode_event(frame: bytes) -> Event:
+    """msgspec.DecodeError for anything else than an event."""
+    event: Event = _events.decode(frame)
+    return event
+
+
+def decode_command(frame: bytes) -> Command | Rejected | None:
+    """A command; a rejection for a request with a value of the wrong type; None, and a log entry, for anything else."""
+    try:
+        command: Command = _commands.decode(frame)
+        return command
+    except msgspec.DecodeError as error:
+        request_id = _request_id(frame)
+        if request_id is not None:
+            return Rejected(request_id, f"invalid request: {error}")
+        log.error("ignored %d bytes that are no command: %s", len(frame), error)
+    return None
+
+
+def _request_id(frame: bytes) -> str | None:
+    """Whose request it is, where it is a well-formed one but for its values."""
+    with contextlib.suppress(msgspec.DecodeError):
+        match msgspec.msgpack.decode(frame):
+            case {"type": "Add", "request": {"request_id": str(request_id)}}:
+                return request_id
+    return None

@@ -1,0 +1,119 @@
+"""A generation's way out: as a stream of events, or whole. A dialect's codec gives the bytes."""
+
+import io
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from penstock.frontend.asgi import Headers, Send, respond
+from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
+from penstock.frontend.generation import Generation, Update, Usage
+from penstock.messages import FinishReason
+
+_log = logging.getLogger("penstock.frontend")
+
+
+class Answer:
+    """One choice, gathered from its updates."""
+
+    __slots__ = ("_text", "choice", "finish_reason", "logprobs", "offsets", "prompt_logprobs")
+
+    def __init__(self, first: Update) -> None:
+        self.choice = first.choice
+        self.prompt_logprobs = first.prompt_logprobs
+        self.finish_reason: FinishReason | None = None
+        self.logprobs = bytearray()
+        self.offsets: list[int] = []  # of the tokens in `logprobs`
+        self._text = io.StringIO()
+        self.add(first)
+
+    def add(self, update: Update) -> None:
+        self._text.write(update.text)
+        self.finish_reason = update.finish_reason
+        if update.logprobs:
+            self.logprobs += update.logprobs
+            self.offsets += update.offsets
+
+    @property
+    def text(self) -> str:
+        return self._text.getvalue()
+
+
+class Codec(Protocol):
+    """One dialect's bytes for one call."""
+
+    stream_type: bytes  # content type of the stream
+
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+        ...
+
+    def chunk(self, update: Update, usage: Usage) -> bytes:
+        """An update as events; nothing where the dialect has nothing to say. `usage` is as of now."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """What a stream ends with."""
+        ...
+
+    def failure(self, error: APIError) -> bytes:
+        """What a stream ends with that failed after it began."""
+        ...
+
+    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+        """Everything in one piece, choices in order."""
+        ...
+
+
+async def stream(generation: Generation, codec: Codec, send: Send, retry_after: int) -> None:
+    """Sends events as updates come.
+
+    The response starts with the first update, so that a request which is refused gets a status of its own: what is
+    raised here has sent nothing yet. What goes wrong later becomes the dialect's error event.
+    """
+    updates = generation.updates()
+    async with aclosing(updates):
+        first = await anext(updates)
+        headers: Headers = [
+            (b"content-type", codec.stream_type),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # a proxy in between is not to wait for more
+        ]
+        begin = codec.opening() + codec.chunk(first, generation.usage)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": begin, "more_body": True})
+        end = await _send_rest(updates, generation.usage, codec, send, retry_after)
+    await send({"type": "http.response.body", "body": end})
+
+
+async def collect(generation: Generation, codec: Codec, send: Send) -> None:
+    """Sends one answer when every choice is complete. Raises what the generation raises."""
+    answers: dict[int, Answer] = {}
+    updates = generation.updates()
+    async with aclosing(updates):
+        async for update in updates:
+            answer = answers.get(update.choice)
+            if answer is None:
+                answers[update.choice] = Answer(update)
+            else:
+                answer.add(update)
+    body = codec.whole([answers[choice] for choice in sorted(answers)], generation.usage)
+    await respond(send, 200, body)
+
+
+async def _send_rest(
+    updates: AsyncGenerator[Update, None], usage: Usage, codec: Codec, send: Send, retry_after: int
+) -> bytes:
+    """Sends every update but the first. Returns the end of the stream."""
+    encode = codec.chunk
+    try:
+        async for update in updates:
+            if data := encode(update, usage):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+    except Exception as error:
+        failure = as_api_error(error, retry_after)
+        if failure.code == INTERNAL_ERROR:
+            _log.exception("a stream failed")
+        return codec.failure(failure)
+    return codec.closing(usage)

@@ -1,0 +1,214 @@
+"""The ASGI application: routes, and the layers around them."""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route
+
+from penstock import __version__
+from penstock.config import ServerConfig
+from penstock.frontend import openai
+from penstock.frontend.access import Access, Lifecycle
+from penstock.frontend.answer import collect, stream
+from penstock.frontend.asgi import ASGIApp, Receive, Scope, Send, Visit, respond, visit
+from penstock.frontend.body import read_body
+from penstock.frontend.call import Call, Context
+from penstock.frontend.disconnect import while_connected
+from penstock.frontend.errors import APIError, ClientGone, as_api_error
+from penstock.frontend.generation import Generation
+from penstock.frontend.limits import Limits
+from penstock.frontend.served import ServedModel
+from penstock.messages import EngineError
+from penstock.observe import Metrics, ModelMetrics
+
+_MODEL_PATH = "/v1/models/"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limits: Limits | None = None) -> Access:
+    """An ASGI app that serves one model.
+
+    Its `lifecycle` says how it is used, and takes it out of use. With an API key, everything but health, version and
+    metrics asks for it. Without one, and on loopback, it answers to loopback's names only, so that no web page can
+    reach it by a name of its own. It counts in `metrics`, which must not have a model of this name yet.
+    """
+    limits = limits or Limits.of(config)
+    site = _Site(model, limits, metrics.model(model.name, model.client), config.seed)
+    lifecycle = Lifecycle()
+    hot: dict[str, ASGIApp] = {
+        "/v1/completions": _Generate(site, openai.read_completion),
+        "/v1/chat/completions": _Generate(site, openai.read_chat),
+        "/tokenize": _Convert(site, openai.tokenize),
+        "/detokenize": _Convert(site, openai.detokenize),
+    }
+    rest = FastAPI(openapi_url=None, redirect_slashes=False)
+    rest.router.routes += [*_Probes(model, lifecycle, metrics).routes(), *_post_only(hot)]
+    for kind in (APIError, HTTPException, Exception):
+        rest.add_exception_handler(kind, _answer_error)
+    return Access(
+        _Dispatch(hot, rest),
+        lifecycle=lifecycle,
+        metrics=metrics,
+        limits=limits,
+        api_keys=[config.api_key] if config.api_key else [],
+        allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
+        route_of=_templates(rest.router.routes),
+        encode_error=openai.encode_error,
+    )
+
+
+class _Dispatch:
+    """POSTs with a route of their own go there at once, past the layers that FastAPI puts around every chunk."""
+
+    def __init__(self, hot: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+        self._hot = hot
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._hot.get(scope["path"]) if scope["method"] == "POST" else None
+        await (app or self._rest)(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What every route of a model needs."""
+
+    model: ServedModel
+    limits: Limits
+    metrics: ModelMetrics
+    seed: int | None
+
+    def context(self, seen: Visit) -> Context:
+        return Context(self.model, self.limits, secrets.token_hex(12), int(time.time()), seen.tenant, self.seed)
+
+
+class _Generate:
+    """A route that generates. ASGI, not FastAPI's: bytes come in and bytes go out."""
+
+    def __init__(self, site: _Site, read: Callable[[bytes, Context], Awaitable[Call]]) -> None:
+        self._site = site
+        self._read = read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, seen = self._site, visit(scope)
+        if not site.model.client.healthy:
+            raise EngineError("the engine does not answer; try again later")
+        try:
+            body = await read_body(scope, receive, site.limits)
+            async with while_connected(receive):
+                call = await self._read(body, site.context(seen))
+                generation = Generation(site.model, call.parts, site.metrics, call.operation, seen.start)
+                if call.stream:
+                    await stream(generation, call.codec, send, site.limits.retry_after)
+                else:
+                    await collect(generation, call.codec, send)
+        except ClientGone:
+            seen.client_gone = True
+
+
+class _Convert:
+    """A route that answers from the tokenizer alone."""
+
+    def __init__(self, site: _Site, answer: Callable[[bytes, Context], Awaitable[bytes]]) -> None:
+        self._site = site
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seen = visit(scope)
+        try:
+            body = await read_body(scope, receive, self._site.limits)
+        except ClientGone:
+            seen.client_gone = True
+            return
+        await respond(send, 200, await self._answer(body, self._site.context(seen)))
+
+
+class _Probes:
+    """What operators and clients ask about the server itself. Never runs inference."""
+
+    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        self._model = model
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/livez", self._live),
+            Route("/readyz", self._ready),
+            Route("/health", self._ready),
+            Route("/ping", self._ready, methods=["GET", "POST"]),
+            Route("/version", self._show_version),
+            Route("/metrics", self._show_metrics),
+            Route("/v1/models", self._models),
+            Route(_MODEL_PATH + "{id:path}", self._model_of_name),
+        ]
+
+    async def _live(self, request: Request) -> Response:
+        healthy = self._model.client.healthy
+        return _json({"status": "alive" if healthy else "the engine does not answer"}, 200 if healthy else 503)
+
+    async def _ready(self, request: Request) -> Response:
+        if self._lifecycle.draining:
+            return _json({"status": "draining"}, 503)
+        healthy = self._model.client.healthy
+        return _json({"status": "ready" if healthy else "the engine does not answer"}, 200 if healthy else 503)
+
+    async def _show_version(self, request: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        body, content_type = self._metrics.render(request.headers.get("accept"))
+        return Response(body, headers={"content-type": content_type})
+
+    async def _models(self, request: Request) -> Response:
+        return Response(openai.encode_models(self._model), media_type="application/json")
+
+    async def _model_of_name(self, request: Request) -> Response:
+        return Response(openai.encode_model(self._model, request.path_params["id"]), media_type="application/json")
+
+
+def _post_only(hot: Mapping[str, ASGIApp]) -> list[Route]:
+    """The hot routes once more, for other methods than POST to be refused."""
+    return [Route(path, app, methods=["POST"]) for path, app in hot.items()]
+
+
+def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
+    """A path's template, for labels: one of few, whatever clients ask for."""
+    paths = frozenset(route.path for route in routes if isinstance(route, Route))
+
+    def template(path: str) -> str:
+        if path in paths:
+            return path
+        return _MODEL_PATH + "{id}" if path.startswith(_MODEL_PATH) else "other"
+
+    return template
+
+
+def _json(fields: dict[str, str], status: int = 200) -> Response:
+    return Response(orjson.dumps(fields), status, media_type="application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Every refusal has the same shape: ours, Starlette's own, and the answer to a bug."""
+    if isinstance(error, HTTPException):
+        error = _routing_error(request, error)
+    known = as_api_error(error, 0)
+    response = Response(openai.encode_error(known), known.status, media_type="application/json")
+    response.raw_headers += known.http_headers()
+    return response
+
+
+def _routing_error(request: Request, error: HTTPException) -> APIError:
+    path = request.url.path[:100]
+    message, code = str(error.detail), None
+    match error.status_code:
+        case 404:
+            code, message = "not_found", f"there is no {path} here; the API is at /v1"
+        case 405:
+            code, message = "method_not_allowed", f"{path} does not take {request.method}"
+    return APIError(error.status_code, message, code=code, headers=error.headers or {})

@@ -1,0 +1,113 @@
+"""Request bodies: read within limits, decoded by strict types, with errors that name the parameter."""
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+
+from penstock.frontend.asgi import Receive, Scope
+from penstock.frontend.errors import APIError, ClientGone, invalid
+from penstock.frontend.limits import Limits
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
+
+
+async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    """The whole body. Raises APIError 408, 413 or 415, before more than the limit is held, and ClientGone."""
+    length = _check_headers(scope["headers"], limits)
+    try:
+        async with asyncio.timeout(limits.body_timeout):
+            return await _read(receive, length, limits)
+    except TimeoutError:
+        raise APIError(
+            408, f"the body did not arrive within {limits.body_timeout:g} s; send it faster", close=True
+        ) from None
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The body as the decoder's type. Raises APIError 400 that names the parameter, where there is one to name."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_value(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="invalid_json") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
+
+
+def _check_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> int | None:
+    """The content length, where given."""
+    length: int | None = None
+    for name, value in headers:
+        if name == b"content-length":
+            length = int(value) if value.isdigit() and len(value) < 20 else limits.max_body_bytes + 1
+            if length > limits.max_body_bytes:
+                raise _too_large(limits)
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
+        elif name == b"content-type" and not _is_json(value):
+            kind = value.decode("latin-1")
+            raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
+    return length
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.split(b";", 1)[0].strip().lower()
+    return kind == b"application/json" or kind.endswith(b"+json") or not kind
+
+
+async def _read(receive: Receive, length: int | None, limits: Limits) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limits.max_body_bytes:
+            raise _too_large(limits)
+        if chunk:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limits: Limits) -> APIError:
+    return APIError(
+        413,
+        f"the body is larger than {limits.max_body_bytes} bytes; send less, or raise the server's limit",
+        code="body_too_large",
+    )
+
+
+def _invalid_value(text: str) -> APIError:
+    path = ""
+    if found := _PATH.search(text):
+        path = found["path"]
+        text = text[: found.start()]
+    if unknown := _UNKNOWN.match(text):
+        name = _join(path, unknown["field"])
+        return invalid(f"unknown parameter {_short(name)!r}; leave it out", _short(name), "unknown_parameter")
+    if missing := _MISSING.match(text):
+        name = _join(path, missing["field"])
+        return invalid(f"{name} is missing", name, "missing_parameter")
+    text = text[:1].lower() + text[1:].replace("`", "")
+    return invalid(f"{path}: {text}" if path else f"the body: {text}", path or None, "invalid_value")
+
+
+def _join(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field
+
+
+def _short(name: str, limit: int = 100) -> str:
+    """A name the client made up, cut so that an error stays readable."""
+    return name if len(name) <= limit else name[:limit] + "..."

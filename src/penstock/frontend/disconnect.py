@@ -1,0 +1,43 @@
+"""Noticing that the client has gone, while the answer is being made."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from penstock.frontend.asgi import Receive
+from penstock.frontend.errors import ClientGone
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Runs a block whose request has been read, and cancels it when the client goes. Then raises ClientGone.
+
+    Whatever the block awaits is cancelled at once; generators it closes abort their requests.
+    """
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("while_connected runs inside a task")
+    gone = False
+
+    def cancel(watch: asyncio.Task[None]) -> None:
+        nonlocal gone
+        if not watch.cancelled():
+            gone = True
+            task.cancel()
+
+    watch = asyncio.create_task(_disconnect(receive))
+    watch.add_done_callback(cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        watch.remove_done_callback(cancel)
+        watch.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

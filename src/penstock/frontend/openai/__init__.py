@@ -1,0 +1,17 @@
+"""The OpenAI API's dialect: completions, chat, models; and vLLM's tokenize and detokenize."""
+
+from penstock.frontend.openai.chat import read_chat
+from penstock.frontend.openai.completions import read_completion
+from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.openai.models import encode_model, encode_models
+from penstock.frontend.openai.tokens import detokenize, tokenize
+
+__all__ = [
+    "detokenize",
+    "encode_error",
+    "encode_model",
+    "encode_models",
+    "read_chat",
+    "read_completion",
+    "tokenize",
+]

@@ -1,0 +1,174 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from penstock.frontend.answer import Answer
+from penstock.frontend.body import decode
+from penstock.frontend.call import Call, Context
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.generation import Update, Usage
+from penstock.frontend.openai import events
+from penstock.frontend.openai.logprobs import chat_logprobs, prompt_logprobs
+from penstock.frontend.openai.models import check_model
+from penstock.frontend.openai.protocol import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
+from penstock.frontend.openai.requests import make_parts, output_room
+from penstock.frontend.openai.sampling import check_common, check_logprobs, choices, refuse_unsupported
+from penstock.frontend.prompts import encode_chat
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
+_decoder = msgspec.json.Decoder(ChatFields)
+
+
+async def read_chat(body: bytes, context: Context) -> Call:
+    """Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_decoder, body)
+    check_model(context.model, fields.model)
+    check_common(fields, context.limits)
+    k = _top_logprobs(fields, context)
+    param, wanted = _max_tokens(fields)
+    prompt_ids = await encode_messages(fields, context)
+    room = output_room(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
+    parts = make_parts(context, fields, [prompt_ids], [room], k, fields.prompt_logprobs)
+    return Call(parts, ChatCodec(context, fields, k, prompt_ids), bool(fields.stream), "chat")
+
+
+async def encode_messages(fields: ChatFields | TokenizeFields, context: Context) -> tuple[int, ...]:
+    """The prompt of a chat. Raises APIError 400 that names the message or the parameter."""
+    if not fields.messages:
+        raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
+    variables = fields.chat_template_kwargs or {}
+    if reserved := _TEMPLATE_OWN & variables.keys():
+        name = f"chat_template_kwargs.{min(reserved)}"
+        raise invalid(f"{name} is set by the server; use the parameter of that name", name)
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise invalid(
+            "continue_final_message excludes add_generation_prompt; set one to false", "continue_final_message"
+        )
+    return await encode_chat(
+        context.model,
+        [_message(message, f"messages[{i}]") for i, message in enumerate(fields.messages)],
+        add_generation_prompt=not continues and fields.add_generation_prompt is not False,
+        continue_final_message=continues,
+        add_special_tokens=bool(fields.add_special_tokens),
+        variables=variables,
+    )
+
+
+def _message(message: ChatMessage, where: str) -> Mapping[str, Any]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
+    refuse_unsupported(message, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+    content = _text(message, where)
+    if content is None and role != "assistant":
+        raise invalid(f"{where}.content is missing; send a text", f"{where}.content", "missing_parameter")
+    optional = {"name": message.name, "reasoning_content": message.reasoning_content or message.reasoning}
+    return {"role": role, "content": content, **{key: value for key, value in optional.items() if value is not None}}
+
+
+def _text(message: ChatMessage, where: str) -> str | None:
+    if message.content is None or isinstance(message.content, str):
+        return message.content
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            kind = f"{where}.content[{i}]"
+            raise invalid(
+                f'{kind} is of type {part.type[:40]!r}; this model reads {{"type": "text", "text": ...}}', kind
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _top_logprobs(fields: ChatFields, context: Context) -> int | None:
+    """How many alternatives a token gets; None: no logprobs."""
+    if fields.top_logprobs is not None:
+        if not fields.logprobs:
+            raise invalid("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", "top_logprobs")
+        check_logprobs(fields.top_logprobs, "top_logprobs", context.limits)
+    return (fields.top_logprobs or 0) if fields.logprobs else None
+
+
+def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
+    """The limit under either of its names."""
+    if fields.max_completion_tokens is None:
+        return "max_tokens", fields.max_tokens
+    if fields.max_tokens not in (None, fields.max_completion_tokens):
+        raise invalid("max_tokens and max_completion_tokens differ; send the latter only", "max_tokens")
+    return "max_completion_tokens", fields.max_completion_tokens
+
+
+class ChatCodec:
+    """Chat completions, as OpenAI spells them."""
+
+    stream_type = events.STREAM_TYPE
+
+    def __init__(self, context: Context, fields: ChatFields, k: int | None, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = context.model.tokenizer
+        self._k = k
+        self._prompt_logprobs = fields.prompt_logprobs
+        self._prompt_ids = prompt_ids
+        self._id = {"id": f"chatcmpl-{context.id}"}
+        rest = {"created": context.created, "model": context.model.name}
+        self._fields = {**self._id, "object": "chat.completion", **rest}
+        self._frame = events.Frame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
+        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(choices(fields))]
+
+    def opening(self) -> bytes:
+        """The role, for each choice."""
+        role = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        tail = self._frame.tail(Usage(len(self._prompt_ids)))
+        return b"".join(head + role + tail for head in self._heads)
+
+    def chunk(self, update: Update, usage: Usage) -> bytes:
+        head, tail = self._heads[update.choice], self._frame.tail(usage)
+        event = b""
+        if update.text or update.logprobs:
+            logprobs = b"null" if self._k is None else orjson.dumps(self._logprobs(update.logprobs))
+            event = b"".join(
+                (
+                    *(head, b'"content":', orjson.dumps(update.text), b'},"logprobs":', logprobs),
+                    *(b',"finish_reason":null', tail),
+                )
+            )
+        if update.finish_reason is not None:
+            reason = orjson.dumps(update.finish_reason)
+            event += b"".join((head, b'},"logprobs":null,"finish_reason":', reason, tail))
+        return event
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._frame.closing(usage)
+
+    def failure(self, error: APIError) -> bytes:
+        return events.failure(error)
+
+    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+        answer = {
+            **self._fields,
+            "choices": [self._choice(answer) for answer in answers],
+            "usage": events.usage_fields(usage),
+        }
+        if self._prompt_logprobs is not None:
+            packed = answers[0].prompt_logprobs
+            answer["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, self._prompt_ids, packed, self._prompt_logprobs
+            )
+        return orjson.dumps(answer)
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        return {
+            "index": answer.choice,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": None if self._k is None else self._logprobs(answer.logprobs),
+            "finish_reason": answer.finish_reason,
+        }
+
+    def _logprobs(self, packed: bytes | bytearray) -> dict[str, Any]:
+        content = [] if self._k is None else chat_logprobs(self._tokenizer, packed, self._k)
+        return {"content": content, "refusal": None}

@@ -1,0 +1,179 @@
+"""POST /v1/completions."""
+
+from typing import Any
+
+import msgspec
+import orjson
+
+from penstock.frontend.answer import Answer
+from penstock.frontend.body import decode
+from penstock.frontend.call import Call, Context
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.generation import Part, Update, Usage
+from penstock.frontend.openai import events
+from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from penstock.frontend.openai.models import check_model
+from penstock.frontend.openai.protocol import CompletionFields
+from penstock.frontend.openai.requests import make_parts, output_room
+from penstock.frontend.openai.sampling import check_common, check_logprobs, choices
+from penstock.frontend.prompts import check_ids, encode_text
+from penstock.text import OutputText
+
+_DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
+_decoder = msgspec.json.Decoder(CompletionFields)
+
+
+async def read_completion(body: bytes, context: Context) -> Call:
+    """Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_decoder, body)
+    check_model(context.model, fields.model)
+    check_common(fields, context.limits)
+    _check(fields, context)
+    n = choices(fields)
+    prompts = _split(fields.prompt)
+    if len(prompts) > context.limits.max_prompts:
+        raise invalid(
+            f"prompt has {len(prompts)} prompts; the limit is {context.limits.max_prompts}: send fewer", "prompt"
+        )
+    if len(prompts) * n > context.limits.max_sequences:
+        raise invalid(
+            f"{len(prompts)} prompts with n = {n} are {len(prompts) * n} sequences; the limit is "
+            f"{context.limits.max_sequences}: send fewer",
+            "n",
+        )
+    add_special_tokens = fields.add_special_tokens is not False
+    ids = [
+        await encode_text(context.model, prompt, add_special_tokens=add_special_tokens, param="prompt")
+        if isinstance(prompt, str)
+        else check_ids(context.model, prompt, "prompt")
+        for prompt in prompts
+    ]
+    prompt_only = fields.max_tokens == 0
+    wanted = 1 if prompt_only else fields.max_tokens
+    room = [output_room(context, ("prompt", len(prompt)), wanted, _DEFAULT_MAX_TOKENS, "max_tokens") for prompt in ids]
+    wants_prompt = fields.logprobs if fields.echo and fields.logprobs is not None else fields.prompt_logprobs
+    parts = make_parts(context, fields, ids, room, fields.logprobs, wants_prompt, prompt_only=prompt_only)
+    echoed = [
+        _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
+        for part, prompt in zip(parts, prompts, strict=True)
+    ]
+    return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
+
+
+def _check(fields: CompletionFields, context: Context) -> None:
+    if fields.best_of is not None and fields.best_of != choices(fields):
+        raise invalid("best_of is not supported unless it equals n; leave it out", "best_of", "unsupported_parameter")
+    if fields.logprobs is not None:
+        check_logprobs(fields.logprobs, "logprobs", context.limits)
+        if fields.echo and fields.prompt_logprobs not in (None, fields.logprobs):
+            raise invalid("with echo, prompt_logprobs must equal logprobs; leave it out", "prompt_logprobs")
+    if fields.max_tokens == 0 and not fields.echo:
+        raise invalid("max_tokens is 0; it must be 1 or more unless echo is true", "max_tokens")
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """A text, token ids, or a list of either: as a list of prompts."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid("prompt is empty; send a text, token ids, or a list of either", "prompt", "empty_prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    several = [item for item in prompt if not isinstance(item, int)]
+    if len(several) != len(prompt) or len({type(item) for item in several}) > 1:
+        raise invalid("prompt mixes texts, token ids and lists; send one kind", "prompt")
+    return several
+
+
+class _Echo:
+    """A prompt as part of the answer."""
+
+    def __init__(self, context: Context, part: Part, text: str | None) -> None:
+        output = OutputText(context.model.tokenizer, (), skip_special_tokens=part.skip_special_tokens)
+        chunk = output.push(part.request.prompt_ids)
+        self.text = chunk.text + output.finish().text if text is None else text
+        self.offsets = chunk.offsets
+
+
+class CompletionCodec:
+    """Completions, as OpenAI spells them."""
+
+    stream_type = events.STREAM_TYPE
+
+    def __init__(
+        self, context: Context, fields: CompletionFields, parts: tuple[Part, ...], echoed: list[_Echo | None]
+    ) -> None:
+        self._tokenizer = context.model.tokenizer
+        self._n = choices(fields)
+        self._logprobs = fields.logprobs
+        self._prompt_logprobs = fields.prompt_logprobs
+        self._parts = parts
+        self._echoed = echoed
+        self._begun: set[int] = set()  # choices whose prompt has been echoed
+        self._frame = events.Frame(
+            {
+                "id": f"cmpl-{context.id}",
+                "object": "text_completion",
+                "created": context.created,
+                "model": context.model.name,
+            },
+            fields.stream_options,
+        )
+        self._heads = [self._frame.head(index) + b'"text":' for index in range(len(parts) * self._n)]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunk(self, update: Update, usage: Usage) -> bytes:
+        index, text = update.choice, update.text
+        echo = self._echoed[index // self._n]
+        logprobs = b"null"
+        begins = echo is not None and index not in self._begun
+        if self._logprobs is not None and (update.logprobs or begins):
+            logprobs = orjson.dumps(self._logprob_fields(update, begins))
+        if begins and echo is not None:
+            self._begun.add(index)
+            text = echo.text + text
+        reason = update.finish_reason
+        if not text and reason is None and logprobs == b"null":
+            return b""
+        return b"".join(
+            (
+                *(self._heads[index], orjson.dumps(text), b',"logprobs":', logprobs),
+                *(b',"finish_reason":', orjson.dumps(reason), self._frame.tail(usage)),
+            )
+        )
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._frame.closing(usage)
+
+    def failure(self, error: APIError) -> bytes:
+        return events.failure(error)
+
+    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+        choices = [self._choice(answer) for answer in answers]
+        return orjson.dumps({**self._frame.fields, "choices": choices, "usage": events.usage_fields(usage)})
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        echo = self._echoed[answer.choice // self._n]
+        choice: dict[str, Any] = {
+            "index": answer.choice,
+            "text": answer.text if echo is None else echo.text + answer.text,
+            "logprobs": None if self._logprobs is None else self._logprob_fields(answer, echo is not None),
+            "finish_reason": answer.finish_reason,
+        }
+        if self._prompt_logprobs is not None:
+            prompt_ids = self._parts[answer.choice // self._n].request.prompt_ids
+            rows = prompt_logprobs(self._tokenizer, prompt_ids, answer.prompt_logprobs, self._prompt_logprobs)
+            choice["prompt_logprobs"] = rows
+        return choice
+
+    def _logprob_fields(self, source: Update | Answer, begins: bool) -> dict[str, Any]:
+        """Logprobs of an update or an answer, those of an echoed prompt first."""
+        rows = CompletionLogprobs(self._tokenizer, self._logprobs or 0)
+        part = source.choice // self._n
+        echo = self._echoed[part]
+        if begins and echo is not None:
+            rows.add_prompt(self._parts[part].request.prompt_ids, source.prompt_logprobs, echo.offsets)
+        rows.add(source.logprobs, source.offsets if source.logprobs else (), len(echo.text) if echo is not None else 0)
+        return rows.fields()

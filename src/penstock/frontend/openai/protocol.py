@@ -1,0 +1,174 @@
+"""What OpenAI's clients send: the parameters of the OpenAI API, and those that vLLM added and clients rely on.
+
+Types are strict (no "1" for 1, no true for 1) and unknown parameters are refused by name. A parameter that Penstock
+knows but does not serve is declared `Any` and refused unless its value asks for nothing, see `UNSUPPORTED`.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage with every chunk
+    include_obfuscation: bool | None = None  # padding against traffic analysis, which we have no use for
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of both routes."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    # of no consequence here
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # refused unless they ask for nothing
+    response_format: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    service_tier: Any = None
+
+
+class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: Any = None
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A piece of a message's content. Parts of other types than text are decoded only to be refused by name."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
+    file: Any = None
+    refusal: Any = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message. What an assistant's earlier answer carries beside its content is accepted where it is empty."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+
+
+class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    # vLLM's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # refused unless they ask for nothing
+    chat_template: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+
+
+class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize, in vLLM's shape: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    tools: Any = None
+
+
+class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize, in vLLM's shape."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+# For each parameter that is known but not served: the values, beside null, that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+# The same for what a message may carry.
+UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "refusal": ("",),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}

@@ -1,0 +1,45 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+import msgspec
+import orjson
+
+from penstock.frontend.body import decode
+from penstock.frontend.call import Context
+from penstock.frontend.errors import invalid
+from penstock.frontend.openai.chat import encode_messages
+from penstock.frontend.openai.models import check_model
+from penstock.frontend.openai.protocol import UNSUPPORTED, DetokenizeFields, TokenizeFields
+from penstock.frontend.openai.sampling import refuse_unsupported
+from penstock.frontend.prompts import encode_text
+
+_tokenize = msgspec.json.Decoder(TokenizeFields)
+_detokenize = msgspec.json.Decoder(DetokenizeFields)
+
+
+async def tokenize(body: bytes, context: Context) -> bytes:
+    """Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_tokenize, body)
+    check_model(context.model, fields.model)
+    refuse_unsupported(fields, UNSUPPORTED)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("send either prompt or messages", "prompt", "missing_parameter")
+    if fields.prompt is not None:
+        special = fields.add_special_tokens is not False
+        ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt")
+    else:
+        ids = await encode_messages(fields, context)
+    strings = [context.model.tokenizer.token(token_id) for token_id in ids] if fields.return_token_strs else None
+    answer = {"count": len(ids), "max_model_len": context.model.max_model_len, "tokens": ids, "token_strs": strings}
+    return orjson.dumps(answer)
+
+
+async def detokenize(body: bytes, context: Context) -> bytes:
+    """Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_detokenize, body)
+    check_model(context.model, fields.model)
+    vocab_size = context.model.client.info.vocab_size
+    for i, token_id in enumerate(fields.tokens):
+        if not 0 <= token_id < vocab_size:
+            param = f"tokens[{i}]"
+            raise invalid(f"{param} is out of range; ids of this model are 0 to {vocab_size - 1}", param)
+    return orjson.dumps({"prompt": context.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)})

@@ -1,0 +1,102 @@
+"""Prompts to token ids, within the model's context and without holding up the event loop."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.frontend.errors import invalid
+from penstock.frontend.served import ServedModel
+from penstock.text import ChatTemplateError, TokenizerError
+
+CHARS_PER_TOKEN = 256  # more than the longest token of any vocabulary in use, so that only hopeless texts are refused
+_INLINE_CHARS = 8192  # about 2 ms of tokenising; longer texts go to a thread
+
+
+async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
+    """A prompt's ids. Raises APIError 400 for a text that is empty, that cannot fit, or that is no text."""
+    if not text:
+        raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
+    _check_length(model, len(text), param)
+
+    def encode() -> list[int]:
+        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    try:
+        ids = await _off_loop_if_long(encode, len(text))
+    except TokenizerError as error:
+        raise invalid(f"{param}: {error}", param) from error
+    if not ids:
+        raise invalid(f"{param} has no tokens; send some text", param, "empty_prompt")
+    return tuple(ids)
+
+
+async def encode_chat(
+    model: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    add_special_tokens: bool,
+    variables: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """The ids of messages in the model's chat template. Raises APIError 400 where model or template refuse them."""
+    template = model.tokenizer.chat_template
+    if template is None:
+        raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
+    size = sum(len(message["content"] or "") for message in messages)
+    _check_length(model, size, "messages")
+
+    def encode() -> list[int]:
+        prompt = template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
+        )
+        _check_length(model, len(prompt), "messages")
+        return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    try:
+        return tuple(await _off_loop_if_long(encode, size))
+    except (ChatTemplateError, TokenizerError) as error:
+        raise invalid(f"messages: {error}", "messages") from error
+
+
+def check_ids(model: ServedModel, ids: Sequence[int], param: str) -> tuple[int, ...]:
+    """Ids a client sent, as a prompt. Raises APIError 400 for none, and for ids the model does not have."""
+    if not ids:
+        raise invalid(f"{param} is empty; send at least one token id", param, "empty_prompt")
+    vocab_size = model.client.info.vocab_size
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise invalid(f"{param} has token id {bad}; ids of {model.name!r} are 0 to {vocab_size - 1}", param)
+    return tuple(ids)
+
+
+def check_room(model: ServedModel, prompt_tokens: int, param: str) -> int:
+    """Tokens that fit after a prompt. Raises APIError 400 where there are none."""
+    room = model.max_model_len - prompt_tokens
+    if room < 1:
+        raise invalid(
+            f"the maximum context length is {model.max_model_len} tokens, but {param} has {prompt_tokens}: no room "
+            "is left for an answer; shorten it",
+            param,
+            "context_length_exceeded",
+        )
+    return room
+
+
+def _check_length(model: ServedModel, chars: int, param: str) -> None:
+    limit = CHARS_PER_TOKEN * model.max_model_len
+    if chars > limit:
+        raise invalid(
+            f"{param} has {chars} characters, more than the {limit} that could fit in the maximum context length of "
+            f"{model.max_model_len} tokens; shorten it",
+            param,
+            "context_length_exceeded",
+        )
+
+
+async def _off_loop_if_long(encode: Callable[[], list[int]], chars: int) -> list[int]:
+    return encode() if chars <= _INLINE_CHARS else await asyncio.to_thread(encode)

@@ -1,0 +1,88 @@
+"""The HTTP connection: uvicorn's httptools protocol, with the bounds it lacks.
+
+uvicorn limits neither how long a client takes to send a request, nor how large its headers are, nor how long a client
+may leave its answer unread. Each of these would let a client hold a connection, and an answer in the engine, forever.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from penstock.frontend.limits import Limits
+
+# Sent by hand: there is no request yet for the app to answer.
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes the connection of a client that sends a request too slowly, or does not read its answer."""
+
+    def __init__(self, limits: Limits, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._receiving: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._header_bytes = 0  # of a request whose headers are still coming
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(self._limits.header_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        self._stop_unread()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._header_bytes += len(data)
+        super().data_received(data)
+        if self._header_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect(self._limits.header_timeout)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        # The app, which can answer, gives up after body_timeout; this is for bodies it has refused already.
+        self._expect(self._limits.body_timeout + self._limits.header_timeout)
+        self._header_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._header_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._expect(None)
+        self._header_bytes = 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._limits.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
+    def _expect(self, seconds: float | None) -> None:
+        """The rest of what is being received must come within this time. None: nothing is being received."""
+        if self._receiving is not None:
+            self._receiving.cancel()
+        self._receiving = None if seconds is None else self.loop.call_later(seconds, self._too_slow, seconds)
+
+    def _too_slow(self, seconds: float) -> None:
+        # A pipelined request may have to wait for the answer before it, during which nothing is read.
+        previous = self.pipeline or (self._header_bytes and self.cycle and not self.cycle.response_complete)
+        if previous:
+            self._expect(seconds)
+        else:
+            self.transport.abort()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None

@@ -1,0 +1,58 @@
+"""Logs: one line an event, readable or JSON. A line has names, codes, sizes and times, never what a user wrote."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+_OURS = "penstock"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, and the `fields` given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """The same for people: `12:34:56 INFO message key=value ...`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        return " ".join([super().formatMessage(record), *(f"{key}={_word(value)}" for key, value in fields.items())])
+
+
+def configure_logging(
+    level: str = "info", style: Literal["text", "json"] = "text", stream: TextIO | None = None
+) -> None:
+    """Sends Penstock's logs, and warnings of the libraries, to `stream` (standard error). Called once, by a command.
+
+    Raises ValueError for a level that does not exist.
+    """
+    names = logging.getLevelNamesMapping()
+    if level.upper() not in names:
+        raise ValueError(f"log level {level!r} does not exist; choose one of debug, info, warning, error")
+    sink = logging.StreamHandler(stream or sys.stderr)
+    sink.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[sink], force=True)
+    logging.getLogger(_OURS).setLevel(names[level.upper()])
+
+
+def _word(value: object) -> str:
+    """A value as one word, so that a line cannot be forged by a name with spaces or line ends."""
+    text = str(value)
+    return text if text.isprintable() and " " not in text else json.dumps(text)

@@ -1,0 +1,106 @@
+"""What one model's requests did, counted as their deltas arrive."""
+
+from typing import Protocol
+
+from penstock.messages import EngineInfo, EngineStats, FinishReason, RequestTiming
+from penstock.observe.series import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
+
+REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+
+class EngineView(Protocol):
+    """An engine, as metrics look at it. Nothing of it may wait."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    @property
+    def healthy(self) -> bool: ...
+    def stats(self) -> EngineStats: ...
+
+
+class Latencies:
+    """Those of one operation's requests, for OpenTelemetry's names."""
+
+    __slots__ = ("first_token", "per_output_token", "request")
+
+    def __init__(self) -> None:
+        self.request = Histogram(REQUEST_SECONDS)
+        self.first_token = Histogram(REQUEST_SECONDS)
+        self.per_output_token = Histogram(TOKEN_SECONDS)
+
+
+class ModelMetrics:
+    """Written from one event loop, which also answers the scrape."""
+
+    def __init__(self, name: str, engine: EngineView) -> None:
+        self.name = name
+        self.engine = engine
+        stats = engine.stats()
+        self._steps_seen, self._tokens_seen = stats.steps, stats.computed_tokens
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.finished: dict[FinishReason, int] = dict.fromkeys(REASONS, 0)
+        self.time_to_first_token = Histogram(REQUEST_SECONDS)
+        self.inter_token_latency = Histogram(TOKEN_SECONDS)
+        self.time_per_output_token = Histogram(TOKEN_SECONDS)
+        self.e2e_latency = Histogram(REQUEST_SECONDS)
+        self.queue_time = Histogram(REQUEST_SECONDS)
+        self.prefill_time = Histogram(REQUEST_SECONDS)
+        self.decode_time = Histogram(REQUEST_SECONDS)
+        self.prompt_sizes = Histogram(TOKEN_COUNTS)
+        self.generation_sizes = Histogram(TOKEN_COUNTS)
+        self.step_sizes = Histogram(TOKEN_COUNTS)
+        self.operations: dict[str, Latencies] = {}
+
+    def request_prefilled(self, operation: str, prompt_tokens: int, seconds: float) -> None:
+        """The first token of a request came, `seconds` after it was received."""
+        self.prompt_tokens += prompt_tokens
+        self.prompt_sizes.observe(prompt_tokens)
+        self.time_to_first_token.observe(seconds)
+        self._latencies(operation).first_token.observe(seconds)
+
+    def tokens_arrived(self, count: int, seconds: float) -> None:
+        """`count` tokens came together, `seconds` after the last of their choice (0: they are its first)."""
+        self.generation_tokens += count
+        if seconds and count:
+            self.inter_token_latency.observe(seconds / count, count)
+        stats = self.engine.stats()
+        if stats.steps != self._steps_seen:
+            self._observe_steps(stats)
+
+    def choice_finished(self, operation: str, reason: FinishReason, tokens: int, decode_seconds: float) -> None:
+        """A choice of `tokens` tokens ended, `decode_seconds` after its first one."""
+        self.finished[reason] += 1
+        self.generation_sizes.observe(tokens)
+        if tokens > 1:
+            seconds = decode_seconds / (tokens - 1)
+            self.time_per_output_token.observe(seconds)
+            self._latencies(operation).per_output_token.observe(seconds)
+
+    def choices_cut_short(self, reason: FinishReason, count: int) -> None:
+        """`count` choices ended before they were complete. They are in no latency: it would be nobody's."""
+        self.finished[reason] += count
+
+    def engine_timed(self, timing: RequestTiming) -> None:
+        """Where the engine says a choice spent its time."""
+        self.queue_time.observe(timing.queued)
+        self.prefill_time.observe(timing.prefill)
+        self.decode_time.observe(timing.decode)
+
+    def request_finished(self, operation: str, seconds: float) -> None:
+        """Every choice of a request ended, `seconds` after it was received."""
+        self.e2e_latency.observe(seconds)
+        self._latencies(operation).request.observe(seconds)
+
+    def _latencies(self, operation: str) -> Latencies:
+        found = self.operations.get(operation)
+        if found is None:
+            found = self.operations[operation] = Latencies()
+        return found
+
+    def _observe_steps(self, stats: EngineStats) -> None:
+        """Tokens per engine step, averaged over the steps since the last look (one, where every step is heard of)."""
+        steps = stats.steps - self._steps_seen
+        if steps > 0:
+            self.step_sizes.observe((stats.computed_tokens - self._tokens_seen) / steps, steps)
+        self._steps_seen, self._tokens_seen = stats.steps, stats.computed_tokens

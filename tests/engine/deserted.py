@@ -1,0 +1,52 @@
+"""A client process to be killed: python -m tests.engine.deserted MOMENT. Prints the engine's pid when it is there."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+
+from penstock.engine.ipc import spawn
+from tests.engine.processes import children
+from tests.engine.simulated import ENGINE, Scenario, ask, config, until
+from tests.schedule.simulated import request
+
+MOMENTS = {
+    "starting": Scenario(),
+    "loading": Scenario(load_seconds=60),
+    "idle": Scenario(),
+    "stepping": Scenario(step_seconds=0.01),
+    "in a long step": Scenario(stuck_at=3),
+    "in a long step that holds the GIL": Scenario(stuck_at=3, holding_the_gil=True),
+}
+
+
+def child() -> int:
+    (pid,) = children(os.getpid())
+    return pid
+
+
+async def main(moment: str) -> None:
+    starting = asyncio.create_task(spawn(config(MOMENTS[moment]), ENGINE))
+    await asyncio.sleep(0)
+    if moment == "starting":
+        print(child(), flush=True)
+        time.sleep(60)  # and never looks at what the engine says
+    if moment == "loading":
+        await until(lambda: not os.listdir(tempfile.gettempdir()), "the engine to connect", 30)
+        print(child(), flush=True)
+        await asyncio.sleep(60)
+    client = await starting
+    if moment != "idle":
+        consumer = asyncio.create_task(ask(client, request("a", 4, 500)))
+        await until(lambda: client.stats().steps >= 2, "two steps", 30)
+        await asyncio.sleep(0.1)
+        assert not consumer.done()
+    print(client.info.pid, flush=True)
+    await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,162 @@
+"""An engine whose executor computes nothing: tokens known beforehand, and every kind of trouble on request."""
+
+import asyncio
+import ctypes
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.config.engine import EngineConfig
+from penstock.engine.client import StreamingClient
+from penstock.engine.inprocess import start_thread
+from penstock.engine.ipc import spawn
+from penstock.engine.life import Backend, scheduler_config
+from penstock.messages import (
+    Capacity,
+    EngineClient,
+    GenerateRequest,
+    KVGroup,
+    MemoryRow,
+    StepPlan,
+    StepResult,
+    StepTiming,
+    TokenDelta,
+)
+from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, expected_output
+
+ENGINE = (sys.executable, "-m", "tests.engine.simulated_process")
+BAD_SEED = 666  # a row with it fails
+FATAL_SEED = 999  # a step with it fails as a whole
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """How the executor behaves; travels as the config's model."""
+
+    step_seconds: float = 0.0
+    stuck_at: int = 0  # the step that takes stuck_seconds
+    stuck_seconds: float = 60.0
+    holding_the_gil: bool = False  # in that step, as native code might
+    refuse: str = ""  # an error of the user's making while loading
+    crash: str = ""  # any other
+    exit: int = 0  # status to vanish with while loading
+    load_seconds: float = 0.0
+    depth: int = 1
+    blocks: int = 257
+
+
+class WrongCheckpoint(ValueError):
+    __module__ = "penstock.weights"
+
+
+class TroubledExecutor:
+    """The scheduler's simulated executor, within a scenario."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.scenario = msgspec.json.decode(config.model, type=Scenario)
+        self.capacity = Capacity(
+            4,
+            (KVGroup(self.scenario.blocks),),
+            self.scenario.depth,
+            "simulated",
+            VOCABULARY,
+            (MemoryRow("weights", 0, "there are none"),),
+        )
+        self.simulated = SimulatedExecutor(
+            self.capacity, scheduler_config(config), fails=lambda sampling, choice, length: sampling.seed == BAD_SEED
+        )
+        self.steps = 0
+
+    def start(self) -> Capacity:
+        time.sleep(self.scenario.load_seconds)
+        if self.scenario.refuse:
+            raise WrongCheckpoint(self.scenario.refuse)
+        if self.scenario.crash:
+            raise KeyError(self.scenario.crash)
+        if self.scenario.exit:
+            sys.exit(self.scenario.exit)
+        return self.capacity
+
+    def submit(self, plan: StepPlan) -> None:
+        if any(new.sampling.seed == FATAL_SEED for new in plan.new):
+            raise RuntimeError("the device has fallen off the bus")
+        self.simulated.submit(plan)
+
+    def result(self) -> StepResult:
+        self.steps += 1
+        time.sleep(self.scenario.step_seconds)
+        if self.steps == self.scenario.stuck_at:
+            if self.scenario.holding_the_gil:
+                ctypes.PyDLL(None).sleep(int(self.scenario.stuck_seconds))
+            time.sleep(self.scenario.stuck_seconds)
+        timing = StepTiming(self.scenario.step_seconds * 0.75, self.scenario.step_seconds * 0.25)
+        return msgspec.structs.replace(self.simulated.result(), timing=timing)
+
+    def close(self) -> None:
+        pass
+
+
+BACKEND = Backend(TroubledExecutor, lambda config: (7,))
+
+
+def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
+    """A small engine."""
+    own = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 512, "name": "simulated", **fields}
+    return EngineConfig(model=msgspec.json.encode(scenario or Scenario()).decode(), **own)
+
+
+async def start(kind: str, scenario: Scenario | None = None, **fields: object) -> StreamingClient:
+    """A client of a simulated engine, on a thread or in a process."""
+    if kind == "thread":
+        return await start_thread(config(scenario, **fields), BACKEND)
+    return await spawn(config(scenario, **fields), ENGINE)
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    """Wait for `condition()`; AssertionError when `seconds` pass."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+class Answer:
+    """What a request's stream gave, checked on the way: contiguous offsets, nothing after an end."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.choices: dict[int, list[int]] = {
+            request.first_choice + i: list(request.output_ids) for i in range(request.n)
+        }
+        self.logprobs: dict[int, bytes] = dict.fromkeys(self.choices, b"")
+        self.ends: dict[int, TokenDelta] = {}
+        self.deltas: list[TokenDelta] = []
+
+    def take(self, delta: TokenDelta) -> None:
+        assert delta.choice not in self.ends, "a delta after the last"
+        tokens = self.choices[delta.choice]
+        if delta.finish_reason is None:
+            assert delta.offset == len(tokens), "tokens are missing or doubled"
+        else:
+            assert delta.offset <= len(tokens)
+            self.ends[delta.choice] = delta
+        tokens[delta.offset :] = delta.token_ids
+        self.logprobs[delta.choice] += delta.logprobs
+        self.deltas.append(delta)
+
+    @property
+    def reasons(self) -> dict[int, str | None]:
+        return {choice: delta.finish_reason for choice, delta in sorted(self.ends.items())}
+
+
+async def ask(client: EngineClient, request: GenerateRequest) -> Answer:
+    """The whole answer to a request."""
+    answer = Answer(request)
+    async for delta in client.generate(request):
+        answer.take(delta)
+    return answer
+
+
+def expected(request: GenerateRequest, choice: int = 0) -> list[int]:
+    """The tokens of a choice, output_ids included, as long as max_tokens and not max_model_len ends it."""
+    return expected_output(request, choice, 10**6)[0]

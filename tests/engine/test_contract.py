@@ -1,0 +1,359 @@
+"""What every EngineClient does, run against an engine on a thread and one in a process of its own."""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvloop
+
+from penstock.engine.client import StreamingClient
+from penstock.messages import EngineError, QueueFull, RequestRejected
+from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
+from tests.schedule.simulated import logprob_row, request
+
+KINDS = ["thread", "process"]
+Starter = Callable[..., Awaitable[StreamingClient]]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+async def engine(kind: str, scratch: Path) -> AsyncIterator[Starter]:
+    """engine(scenario, **config) starts one; all are closed at the end and leave nothing behind."""
+    clients = []
+
+    async def starter(scenario: Scenario | None = None, **fields: object) -> StreamingClient:
+        clients.append(await start(kind, scenario, **fields))
+        return clients[-1]
+
+    yield starter
+    for client in clients:
+        await client.close()
+    assert not list(scratch.iterdir())
+
+
+def running(client: StreamingClient) -> int:
+    stats = client.stats()
+    return stats.running + stats.waiting
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+async def test_streams_every_token_in_order(engine: Starter) -> None:
+    client = await engine(incarnation=5)
+    asked = request("a", 20, 30, logprobs=0)
+    answer = await ask(client, asked)
+    assert answer.choices == {0: expected(asked)}
+    assert answer.reasons == {0: "length"}
+    assert answer.logprobs[0] == b"".join(map(logprob_row, expected(asked)))
+    assert answer.ends[0].timing is not None and answer.ends[0].timing.decode > 0
+    assert {delta.incarnation for delta in answer.deltas} == {client.info.incarnation} == {5}
+
+
+async def test_streams_several_choices(engine: Starter) -> None:
+    client = await engine()
+    asked = request("a", 9, 12, n=4)
+    answer = await ask(client, asked)
+    assert answer.choices == {choice: expected(asked, choice) for choice in range(4)}
+    assert len(answer.ends) == 4
+
+
+async def test_streams_concurrent_requests_apart(engine: Starter) -> None:
+    client = await engine()
+    asked = [request(f"r{i}", 5 + i, 20 + i) for i in range(20)]
+    answers = await asyncio.gather(*(ask(client, one) for one in asked))
+    assert [answer.choices[0] for answer in answers] == [expected(one) for one in asked]
+
+
+async def test_starts_from_the_middle(engine: Starter) -> None:
+    client = await engine()
+    whole = request("whole", 10, 20, n=3)
+    tokens = expected(whole, 2)
+    rest = request("rest", whole.prompt_ids, 20, seed=whole.sampling.seed, first_choice=2, output_ids=tuple(tokens[:7]))
+    answer = await ask(client, rest)
+    assert answer.choices == {2: tokens}
+    assert answer.deltas[0].offset == 7
+
+
+async def test_a_slow_consumer_gets_everything_merged(engine: Starter) -> None:
+    client = await engine()
+    asked = request("slow", 6, 200, n=2, logprobs=0)
+    answer = Answer(asked)
+    stream = client.generate(asked)
+    answer.take(await anext(stream))
+    await until(lambda: not running(client), "the request to end")
+    async for delta in stream:
+        answer.take(delta)
+    assert answer.choices == {choice: expected(asked, choice) for choice in range(2)}
+    assert answer.logprobs[1] == b"".join(map(logprob_row, expected(asked, 1)))
+    assert len(answer.deltas) <= 4
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_finish_keeps_what_it_is_told_to(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    asked = request("a", 6, 400, n=2)
+    answer = Answer(asked)
+    async for delta in client.generate(asked):
+        answer.take(delta)
+        if delta.choice == 0 and len(answer.choices[0]) >= 10 and not answer.ends:
+            client.finish("a", 0, "stop", 5)
+        if answer.ends and len(answer.choices[1]) >= 12:
+            client.finish("a", 1, "stop", 12)
+    assert answer.choices == {0: expected(asked)[:5], 1: expected(asked, 1)[:12]}
+    assert answer.reasons == {0: "stop", 1: "stop"}
+    client.finish("a", 0, "stop", 5)
+    client.finish("nobody", 0, "stop", 5)
+    assert (await ask(client, request("b", 3, 3))).reasons == {0: "length"}
+
+
+async def test_closing_a_stream_aborts_its_request(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    stream = client.generate(request("a", 6, 500, n=3))
+    await anext(stream)
+    assert running(client)
+    await stream.aclose()
+    await until(lambda: not running(client), "the request to end")
+    assert client.stats().blocks_held == (0,)
+    assert client.stats().steps < 400
+
+
+async def test_cancelling_a_consumer_aborts_its_request(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    consumers = [asyncio.create_task(ask(client, request(f"r{i}", 6, 500))) for i in range(12)]
+    await until(lambda: client.stats().running == 8, "requests to run")
+    for consumer in consumers:
+        consumer.cancel()
+    await asyncio.gather(*consumers, return_exceptions=True)
+    await until(lambda: not running(client), "the requests to end")
+    assert client.stats().blocks_held == (0,)
+
+
+async def test_abort_ends_the_stream(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    asked = request("a", 6, 500, n=2)
+    answer = Answer(asked)
+    async for delta in client.generate(asked):
+        answer.take(delta)
+        client.abort("a")
+    assert answer.reasons == {0: "abort", 1: "abort"}
+    client.abort("nobody")
+    assert (await ask(client, request("b", 3, 3))).reasons == {0: "length"}
+
+
+async def test_an_id_is_free_again_once_the_engine_has_forgotten_it(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.01))
+    stream = client.generate(request("a", 6, 500))
+    await anext(stream)
+    with pytest.raises(RequestRejected, match="'a' is in use"):
+        await anext(client.generate(request("a", 6, 5)))
+    await stream.aclose()
+    with pytest.raises(RequestRejected, match="'a' is in use"):
+        await anext(client.generate(request("a", 6, 5)))
+    await until(lambda: not running(client), "the request to end")
+    asked = request("a", 6, 5)
+    assert (await ask(client, asked)).choices == {0: expected(asked)}
+
+
+# -- what goes wrong with one request ---------------------------------------------------------------------------------
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"prompt_ids": ()}, "prompt has 0 tokens"),
+    ({"prompt_ids": (1, 50)}, "token id 50"),
+    ({"prompt_ids": (-1,)}, "token id -1"),
+    ({"prompt_ids": (1, 2.5)}, "invalid request"),
+    ({"prompt_ids": (2**70,)}, "invalid request"),
+    ({"prompt_ids": tuple([1] * 600)}, "600"),
+    ({"output_ids": (1, 99)}, "token id 99"),
+    ({"request_id": 5}, "request id 5 is not a string"),
+    ({"n": 10**9}, "n=1000000000"),
+    ({"n": 0}, "n=0"),
+    ({"cache_salt": "\ud800"}, "invalid request"),
+    ({"cache_salt": 5}, "invalid request"),
+]
+
+
+async def test_a_request_that_cannot_be_served_is_refused_alone(
+    engine: Starter,
+) -> None:
+    client = await engine(Scenario(step_seconds=0.001))
+    bystander = request("bystander", 5, 300)
+    other = asyncio.create_task(ask(client, bystander))
+    for changes, message in REFUSED:
+        with pytest.raises(RequestRejected, match=message):
+            await anext(client.generate(msgspec.structs.replace(request("wrong", 4, 4), **changes)))
+    assert not other.done()
+    assert (await other).choices == {0: expected(bystander)}
+    assert client.healthy
+
+
+async def test_a_failing_row_ends_its_request_alone(engine: Starter) -> None:
+    client = await engine()
+    bystanders = [request(f"r{i}", 5, 30) for i in range(3)]
+    good = [asyncio.create_task(ask(client, one)) for one in bystanders]
+    answer = await ask(client, request("bad", 5, 30, seed=BAD_SEED))
+    assert answer.reasons == {0: "error"}
+    assert answer.ends[0].error == "simulated failure"
+    assert [(await one).choices[0] for one in good] == [expected(one) for one in bystanders]
+    assert client.healthy
+
+
+async def test_a_full_queue_says_so(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.01), max_num_seqs=1, max_waiting=2)
+    streams = [client.generate(request(f"r{i}", 4, 400)) for i in range(3)]
+    waiting = [asyncio.create_task(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="3 requests"):
+        await ask(client, request("one more", 4, 4))
+    for task, stream in zip(waiting, streams, strict=True):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await stream.aclose()
+
+    async def admitted() -> bool:
+        with contextlib.suppress(QueueFull):
+            return (await ask(client, request("later", 4, 4))).reasons == {0: "length"}
+        return False
+
+    while not await admitted():
+        await asyncio.sleep(0.01)
+
+
+# -- the engine as a whole --------------------------------------------------------------------------------------------
+
+
+async def test_stats_follow_the_steps(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    assert client.info.eos_token_ids == (7,)
+    assert client.info.num_blocks == (257,)
+    before = client.stats()
+    assert before.blocks_total == (256,)
+    await ask(client, request("a", 4, 20))
+    after = client.stats()
+    assert after.steps - before.steps == 20
+    assert after.forward_seconds == pytest.approx(3 * after.sample_seconds)
+    assert after.step_seconds > after.forward_seconds + after.sample_seconds > 0.03
+    assert after.running == after.waiting == 0
+    assert after.computed_tokens == 4 + 19
+
+
+async def test_control_resets_the_prefix_cache(engine: Starter) -> None:
+    client = await engine()
+    prompt = request("p", 40, 1).prompt_ids
+
+    async def cached(name: str) -> int:
+        return (await ask(client, request(name, prompt, 2))).ends[0].cached_tokens
+
+    assert await cached("a") == 0
+    assert await cached("b") >= 36
+    assert await client.control("reset_prefix_cache")
+    assert await cached("c") == 0
+    with pytest.raises(ValueError, match="unknown command 'make_tea'"):
+        await client.control("make_tea")
+
+
+async def test_a_step_that_fails_as_a_whole_ends_the_engine_with_its_reason(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    other = asyncio.create_task(ask(client, request("other", 4, 500)))
+    await until(lambda: running(client), "a request to run")
+    with pytest.raises(EngineError, match="the device has fallen off the bus"):
+        await ask(client, request("fatal", 4, 4, seed=FATAL_SEED))
+    with pytest.raises(EngineError, match="the device has fallen off the bus"):
+        await other
+    assert not client.healthy
+    with pytest.raises(EngineError, match="fallen off"):
+        await ask(client, request("late", 4, 4))
+    with pytest.raises(EngineError, match="fallen off"):
+        await client.control("reset_prefix_cache")
+
+
+async def test_a_stuck_step_is_given_up(kind: str, engine: Starter) -> None:
+    stuck = Scenario(stuck_at=5, stuck_seconds=60 if kind == "process" else 2)
+    client = await engine(stuck, step_deadline=0.4)
+    with pytest.raises(EngineError, match=r"no step for 0\.4 s"):
+        await ask(client, request("a", 4, 20))
+    assert not client.healthy
+
+
+async def test_close_ends_open_streams(engine: Starter) -> None:
+    client = await engine(Scenario(step_seconds=0.002))
+    consumers = [asyncio.create_task(ask(client, request(f"r{i}", 6, 500))) for i in range(3)]
+    await until(lambda: client.stats().running == 3, "requests to run")
+    await client.close()
+    for consumer in consumers:
+        with pytest.raises(EngineError, match="closed"):
+            await consumer
+    assert not client.healthy
+    with pytest.raises(EngineError, match="closed"):
+        await ask(client, request("late"))
+    client.abort("late")
+    client.finish("late", 0, "stop", 1)
+    await client.close()
+
+
+# -- starting ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_user_error_while_loading_is_told_in_its_own_words(
+    kind: str, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EngineError) as caught:
+        await start(kind, Scenario(refuse="tensor 'lm_head.weight' is missing from model.safetensors"))
+    assert str(caught.value) == "tensor 'lm_head.weight' is missing from model.safetensors"
+    assert not caplog.records
+    assert not list(scratch.iterdir())
+
+
+async def test_any_other_error_while_loading_is_told_with_its_place(kind: str, scratch: Path) -> None:
+    with pytest.raises(EngineError, match=r"KeyError: 'surprise'(.|\n)*simulated.py(.|\n)*in start"):
+        await start(kind, Scenario(crash="surprise"))
+    assert not list(scratch.iterdir())
+
+
+async def test_limits_that_contradict_each_other_are_told(kind: str, scratch: Path) -> None:
+    with pytest.raises(EngineError, match="max_num_batched_tokens=4"):
+        await start(kind, max_num_batched_tokens=4)
+
+
+# -- nothing is left --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_nothing_is_left_on_either_loop(kind: str, run: Callable[..., None], scratch: Path) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def session() -> None:
+        client = await start(kind, Scenario(step_seconds=0.001))
+        asked = [request(f"r{i}", 5, 50) for i in range(10)]
+        answers = await asyncio.gather(*(ask(client, one) for one in asked))
+        assert [answer.choices[0] for answer in answers] == [expected(one) for one in asked]
+        stream = client.generate(request("abandoned", 5, 500))
+        await anext(stream)
+        await stream.aclose()
+        with pytest.raises(EngineError):
+            await start(kind, Scenario(crash="surprise"))
+        await client.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    run(asyncio.sleep(0))  # the first uvloop of a process keeps descriptors
+    before = descriptors()
+    threads = threading.active_count()
+    run(session())
+    assert descriptors() == before
+    assert threading.active_count() == threads
+    assert not list(scratch.iterdir())

@@ -1,0 +1,249 @@
+"""The core loop against a script of commands, with an executor of depth 1 to 3 and a clock that stands still."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from penstock.engine.core import ADMISSION_SECONDS, EngineCore
+from penstock.engine.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
+from penstock.messages import Capacity, GenerateRequest, KVGroup, StepPlan, StepResult, StepTiming, TokenDelta
+from penstock.schedule import Scheduler, SchedulerConfig
+from tests.engine.simulated import BAD_SEED, Answer, expected
+from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, request
+
+LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.per_look = 0.0  # seconds that pass with every look at it
+
+    def __call__(self) -> float:
+        self.now += self.per_look
+        return self.now
+
+
+class ScriptedPort:
+    """Hands out one batch of commands per step and ends the engine when it runs dry and the engine is idle."""
+
+    def __init__(self, *batches: list[Command | Rejected]) -> None:
+        self.batches = deque(batches)
+        self.steps: list[Step] = []
+        self.waits = 0
+        self.asleep: Callable[[], None] = lambda: None
+
+    def receive(self, *, wait: bool) -> list[Command | Rejected]:
+        if wait:
+            self.waits += 1
+            self.asleep()
+        if self.batches:
+            return self.batches.popleft()
+        return [Stop("the script is over")] if wait else []
+
+    def post(self, step: Step) -> None:
+        self.steps.append(step)
+
+    @property
+    def deltas(self) -> list[TokenDelta]:
+        return [delta for step in self.steps for delta in step.deltas]
+
+    def answer(self, asked: GenerateRequest) -> Answer:
+        answer = Answer(asked)
+        for delta in self.deltas:
+            if delta.request_id == asked.request_id:
+                answer.take(delta)
+        return answer
+
+
+class TimedExecutor:
+    """The scheduler's simulated executor; its steps take time on a manual clock."""
+
+    def __init__(self, capacity: Capacity, clock: ManualClock) -> None:
+        self.simulated = SimulatedExecutor(
+            capacity, LIMITS, fails=lambda sampling, choice, length: sampling.seed == BAD_SEED
+        )
+        self.clock = clock
+        self.outstanding = self.deepest = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self.simulated.submit(plan)
+        self.outstanding += 1
+        self.deepest = max(self.deepest, self.outstanding)
+
+    def result(self) -> StepResult:
+        self.outstanding -= 1
+        self.clock.now += 0.010
+        return msgspec.structs.replace(self.simulated.result(), timing=StepTiming(0.006, 0.003, 0.010))
+
+
+class Bench:
+    """A core and everything around it."""
+
+    def __init__(self, *batches: list[Command | Rejected], depth: int = 1) -> None:
+        capacity = Capacity(4, (KVGroup(257),), depth, "simulated", VOCABULARY)
+        self.clock = ManualClock()
+        self.port = ScriptedPort(*batches)
+        self.scheduler = Scheduler(LIMITS, capacity, incarnation=3)
+        self.executor = TimedExecutor(capacity, self.clock)
+        self.core = EngineCore(self.scheduler, self.executor, self.port, capacity, incarnation=3, clock=self.clock)
+
+    def run(self) -> ScriptedPort:
+        assert self.core.run() == "the script is over"
+        self.scheduler.check()
+        return self.port
+
+
+def adds(*requests: GenerateRequest) -> list[Command | Rejected]:
+    return [Add(one) for one in requests]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_keeps_as_many_plans_outstanding_as_the_executor_takes(depth: int) -> None:
+    asked = [request(f"r{i}", 5 + i, 20 + i, n=1 + i % 2) for i in range(6)]
+    bench = Bench(adds(*asked), depth=depth)
+    port = bench.run()
+    for one in asked:
+        assert port.answer(one).choices == {choice: expected(one, choice) for choice in range(one.n)}
+    assert bench.executor.deepest == depth
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_says_everything_of_a_step_in_one_message(depth: int) -> None:
+    asked = [request(f"r{i}", 5, 10) for i in range(4)]
+    port = Bench(adds(*asked), depth=depth).run()
+    assert [step.stats.steps for step in port.steps] == list(range(1, len(port.steps) + 1))
+    assert len(port.steps[3].deltas) == 4
+    assert {delta.incarnation for delta in port.deltas} == {3}
+
+
+def test_sleeps_only_when_there_is_nothing_to_do() -> None:
+    port = Bench(adds(request("a", 4, 10)), [], [], adds(request("b", 4, 5)), [], [], [], [], [], []).run()
+    assert len(port.steps) == 10
+    assert port.waits == 2  # at the start and at the end
+
+
+def test_time_asleep_is_no_steps_time() -> None:
+    bench = Bench(adds(request("a", 4, 5)), *([[]] * 4), adds(request("b", 4, 5)))
+
+    def asleep() -> None:
+        bench.clock.now += 1000
+
+    bench.port.asleep = asleep
+    stats = bench.run().steps[-1].stats
+    assert stats.steps == 10
+    assert stats.step_seconds == pytest.approx(0.100)
+    assert stats.forward_seconds == pytest.approx(0.060)
+    assert stats.sample_seconds == pytest.approx(0.030)
+
+
+def test_stamps_the_arrival_on_its_own_clock() -> None:
+    bench = Bench(adds(request("a", 4, 3), request("b", 4, 3, arrival=60.0)))
+    port = bench.run()
+    assert port.answer(request("a")).ends[0].timing.queued == 0.0
+    assert port.answer(request("b")).ends[0].timing.queued == pytest.approx(40.0)
+
+
+def test_a_flood_of_requests_does_not_stall_those_that_run() -> None:
+    flood = [request(f"r{i}", 4, 3) for i in range(100)]
+    bench = Bench(adds(request("first", 4, 60)), adds(*flood))
+    bench.clock.per_look = ADMISSION_SECONDS / 4
+    port = bench.run()
+    waiting = [step.stats.running + step.stats.waiting for step in port.steps[:10]]
+    assert max(b - a for a, b in pairwise(waiting)) <= 4
+    for one in flood:
+        assert port.answer(one).choices == {0: expected(one)}
+
+
+def test_an_abort_overtakes_requests_not_yet_admitted() -> None:
+    flood = [request(f"r{i}", 4, 3, n=2) for i in range(50)]
+    bench = Bench([*adds(*flood), Abort("r49"), Abort("r0"), Abort("nobody")])
+    bench.clock.per_look = ADMISSION_SECONDS
+    port = bench.run()
+    first = port.steps[0]
+    assert first.aborted == ["r49", "r0", "nobody"]
+    assert [(delta.request_id, delta.choice, delta.finish_reason) for delta in first.deltas[:4]] == [
+        ("r49", 0, "abort"),
+        ("r49", 1, "abort"),
+        ("r0", 0, "abort"),
+        ("r0", 1, "abort"),
+    ]
+    assert port.answer(flood[1]).reasons == {0: "length", 1: "length"}
+
+
+def test_finish_reaches_a_request_not_yet_admitted() -> None:
+    resumed = request("late", 4, 20, output_ids=(1, 2, 3))
+    bench = Bench([*adds(request("first"), resumed), Finish("late", 0, "stop", 2), Finish("nobody", 0, "stop", 2)])
+    bench.clock.per_look = ADMISSION_SECONDS
+    assert bench.run().answer(resumed).choices == {0: [1, 2]}
+
+
+def test_commands_are_answered_without_a_step() -> None:
+    rejected = Rejected("unreadable", "invalid request: Expected `int`")
+    port = Bench([Abort("nobody"), Control(7, "reset_prefix_cache"), Control(8, "nonsense"), rejected]).run()
+    (step,) = port.steps
+    assert step.stats.steps == 0
+    assert step.aborted == ["nobody"]
+    assert step.rejected == [rejected]
+    assert [(reply.serial, bool(reply.error)) for reply in step.replies] == [(7, False), (8, True)]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_id_in_use_is_refused(at_once: bool) -> None:
+    asked = request("a", 4, 5)
+    port = Bench(*([adds(asked, asked)] if at_once else [adds(asked), adds(asked)])).run()
+    (rejected,) = [rejected for step in port.steps for rejected in step.rejected]
+    assert (rejected.request_id, rejected.queue_full) == ("a", False)
+    assert port.answer(asked).choices == {0: expected(asked)}
+
+
+def test_whatever_add_raises_is_that_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = request("good", 4, 5), request("bad", 4, 5, n=2, seed=13)
+    bench = Bench(adds(bad, good))
+    add = bench.scheduler.add
+
+    def fragile(one: GenerateRequest, now: float) -> list[TokenDelta]:
+        if one.sampling.seed == 13:
+            raise KeyError("a bug")
+        return add(one, now)
+
+    monkeypatch.setattr(bench.scheduler, "add", fragile)
+    port = bench.run()
+    assert port.answer(bad).reasons == {0: "error", 1: "error"}
+    assert "KeyError: 'a bug'" in port.answer(bad).ends[0].error
+    assert port.answer(good).choices == {0: expected(good)}
+
+
+def test_a_failing_row_is_that_requests_alone() -> None:
+    good, bad = request("good", 4, 5), request("bad", 4, 5, seed=BAD_SEED)
+    port = Bench(adds(bad, good)).run()
+    assert port.answer(bad).reasons == {0: "error"}
+    assert port.answer(good).choices == {0: expected(good)}
+
+
+@pytest.mark.parametrize("part", ["submit", "result"])
+def test_a_failing_executor_is_everybodys(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    bench = Bench(adds(request("a")))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(bench.executor, part, fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        bench.core.run()
+
+
+def test_work_that_is_never_planned_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(adds(request("a")))
+    monkeypatch.setattr(bench.scheduler, "plan", lambda now: None)
+    with pytest.raises(RuntimeError, match="has work but plans none"):
+        bench.core.run()
+
+
+def test_stop_ends_the_loop_between_two_steps() -> None:
+    bench = Bench(adds(request("a", 4, 50)), [], [Stop("enough")])
+    assert bench.core.run() == "enough"
+    assert len(bench.port.steps) == 2

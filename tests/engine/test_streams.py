@@ -1,0 +1,119 @@
+"""Sorting events into streams, and judging progress."""
+
+import asyncio
+
+import pytest
+
+from penstock.engine.client import STALL_TICKS, Progress
+from penstock.engine.streams import Streams
+from penstock.engine.wire import ControlReply, Failed, Rejected, Step
+from penstock.messages import EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
+from tests.schedule.simulated import request
+
+
+def delta(offset: int, tokens: tuple[int, ...] = (), *, incarnation: int = 2, **fields: object) -> TokenDelta:
+    return TokenDelta("a", 0, offset, tokens, incarnation=incarnation, **fields)
+
+
+def step(*deltas: TokenDelta, **fields: object) -> Step:
+    return Step(EngineStats(), list(deltas), **fields)
+
+
+@pytest.fixture
+async def streams() -> Streams:
+    return Streams(incarnation=2, limit=3)
+
+
+async def test_deltas_of_another_incarnation_are_refused_and_counted(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    streams.take(step(delta(0, (5,), incarnation=1), delta(0, (6,)), delta(1, (7,), incarnation=3)))
+    assert [d.token_ids for d in await stream.read()] == [(6,)]
+    assert streams.refused == 2
+
+
+@pytest.mark.parametrize(("offset", "reason"), [(3, None), (1, None), (3, "stop")])
+async def test_lost_or_doubled_tokens_end_the_stream(streams: Streams, offset: int, reason: str | None) -> None:
+    stream = streams.open(request("a"))
+    streams.take(step(delta(0, (5, 6)), delta(offset, (9,), finish_reason=reason)))
+    assert [d.token_ids for d in await stream.read()] == [(5, 6)]
+    with pytest.raises(EngineError, match=f"expected token 2, got token {offset}"):
+        await stream.read()
+    assert streams.close(stream), "the engine has to be told"
+
+
+async def test_what_came_before_the_end_is_read_first(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    streams.take(step(delta(0, (5,))))
+    streams.take(Failed("it broke"))
+    streams.take(step(delta(1, (6,))))
+    assert [d.token_ids for d in await stream.read()] == [(5,)]
+    with pytest.raises(EngineError, match="it broke"):
+        await stream.read()
+    assert not streams.close(stream)
+    with pytest.raises(EngineError, match="it broke"):
+        streams.open(request("b"))
+
+
+async def test_a_reader_is_woken(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    reader = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    streams.take(step(delta(0, (5,), finish_reason="length")))
+    assert [d.token_ids for d in await reader] == [(5,)]
+    assert await stream.read() == []
+    assert not streams.close(stream)
+
+
+async def test_rejections_carry_their_kind(streams: Streams) -> None:
+    for name, full, kind in (("a", False, RequestRejected), ("b", True, QueueFull)):
+        stream = streams.open(request(name))
+        streams.take(step(rejected=[Rejected(name, "no", full)]))
+        with pytest.raises(kind, match="no"):
+            await stream.read()
+        assert not streams.close(stream)
+    assert not streams.busy
+
+
+async def test_an_early_close_counts_until_the_engine_knows(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    assert streams.close(stream)
+    streams.take(step(delta(0, (5,))))  # already on its way
+    assert streams.busy
+    with pytest.raises(RequestRejected, match="in use"):
+        streams.open(request("a"))
+    streams.take(step(aborted=["a"]))
+    assert not streams.busy
+    streams.open(request("a"))
+
+
+async def test_no_more_streams_than_the_limit(streams: Streams) -> None:
+    for name in "abc":
+        streams.open(request(name))
+    with pytest.raises(QueueFull, match="3 requests are in progress"):
+        streams.open(request("d"))
+    with pytest.raises(RequestRejected, match="n=4"):
+        Streams(incarnation=2, limit=3).open(request("e", n=4))
+
+
+async def test_replies_go_to_who_asked(streams: Streams) -> None:
+    first, second, third = (streams.expect_reply() for _ in range(3))
+    third[1].cancel()
+    replies = [ControlReply(second[0], "two"), ControlReply(first[0], error="one failed"), ControlReply(third[0], "x")]
+    streams.take(step(replies=replies))
+    assert await second[1] == "two"
+    with pytest.raises(ValueError, match="one failed"):
+        await first[1]
+    assert not streams.busy
+
+
+def ticks(*heard: int | None) -> int:
+    progress = Progress()
+    return max(progress.tick(count) for count in heard)
+
+
+def test_progress_is_an_event_between_two_ticks_while_something_is_owed() -> None:
+    assert ticks(*[None] * 20) == 0
+    assert ticks(*range(20)) == 0
+    assert ticks(5, 5, 6, 6, 6, 7) == 2
+    assert ticks(5, 5, 5, None, 5, 5, 5) == 2
+    assert ticks(*[5] * (STALL_TICKS + 1)) == STALL_TICKS

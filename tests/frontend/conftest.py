@@ -1,0 +1,151 @@
+"""A small real tokenizer, a scripted engine, and the app over both."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from penstock.config import ServerConfig
+from penstock.frontend import Limits, ServedModel, create_app, listen, serve
+from penstock.frontend.access import Access
+from penstock.observe import Metrics
+from penstock.text import Tokenizer
+from tests.frontend.scripted import Output, ScriptedClient
+
+NAME = "tiny"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
+    """Byte-level BPE with few merges, so that tokens are short and most characters outside ASCII are several.
+
+    With a chat template, and without.
+    """
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=266,
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["hello world, this is a test of the stop string"] * 4, trainer)
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    loaded = []
+    for more in ({"chat_template": TEMPLATE}, {}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, **more}))
+        loaded.append(Tokenizer.load(folder))
+    return loaded[0], loaded[1]
+
+
+@dataclass
+class Site:
+    """An app, the engine behind it, and a client that calls the app directly."""
+
+    app: Access
+    engine: ScriptedClient
+    tokenizer: Tokenizer
+    metrics: Metrics
+    http: httpx.AsyncClient
+
+    async def post(self, path: str, **fields: Any) -> dict[str, Any]:
+        """The answer to a request that must succeed."""
+        response = await self.http.post(path, json={"model": NAME, **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def events(self, path: str, **fields: Any) -> list[Any]:
+        """The events of a stream that must succeed; see `parse_events`."""
+        response = await self.http.post(path, json={"model": NAME, "stream": True, **fields})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        return parse_events(response.content)
+
+    def says(self, text: str, *, cuts: tuple[int, ...] = (1,), ends: bool = True) -> list[int]:
+        """Makes the engine say this, then EOS unless `ends` is false. Returns the ids."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        eos = [self.engine.info.eos_token_ids[0]] if ends else []
+        self.engine.output = lambda request, choice: [*ids, *eos]
+        self.engine.cuts = cuts
+        return ids
+
+
+def parse_events(body: bytes) -> list[Any]:
+    """A stream of server-sent events, by its grammar: `data: JSON` and a blank line, the last one `data: [DONE]`."""
+    assert body.endswith(b"\n\n")
+    events = body.decode().removesuffix("\n\n").split("\n\n")
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    payloads = [event.removeprefix("data: ") for event in events]
+    assert payloads.pop() == "[DONE]"
+    assert "[DONE]" not in payloads
+    return [json.loads(payload) for payload in payloads]
+
+
+@pytest.fixture
+def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
+    """make_site(output=, limits=, defaults=, aliases=, max_model_len=, template=, and the ServerConfig's fields)."""
+
+    def make(
+        output: Output = lambda request, choice: [20 + choice],
+        *,
+        limits: Limits | None = None,
+        defaults: dict[str, float] | None = None,
+        aliases: tuple[str, ...] = (),
+        max_model_len: int = 64,
+        template: bool = True,
+        **config: Any,
+    ) -> Site:
+        tokenizer = tokenizers[0 if template else 1]
+        eos = tokenizer.encode("<|im_end|>")[0]
+        engine = ScriptedClient(output, vocab_size=tokenizer.vocab_size + 5, eos=eos, max_model_len=max_model_len)
+        model = ServedModel(
+            name=NAME, client=engine, tokenizer=tokenizer, created=1, aliases=aliases, defaults=defaults or {}
+        )
+        metrics = Metrics(CollectorRegistry())
+        app = create_app(model, ServerConfig(served_model_name=NAME, **config), metrics, limits)
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+        return Site(app, engine, tokenizer, metrics, http)
+
+    return make
+
+
+@pytest.fixture
+def site(make_site: Callable[..., Site]) -> Site:
+    return make_site()
+
+
+@contextlib.asynccontextmanager
+async def live(site: Site) -> AsyncIterator[int]:
+    """The app behind a real uvicorn on loopback, as long as the block lasts. Gives the port."""
+    sock = listen("127.0.0.1", 0)
+    stop = asyncio.Event()
+    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop))
+    try:
+        yield sock.getsockname()[1]
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, 20)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Returns when the condition holds; fails when it does not within the time."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)

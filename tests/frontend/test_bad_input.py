@@ -1,0 +1,292 @@
+"""Every route against bad input: a 4xx with the four keys, naming the parameter, and a healthy server after it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.frontend import Limits
+from tests.frontend.conftest import NAME, Site
+
+COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+GOOD: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"model": NAME, "prompt": "hello", "max_tokens": 2},
+    CHAT: {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
+    TOKENIZE: {"model": NAME, "prompt": "hello"},
+    DETOKENIZE: {"model": NAME, "tokens": [60, 61]},
+}
+HUGE = 10**30
+VOCAB = 271  # of the scripted engine
+LONG = "x" * 20000
+
+# Bodies that are no JSON object of strict JSON, whatever the route.
+MALFORMED = [
+    b"",
+    b"{",
+    b"[]",
+    b'"text"',
+    b"null",
+    b"{'model': 'tiny'}",
+    b'{"model": "tiny"} trailing',
+    b'{"model": "tiny",}',
+    b'{"model": NaN}',
+    b'{"model": Infinity}',
+    b'{"model": -Infinity}',
+    b'{"model": 01}',
+    b'{"model": "\x00"}',
+    b'{"model": "\xff\xfe"}',
+    b'{"model": "\xed\xa0\x80"}',
+    b'{"model": "\\ud800"}',
+    b'{"model": "\\udc00 and more text"}',
+    b"\xef\xbb\xbf{}",
+    b"\x00\x00\x00",
+    b"[" * 100_000,
+    b'{"metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    b'{"tools": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+]
+
+# Parameters of both generating routes: (parameters, the parameter the error must name).
+SHARED: list[tuple[dict[str, Any], str]] = [
+    ({"model": 3}, "model"),
+    ({"no_such_parameter": 1}, "no_such_parameter"),
+    ({"no_such_parameter": None}, "no_such_parameter"),
+    ({"stream": "true"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"no_such_option": True}}, "stream_options.no_such_option"),
+    ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    *[({"n": n}, "n") for n in (0, -1, 33, HUGE, 1.0, 1.5, "1", True, [1])],
+    *[({"max_tokens": value}, "max_tokens") for value in (-1, 10_000, HUGE, 2.5, "5", True, {})],
+    *[({"temperature": value}, "temperature") for value in (-0.1, -HUGE, "hot", True, [0.5])],
+    *[({"top_p": value}, "top_p") for value in (-0.1, 1.1, HUGE, "1", False)],
+    *[({"min_p": value}, "min_p") for value in (-0.1, 1.1, HUGE, "1")],
+    *[({"top_k": value}, "top_k") for value in (-2, HUGE, -HUGE, 2.5, "9", True)],
+    *[({"presence_penalty": value}, "presence_penalty") for value in (-2.1, 2.1, HUGE, "1", True)],
+    *[({"frequency_penalty": value}, "frequency_penalty") for value in (-2.1, 2.1, -HUGE, "1", True)],
+    *[({"repetition_penalty": value}, "repetition_penalty") for value in (0, -1, HUGE, "1", True)],
+    *[({"min_tokens": value}, "min_tokens") for value in (-1, 3, HUGE, 1.5, "1", True)],
+    *[({"seed": value}, "seed") for value in (2**64, -(2**63) - 1, 10**4000, 1.5, "1", True)],
+    *[({"priority": value}, "priority") for value in (2**31, -HUGE, 1.5, "1", True)],
+    *[({"prompt_logprobs": value}, "prompt_logprobs") for value in (-1, 21, HUGE, "1", True)],
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    *[({"stop": value}, "stop") for value in ("", [""], ["a", ""], ["a"] * 17, "x" * 257, 5, True)],
+    ({"stop": [5]}, "stop[0]"),
+    ({"stop": ["a", None]}, "stop[1]"),
+    *[({"stop_token_ids": value}, "stop_token_ids") for value in ([VOCAB], [-1], [HUGE], 5, "1", [1] * 300)],
+    ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+    *[({"logit_bias": value}, "logit_bias") for value in ({str(VOCAB): 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1.5": 1})],
+    *[({"logit_bias": value}, "logit_bias") for value in ({"1": 101}, {"1": -HUGE}, {"9" * 5000: 1}, [1], "x")],
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias[...]"),
+    *[({"cache_salt": value}, "cache_salt") for value in ("", "x" * 257, 5)],
+    *[({"ignore_eos": value}, "ignore_eos") for value in (1, "true")],
+    ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+    ({"include_stop_str_in_output": 0}, "include_stop_str_in_output"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"user": 5}, "user"),
+    ({"metadata": {"a": 5}}, "metadata[...]"),
+]
+ONLY_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    *[({"prompt": value}, "prompt") for value in (None, "", [], [[]], [""], ["a", ""], 5, True, {}, 1.5)],
+    *[
+        ({"prompt": value}, "prompt")
+        for value in ([VOCAB], [-1], [HUGE], [[60], [VOCAB]], [60, "a"], ["a", [60]], [60, [60]])
+    ],
+    ({"prompt": [60, None]}, "prompt[1]"),
+    ({"prompt": [60.5]}, "prompt[0]"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": [["a"]]}, "prompt[0][0]"),
+    ({"prompt": [[60, True]]}, "prompt[0][1]"),
+    ({"prompt": [[[60]]]}, "prompt[0][0]"),
+    ({"prompt": [60] * 64}, "prompt"),
+    ({"prompt": [60] * 100_000}, "prompt"),
+    ({"prompt": LONG}, "prompt"),
+    ({"prompt": ["hello", "y" * 200]}, "prompt"),
+    ({"prompt": ["a"] * 65}, "prompt"),
+    ({"prompt": ["a"] * 9, "n": 32}, "n"),
+    ({"prompt": [60] * 63, "max_tokens": 2}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"echo": True, "max_tokens": 0, "prompt": [60] * 64}, "prompt"),
+    *[({"logprobs": value}, "logprobs") for value in (-1, 21, HUGE, True, False, "1", 1.0)],
+    ({"echo": True, "logprobs": 1, "prompt_logprobs": 2}, "prompt_logprobs"),
+    *[({"echo": value}, "echo") for value in (1, "true")],
+    ({"best_of": 3}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"messages": []}, "messages"),
+    ({"add_special_tokens": 1}, "add_special_tokens"),
+]
+ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
+    *[({"messages": value}, "messages") for value in (None, [], "hello", {}, 5)],
+    ({"messages": ["hello"]}, "messages[0]"),
+    ({"messages": [{}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+        "messages[0].content[0]",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "no_such_key": 1}]}, "messages[0].no_such_key"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "y" * 200}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": None}], "continue_final_message": True}, "messages"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    *[({"logprobs": value}, "logprobs") for value in (1, "true", 0)],
+    *[({"logprobs": True, "top_logprobs": value}, "top_logprobs") for value in (-1, 21, HUGE, True, "1")],
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+    *[
+        ({"max_tokens": None, "max_completion_tokens": value}, "max_completion_tokens")
+        for value in (0, -1, 999, HUGE, "1")
+    ],
+    ({"max_completion_tokens": 3}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"function_call": "auto"}, "function_call"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"audio": {}}, "audio"),
+    ({"prediction": {}}, "prediction"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"prompt": "x"}, "prompt"),
+]
+ONLY_TOKENIZE: list[tuple[dict[str, Any], str]] = [
+    *[({"prompt": value}, "prompt") for value in (None, "", 5, True, ["a"], LONG)],
+    ({"prompt": "x", "messages": []}, "prompt"),
+    ({"prompt": None, "messages": []}, "messages"),
+    ({"prompt": None, "messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"chat_template": "x", "prompt": None, "messages": []}, "chat_template"),
+    ({"add_special_tokens": 1}, "add_special_tokens"),
+    ({"no_such_parameter": 1}, "no_such_parameter"),
+    ({"model": 5}, "model"),
+]
+ONLY_DETOKENIZE: list[tuple[dict[str, Any], str]] = [
+    *[({"tokens": value}, "tokens") for value in (None, 5, "x", {})],
+    *[
+        ({"tokens": value}, "tokens[1]")
+        for value in ([60, VOCAB], [60, -1], [60, HUGE], [60, True], [60, "x"], [60, 1.0])
+    ],
+    ({"no_such_parameter": 1}, "no_such_parameter"),
+]
+CASES = [
+    *[(COMPLETIONS, fields, param) for fields, param in [*SHARED, *ONLY_COMPLETIONS]],
+    *[(CHAT, fields, param) for fields, param in [*SHARED, *ONLY_CHAT]],
+    *[(TOKENIZE, fields, param) for fields, param in ONLY_TOKENIZE],
+    *[(DETOKENIZE, fields, param) for fields, param in ONLY_DETOKENIZE],
+]
+
+
+async def refused(site: Site, path: str, body: bytes, status: int = 400) -> dict[str, Any]:
+    """The error of a request that must be refused, by a server that goes on serving."""
+    response = await site.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == status, response.text
+    answer = response.json()
+    assert answer.keys() == {"error"}
+    error: dict[str, Any] = answer["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and 0 < len(error["message"]) < 500
+    assert error["type"] == "invalid_request_error"
+    assert response.headers["x-request-id"]
+    assert site.engine.requests == []
+    good = await site.http.post(path, json=GOOD[path])
+    assert good.status_code == 200, good.text
+    return error
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), CASES, ids=lambda value: str(value)[:60])
+async def test_a_bad_parameter_is_named(site: Site, path: str, fields: dict[str, Any], param: str) -> None:
+    error = await refused(site, path, json.dumps({**GOOD[path], **fields}).encode())
+    assert error["param"] == param
+    assert param.split("[")[0].split(".")[-1] in error["message"] or "content" in param
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:40]))
+async def test_a_malformed_body(site: Site, path: str, body: bytes) -> None:
+    await refused(site, path, body)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed", "n", "max_tokens", "logit_bias"])
+@pytest.mark.parametrize("literal", ["1e400", "-1e400", "1" + "0" * 400, "NaN", "Infinity"])
+async def test_numbers_beyond_every_range(site: Site, name: str, literal: str) -> None:
+    value = '{"5": ' + literal + "}" if name == "logit_bias" else literal
+    body = '{"prompt": "x", "' + name + '": ' + value + "}"
+    error = await refused(site, COMPLETIONS, body.encode())
+    if literal[-1].isdigit():
+        assert error["param"] is not None and error["param"].startswith(name)
+    else:
+        assert "JSON" in error["message"]
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("name", ["other", "", "tiny\x00", "../tiny", "t" * 5000])
+async def test_a_model_that_is_not_served(site: Site, path: str, name: str) -> None:
+    body = json.dumps({**GOOD[path], "model": name}).encode()
+    error = await refused(site, path, body, 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("missing", ["prompt", "messages", "tokens"])
+async def test_a_parameter_that_must_be_there(site: Site, path: str, missing: str) -> None:
+    if missing in GOOD[path]:
+        fields = {key: value for key, value in GOOD[path].items() if key != missing}
+        error = await refused(site, path, json.dumps(fields).encode())
+        assert (error["param"], error["code"]) == (missing, "missing_parameter")
+
+
+@pytest.mark.parametrize("path", GOOD)
+async def test_a_body_beyond_the_limit(make_site: Callable[..., Site], path: str) -> None:
+    site = make_site(limits=Limits(max_body_bytes=1000))
+    error = await refused(site, path, b" " * 1001, 413)
+    assert "1000 bytes" in error["message"]
+
+    async def unannounced():  # type: ignore[no-untyped-def]
+        for _ in range(100):
+            yield b" " * 100
+
+    response = await site.http.post(path, content=unannounced())
+    assert response.status_code == 413
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-encoding": "gzip"},
+        {"content-encoding": "br"},
+        {"content-type": "text/plain"},
+        {"content-type": "x" * 500},
+    ],
+)
+async def test_encodings_and_types_that_are_not_taken(site: Site, path: str, headers: dict[str, str]) -> None:
+    response = await site.http.post(path, content=json.dumps(GOOD[path]).encode(), headers=headers)
+    assert response.status_code == 415
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert (await site.http.post(path, json=GOOD[path])).status_code == 200
+
+
+@pytest.mark.parametrize("length", [b"-1", b"1e9", b"99999999999999999999999", b"x"])
+async def test_a_content_length_that_is_none(site: Site, length: bytes) -> None:
+    request = site.http.build_request("POST", COMPLETIONS, content=b"{}")
+    request.headers["content-length"] = length.decode()
+    response = await site.http.send(request)
+    assert response.status_code == 413

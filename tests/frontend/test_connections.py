@@ -1,0 +1,252 @@
+"""Real sockets: clients that go, stall, flood or do not read; and a server that starts and stops."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from penstock.frontend import AddressInUse, Limits, listen, serve
+from tests.frontend.conftest import Site, live, parse_events, until
+
+PROMPT = {"prompt": "hello", "max_tokens": 60}
+USER = {"messages": [{"role": "user", "content": "hello"}]}
+CALLS = [
+    ("/v1/completions", {**PROMPT, "stream": True}),
+    ("/v1/completions", PROMPT),
+    ("/v1/completions", {**PROMPT, "prompt": ["a", "b"], "n": 2}),
+    ("/v1/chat/completions", {**USER, "stream": True}),
+    ("/v1/chat/completions", USER),
+]
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The loop of production."""
+    return uvloop.EventLoopPolicy()
+
+
+def request(path: str, fields: dict[str, Any]) -> bytes:
+    body = json.dumps(fields).encode()
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@contextlib.asynccontextmanager
+async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def status_of(reader: asyncio.StreamReader) -> int:
+    return int((await reader.readline()).split()[1])
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Closes at once with a reset, as a crashed client's machine does."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(("path", "fields"), CALLS)
+@pytest.mark.parametrize("leave", [lambda writer: writer.close(), reset], ids=["close", "reset"])
+async def test_a_client_that_goes_is_aborted(
+    site: Site, path: str, fields: dict[str, Any], leave: Callable[[asyncio.StreamWriter], None]
+) -> None:
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port:
+        async with connection(port) as (reader, writer):
+            writer.write(request(path, fields))
+            await until(lambda: bool(site.engine.running))
+            if fields.get("stream"):
+                assert await status_of(reader) == 200
+            running = site.engine.running
+            leave(writer)
+            await until(lambda: site.engine.running == 0)
+        assert sorted(site.engine.aborted) == sorted(call.request_id for call in site.engine.requests)
+        assert len(site.engine.aborted) == running
+        await until(lambda: site.app.lifecycle.in_flight == 0)
+        site.engine.gate.set()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            assert (await http.post("/v1/completions", json=PROMPT)).status_code == 200
+            metrics = (await http.get("/metrics")).text
+    assert f'code="499",method="POST",route="{path}"' in metrics
+    choices = running * fields.get("n", 1)
+    assert f'penstock_request_success_total{{finished_reason="abort",model_name="tiny"}} {choices}.0' in metrics
+
+
+async def test_many_clients_that_go_leave_nothing_behind(site: Site) -> None:
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port:
+        async with httpx.AsyncClient() as http:
+            await http.get(f"http://127.0.0.1:{port}/health")
+        tasks = asyncio.all_tasks()
+        for _ in range(5):
+            async with contextlib.AsyncExitStack() as stack:
+                for path, fields in CALLS * 4:
+                    _, writer = await stack.enter_async_context(connection(port))
+                    writer.write(request(path, fields))
+                await until(lambda: site.app.lifecycle.in_flight == 20)
+            await until(lambda: site.app.lifecycle.in_flight == 0 and site.engine.running == 0)
+        await until(lambda: asyncio.all_tasks() <= tasks)
+
+
+async def test_a_client_that_goes_while_sending(site: Site) -> None:
+    async with live(site) as port:
+        async with connection(port) as (_, writer):
+            writer.write(request("/v1/completions", PROMPT)[:-5])
+            await until(lambda: site.app.lifecycle.in_flight == 1)
+        await until(lambda: site.app.lifecycle.in_flight == 0)
+    assert site.engine.requests == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: loc", b"POST /v1/completions HTTP/1.1\r\n"])
+async def test_slow_headers_end_the_connection(make_site: Callable[..., Site], sent: bytes) -> None:
+    site = make_site(limits=Limits(header_timeout=0.2))
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+
+
+async def test_a_slow_body_gets_an_answer_and_the_connection_ends(make_site: Callable[..., Site]) -> None:
+    site = make_site(limits=Limits(body_timeout=0.2))
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(request("/v1/completions", PROMPT)[:-5])
+        answer = await asyncio.wait_for(reader.read(), 10)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"error"' in answer
+    assert site.app.lifecycle.in_flight == 0
+
+
+async def test_a_body_that_never_ends_is_cut_off_after_its_refusal(make_site: Callable[..., Site]) -> None:
+    site = make_site(limits=Limits(max_body_bytes=1000, header_timeout=0.2, body_timeout=0.2))
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
+        assert await asyncio.wait_for(status_of(reader), 10) == 413
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 10)
+
+
+@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx-long: ", b"GET /health?", b"GET /health HTTP/1.1\r\n"])
+async def test_headers_beyond_the_limit(make_site: Callable[..., Site], start: bytes) -> None:
+    site = make_site(limits=Limits(max_header_bytes=1000))
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(start + b"y" * 600)
+        await asyncio.sleep(0.05)
+        writer.write(b"y" * 600)
+        assert await asyncio.wait_for(status_of(reader), 10) == 431
+        await asyncio.wait_for(reader.read(), 10)  # and the connection ends
+
+
+async def test_large_bodies_within_the_limit_are_no_large_headers(site: Site) -> None:
+    async with live(site) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        for _ in range(3):  # on one connection
+            response = await http.post("/tokenize", json={"prompt": "hello", "model": "m" * 300_000})
+            assert response.status_code == 404
+
+
+async def test_garbage_is_refused(site: Site) -> None:
+    async with live(site) as port:
+        for sent in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET \xff HTTP/1.1\r\n\r\n"):
+            async with connection(port) as (reader, writer):
+                writer.write(sent)
+                assert await asyncio.wait_for(status_of(reader), 10) == 400
+
+
+async def test_pipelined_requests_outlast_the_timeouts_of_receiving(make_site: Callable[..., Site]) -> None:
+    site = make_site(limits=Limits(header_timeout=0.1, body_timeout=0.1))
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(request("/v1/completions", PROMPT) + request("/v1/completions", PROMPT)[:-5])
+        await until(lambda: site.engine.running == 1)
+        await asyncio.sleep(0.5)
+        site.engine.gate.set()
+        assert await asyncio.wait_for(status_of(reader), 10) == 200
+
+
+async def test_a_client_that_does_not_read_is_cut_off(make_site: Callable[..., Site]) -> None:
+    site = make_site(limits=Limits(write_timeout=0.2), max_model_len=2_000_000)
+    async with live(site) as port, connection(port) as (_, writer):
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        writer.transport.pause_reading()
+        writer.write(request("/v1/completions", {**PROMPT, "max_tokens": 1_500_000, "stream": True}))
+        await until(lambda: site.engine.running == 1)
+        await until(lambda: site.engine.running == 0, 20)
+        assert site.engine.aborted == [site.engine.requests[0].request_id]
+
+
+async def test_stopping_lets_streams_finish(site: Site) -> None:
+    site.says("hello world")
+    site.engine.gate = asyncio.Event()
+    sock = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    running = asyncio.create_task(serve(site.app, sock, site.engine))
+    async with httpx.AsyncClient(base_url=url) as http:
+        stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
+        await until(lambda: site.engine.running == 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: site.app.lifecycle.draining)
+        assert (await http.post("/v1/completions", json=PROMPT)).status_code == 503
+        assert (await http.get("/readyz")).status_code == 503
+        assert not site.engine.closed
+        site.engine.gate.set()
+        events = parse_events((await stream).content)
+        assert "".join(event["choices"][0]["text"] for event in events) == "hello world"
+        await asyncio.wait_for(running, 20)
+    assert site.engine.closed
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize("how", ["timeout", "second signal"])
+async def test_stopping_ends_streams_that_take_too_long(make_site: Callable[..., Site], how: str) -> None:
+    site = make_site(drain_timeout=0.2 if how == "timeout" else 60)
+    site.engine.gate = asyncio.Event()
+    sock = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    running = asyncio.create_task(serve(site.app, sock, site.engine))
+    async with httpx.AsyncClient(base_url=url) as http:
+        stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
+        await until(lambda: site.engine.running == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(lambda: site.app.lifecycle.draining)
+        if how == "second signal":
+            os.kill(os.getpid(), signal.SIGINT)
+        *_, last = parse_events((await stream).content)
+        assert last["error"]["code"] == "engine_unavailable"
+        await asyncio.wait_for(running, 20)
+    assert site.engine.running == 0
+
+
+def test_a_port_in_use_is_said_so() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(AddressInUse, match=rf"port {port} of 127.0.0.1 is in use; .*--port"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    with pytest.raises(AddressInUse, match=r"cannot listen on .*--host"):
+        listen(host, 0)
+
+
+def test_loopback_in_both_families() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "[::1]"):
+        with contextlib.suppress(AddressInUse), listen(host, 0) as sock:
+            assert sock.getsockname()[1] > 0

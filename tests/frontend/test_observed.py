@@ -1,0 +1,85 @@
+"""What requests leave in metrics and logs: numbers and names, never what a user wrote."""
+
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.frontend.conftest import Site
+
+SECRET = "the users own words"
+CHAT = {"messages": [{"role": "user", "content": SECRET}], "user": SECRET, "cache_salt": SECRET}
+
+
+async def scrape(site: Site) -> tuple[dict[tuple[str, ...], float], str]:
+    """Samples by name and label values, and the whole text."""
+    text = (await site.http.get("/metrics")).text
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }, text
+
+
+async def test_metrics_of_requests(site: Site) -> None:
+    ids = site.says("hello stop world")
+    await site.post("/v1/completions", prompt=[60, 61, 62], n=2, max_tokens=4)
+    await site.events("/v1/chat/completions", **CHAT, stop="stop")
+    await site.http.post("/v1/chat/completions", json={**CHAT, "n": 0})
+    await site.http.get(f"/{SECRET}")
+    samples, text = await scrape(site)
+    chat, completion = site.engine.requests[1], site.engine.requests[0]
+    prompt_tokens = len(chat.prompt_ids) + len(completion.prompt_ids)
+    kept = site.engine.finished[0][3]
+    assert kept < len(ids)
+    for prefix in ("penstock_", "vllm:"):
+        assert samples[f"{prefix}prompt_tokens_total", "tiny"] == prompt_tokens
+        assert samples[f"{prefix}generation_tokens_total", "tiny"] == 2 * 4 + kept
+        assert samples[f"{prefix}request_success_total", "length", "tiny"] == 2
+        assert samples[f"{prefix}request_success_total", "stop", "tiny"] == 1
+        assert samples[f"{prefix}request_success_total", "abort", "tiny"] == 0
+        assert samples[f"{prefix}time_to_first_token_seconds_count", "tiny"] == 2
+        assert samples[f"{prefix}e2e_request_latency_seconds_count", "tiny"] == 2
+        assert samples[f"{prefix}inter_token_latency_seconds_count", "tiny"] == 2 * 3 + kept - 1
+        assert samples[f"{prefix}request_queue_time_seconds_sum", "tiny"] == 1.5
+        assert samples[f"{prefix}num_preemptions_total", "tiny"] == 3
+        assert samples[f"{prefix}kv_cache_usage_perc", "tiny"] == 0.25
+    for operation in ("chat", "text_completion"):
+        assert samples["gen_ai_server_request_duration_seconds_count", operation, "penstock", "tiny"] == 1
+    requests = {key[1:]: value for key, value in samples.items() if key[0] == "penstock_http_requests_total"}
+    assert requests == {
+        ("200", "POST", "/v1/completions"): 1,
+        ("200", "POST", "/v1/chat/completions"): 1,
+        ("400", "POST", "/v1/chat/completions"): 1,
+        ("404", "GET", "other"): 1,
+    }
+    assert SECRET not in text
+    assert SECRET.split()[1] not in text
+
+
+async def test_a_refused_request_is_in_no_latency(site: Site) -> None:
+    site.engine.row_error_after = 0
+    assert (await site.http.post("/v1/completions", json={"prompt": "x", "n": 3})).status_code == 500
+    samples, _ = await scrape(site)
+    assert samples["vllm:request_success_total", "error", "tiny"] == 3
+    assert samples["vllm:e2e_request_latency_seconds_count", "tiny"] == 0
+
+
+async def test_a_log_line_for_every_request_but_probes(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "penstock")
+    await site.post("/v1/chat/completions", **CHAT)
+    await site.http.post("/v1/chat/completions", json={**CHAT, "temperature": -1})
+    await site.http.get("/health")
+    await site.http.get("/metrics")
+    site.engine.refusal = ZeroDivisionError("a bug")
+    await site.http.post("/v1/completions", json={"prompt": SECRET}, headers={"x-request-id": "mine"})
+    lines = [record.fields for record in caplog.records if record.name == "penstock.access" and record.msg == "request"]
+    assert [(line["method"], line["route"], line["status"]) for line in lines] == [
+        ("POST", "/v1/chat/completions", 200),
+        ("POST", "/v1/chat/completions", 400),
+        ("POST", "/v1/completions", 500),
+    ]
+    assert lines[-1]["request_id"] == "mine"
+    (failure,) = [record for record in caplog.records if record.exc_info]
+    assert failure.fields == {"request_id": "mine"}
+    assert SECRET not in caplog.text
