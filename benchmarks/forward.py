@@ -1,0 +1,189 @@
+"""Times the model's forward pass alone, at Qwen3-0.6B's shape with random weights, and what each op takes of it.
+
+    python benchmarks/forward.py [--threads N] [--steps N] [--context N] [--json FILE]
+
+Cases are decode steps of 1, 8 and 32 sequences and a prefill, over KV blocks in scattered order. A case's time is the
+median of its steps; the cases' steps are interleaved, so that a noisy machine disturbs all alike. The roofline is weight and
+KV bytes over the read bandwidth measured in the same run.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.config import EngineConfig
+from penstock.families import ModelSpec, spec_from_config
+from penstock.kernels import Kernels, detect_platform, select_kernels
+from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming, Work
+from penstock.runtime import ModelRunner
+from penstock.runtime.heap import keep_freed_memory
+
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+BLOCK_SIZE = 16
+PREFILL_TOKENS = 256
+DECODE_ROWS = (1, 8, 32)
+
+
+class OpClock:
+    """Wraps kernels to add up what each op takes."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def wrap(self, kernels: Kernels) -> Kernels:
+        plain = (f.name for f in dataclasses.fields(kernels) if f.name not in ("fingerprint", "paged_attention"))
+        timed: dict[str, Any] = {name: self._timed(name, getattr(kernels, name)) for name in plain}
+        return dataclasses.replace(kernels, **timed, paged_attention=_TimedAttention(kernels.paged_attention, self))
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*arguments)
+            self.seconds[name] += time.perf_counter() - began
+            return result
+
+        return call
+
+
+class _TimedAttention:
+    def __init__(self, attention: Any, clock: OpClock) -> None:
+        self.prepare = attention.prepare
+        self._call = clock._timed("paged_attention", attention)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+
+class Bench:
+    """A runner with random weights, and sequences that stay as they are while their last token is computed again."""
+
+    def __init__(self, spec: ModelSpec, context: int, dtype: torch.dtype) -> None:
+        self.clock = OpClock()
+        self._context = context
+        sequences = max(DECODE_ROWS) + 1
+        length = max(context, PREFILL_TOKENS) + BLOCK_SIZE
+        self._blocks_each = -(-length // BLOCK_SIZE)
+        generator = torch.Generator().manual_seed(0)
+        parameters = {p.name: _random(p.shape, dtype, generator) for p in spec.parameters}
+        config = EngineConfig(model="", name="", max_model_len=length, max_num_seqs=sequences, block_size=BLOCK_SIZE)
+        kernels = self.clock.wrap(select_kernels(detect_platform(), dtype))
+        num_blocks = 1 + sequences * self._blocks_each
+        self._ids = (1 + torch.randperm(num_blocks - 1, generator=generator)).tolist()
+        self.runner = ModelRunner(spec, parameters, kernels, config, [num_blocks])
+        self._prompt = torch.randint(spec.vocab_size, (length,), generator=generator).tolist()
+        self._plan = 0
+
+    def step(self, rows: int) -> StepTiming:
+        """One decode step of `rows` sequences, or with rows = 0 the prefill of one."""
+        self._plan += 1
+        count, computed = (1, self._context - 1) if rows else (PREFILL_TOKENS, 0)
+        tokens = tuple(self._prompt[: computed + count])
+        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+        new, work = [], []
+        for i in range(max(rows, 1)):
+            ids = tuple(self._ids[i * self._blocks_each : (i + 1) * self._blocks_each])
+            new.append(NewSequence(i, tokens, len(tokens), computed, (ids,), sampling, 0))
+            work.append(Work(i, count, True))
+        timing = self.runner.execute(StepPlan(self._plan, tuple(work), tuple(new))).timing
+        self._plan += 1
+        self.runner.execute(StepPlan(self._plan, (), gone=tuple(range(max(rows, 1)))))
+        return timing
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Like trained weights as far as time goes: finite, and of a size that keeps activations so."""
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype).normal_(0, shape[-1] ** -0.5, generator=generator)
+
+
+def read_bandwidth(megabytes: int = 512) -> float:
+    """Bytes per second of a sum over memory that fits no cache; the best of five."""
+    data = torch.ones(megabytes << 18)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - began)
+    return data.nbytes / best
+
+
+def measure(bench: Bench, spec: ModelSpec, steps: int, context: int) -> list[dict[str, Any]]:
+    cases = {f"decode {rows}": rows for rows in DECODE_ROWS} | {f"prefill {PREFILL_TOKENS}": 0}
+    timings: dict[str, list[StepTiming]] = {name: [] for name in cases}
+    ops: dict[str, dict[str, float]] = {name: defaultdict(float) for name in cases}
+    for turn in range(steps + 1):  # the first is a warm-up
+        for name, rows in cases.items():
+            bench.clock.seconds.clear()
+            timing = bench.step(rows)
+            if turn:
+                timings[name].append(timing)
+                for op, seconds in bench.clock.seconds.items():
+                    ops[name][op] += seconds
+    bandwidth = read_bandwidth()
+    weights = 2 * spec.num_parameters()
+    results = []
+    for name, rows in cases.items():
+        forward = statistics.median(t.forward for t in timings[name])
+        total = sum(t.forward for t in timings[name])
+        kv = rows * context * sum(spec.kv_bytes_per_token(g, 2) for g in range(len(spec.windows)))
+        results.append(
+            {
+                "case": name,
+                "forward_ms": forward * 1e3,
+                "best_ms": min(t.forward for t in timings[name]) * 1e3,
+                "roofline_ms": (weights + kv) / bandwidth * 1e3,
+                "host_us": statistics.median(t.total - t.forward - t.sample for t in timings[name]) * 1e6,
+                "share": {op: s / total for op, s in sorted(ops[name].items(), key=lambda item: -item[1])},
+            }
+        )
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--context", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    keep_freed_memory()
+    spec = spec_from_config(QWEN3_06B)
+    bench = Bench(spec, arguments.context, torch.bfloat16)
+    results = measure(bench, spec, arguments.steps, arguments.context)
+    for result in results:
+        shares = ", ".join(f"{op} {share:.0%}" for op, share in result["share"].items() if share >= 0.005)
+        print(
+            f"{result['case']:<12} {result['forward_ms']:8.1f} ms  (best {result['best_ms']:.1f}, roofline "
+            f"{result['roofline_ms']:.1f}, host {result['host_us']:.0f} µs)  {shares}"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"threads": torch.get_num_threads(), "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

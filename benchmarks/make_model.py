@@ -1,0 +1,70 @@
+"""Writes a Hugging Face checkpoint of a real shape with random weights and the embedded model's tokenizer.
+
+python benchmarks/make_model.py OUT_DIR --shape qwen3-0.6b
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from penstock.cli.embedded import default_model
+from penstock.families import spec_from_config
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 0,
+}
+SHAPES = {
+    "qwen3-0.6b": QWEN3
+    | {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960},
+    "tiny": QWEN3
+    | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 40960},
+}
+
+
+def write_model(folder: Path, shape: str, seed: int = 0) -> Path:
+    """The checkpoint in `folder`, which is made; one that is already whole is kept."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[shape]
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(default_model() / name, folder / name)
+    spec = spec_from_config(config)
+    source = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for parameter in spec.parameters:
+        for part in parameter.sources:
+            size = (part.rows, *parameter.shape[1:])
+            weights = torch.ones(size) if len(size) == 1 else torch.randn(size, generator=source) * 0.02
+            tensors[part.name] = weights.to(torch.bfloat16)
+    save_file(tensors, folder / "partial", metadata={"format": "pt"})
+    (folder / "partial").rename(folder / "model.safetensors")
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(write_model(args.out, args.shape, args.seed))
+
+
+if __name__ == "__main__":
+    main()

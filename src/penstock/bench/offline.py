@@ -1,0 +1,73 @@
+"""Throughput and latency of an engine without a server: requests go straight to an EngineClient."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.bench.timeline import Timeline, summarise
+from penstock.bench.workload import Case, Item, fixed
+from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
+
+
+async def run_item(client: EngineClient, item: Item, name: str, start: float) -> Timeline:
+    """Send one request at its arrival time and note when its tokens come."""
+    await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
+    line = Timeline(time.perf_counter())
+    sampling = SamplingParams(seed=0, max_tokens=item.output_len, temperature=0.0, ignore_eos=True)
+    async for delta in client.generate(GenerateRequest(request_id=name, prompt_ids=item.prompt_ids, sampling=sampling)):
+        if delta.token_ids:
+            line.stamps.append((time.perf_counter(), len(delta.token_ids)))
+        line.error = line.error or delta.error
+    return line
+
+
+async def run_items(client: EngineClient, items: Sequence[Item], name: str) -> tuple[list[Timeline], float]:
+    """Every item's timeline, and the seconds from the first request to the last token."""
+    start = time.perf_counter()
+    lines = await asyncio.gather(*(run_item(client, item, f"{name}-{i}", start) for i, item in enumerate(items)))
+    return list(lines), time.perf_counter() - start
+
+
+def host_us_per_step(before: EngineStats, after: EngineStats) -> float:
+    """Microseconds a step spends outside the model's forward and the sampler."""
+    steps = after.steps - before.steps
+    kernels = after.forward_seconds - before.forward_seconds + after.sample_seconds - before.sample_seconds
+    return (after.step_seconds - before.step_seconds - kernels) / max(1, steps) * 1e6
+
+
+async def settled(client: EngineClient) -> EngineStats:
+    """The stats after the last step, which an IPC client hears of with that step's deltas."""
+    await asyncio.sleep(0.05)
+    return client.stats()
+
+
+async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any]:
+    """One run of a case, after which no prefix of it is left in the cache."""
+    await client.control("reset_prefix_cache")
+    before = await settled(client)
+    lines, elapsed = await run_items(client, fixed(case, client.info.vocab_size, seed), f"{case}-{seed}")
+    after = await settled(client)
+    return {
+        "case": str(case),
+        **summarise(lines, elapsed),
+        "steps": after.steps - before.steps,
+        "host_us_per_step": round(host_us_per_step(before, after), 1),
+        "forward_ms_per_step": round(
+            (after.forward_seconds - before.forward_seconds) / max(1, after.steps - before.steps) * 1e3, 3
+        ),
+    }
+
+
+async def run_cases(client: EngineClient, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
+    """The median run, by output tokens a second, of each case. The cases take turns, so that drift hits all alike."""
+    await run_items(client, fixed(Case(1, 32, 8), client.info.vocab_size), "warm-up")
+    results: dict[str, list[dict[str, Any]]] = {str(case): [] for case in cases}
+    for run in range(runs):
+        for case in cases:
+            results[str(case)].append(await run_case(client, case, run))
+    medians = []
+    for rows in results.values():
+        rows.sort(key=lambda row: row["output_tok_s"])
+        medians.append({**rows[len(rows) // 2], "runs": [row["output_tok_s"] for row in rows]})
+    return medians

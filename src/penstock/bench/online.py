@@ -1,0 +1,78 @@
+"""Load on a running server, over HTTP: the numbers its users see. Works against any server with /v1/completions."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import aiohttp
+import orjson
+
+from penstock.bench.timeline import Timeline
+from penstock.bench.workload import Item
+
+
+async def first_model(url: str, api_key: str | None) -> str:
+    """The id of the first model the server lists."""
+    async with aiohttp.ClientSession(headers=_headers(api_key)) as session, session.get(f"{url}/v1/models") as answer:
+        answer.raise_for_status()
+        return str((await answer.json())["data"][0]["id"])
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item: Item, start: float) -> Timeline:
+    """One streamed completion of token ids. Usage in the last chunk says how many tokens there were."""
+    await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
+    line = Timeline(time.perf_counter())
+    body = {
+        "model": model,
+        "prompt": list(item.prompt_ids),
+        "max_tokens": item.output_len,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    tokens = 0
+    try:
+        async with session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as answer:
+            if answer.status != 200:
+                line.error = f"{answer.status}: {(await answer.text())[:200]}"
+                return line
+            async for raw in answer.content:
+                if not raw.startswith(b"data: ") or raw.startswith(b"data: [DONE]"):
+                    continue
+                chunk = orjson.loads(raw[6:])
+                if "error" in chunk:
+                    line.error = str(chunk["error"])
+                elif chunk["choices"]:
+                    line.stamps.append((time.perf_counter(), 1))
+                if chunk.get("usage"):
+                    tokens = chunk["usage"]["completion_tokens"]
+    except (aiohttp.ClientError, TimeoutError) as error:
+        line.error = repr(error)
+    if line.stamps and tokens > len(line.stamps):  # text held back, or several tokens in a chunk
+        time_last, count = line.stamps[-1]
+        line.stamps[-1] = (time_last, count + tokens - len(line.stamps))
+    return line
+
+
+async def run_load(
+    url: str, model: str, items: Sequence[Item], *, concurrency: int | None = None, api_key: str | None = None
+) -> tuple[list[Timeline], float]:
+    """Every item's timeline and the seconds it all took; at most `concurrency` requests open at once."""
+    gate = asyncio.Semaphore(concurrency or len(items))
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=3600)
+    headers = {**_headers(api_key), "Content-Type": "application/json"}
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
+        start = time.perf_counter()
+
+        async def one(item: Item) -> Timeline:
+            async with gate:
+                return await stream_item(session, url, model, item, start)
+
+        lines = await asyncio.gather(*(one(item) for item in items))
+        return list(lines), time.perf_counter() - start

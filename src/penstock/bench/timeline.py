@@ -1,0 +1,89 @@
+"""When the tokens of each request came, and what follows from that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from penstock.bench.workload import percentile
+
+
+@dataclass
+class Timeline:
+    """One request's times, in seconds on one clock. `stamps` holds (time, number of tokens) of each piece received."""
+
+    sent: float
+    stamps: list[tuple[float, int]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return sum(count for _, count in self.stamps)
+
+    @property
+    def ttft(self) -> float:
+        return self.stamps[0][0] - self.sent
+
+    @property
+    def e2e(self) -> float:
+        return self.stamps[-1][0] - self.sent
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per output token after the first."""
+        return (self.e2e - self.ttft) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    @property
+    def itls(self) -> list[float]:
+        """Gaps between pieces: what a reader sees."""
+        times = [time for time, _ in self.stamps]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A service level: a request is good when each given limit, in seconds, holds."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Slo":
+        """ "ttft=0.5,tpot=0.05", in seconds. ValueError for another key."""
+        limits: dict[str, float] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            key, _, value = part.partition("=")
+            if key not in ("ttft", "tpot", "e2e"):
+                raise ValueError(f"an SLO names ttft, tpot or e2e in seconds, such as ttft=0.5,tpot=0.05; not {part!r}")
+            limits[key] = float(value)
+        return cls(**limits)
+
+    def met(self, line: Timeline) -> bool:
+        pairs = ((self.ttft, line.ttft), (self.tpot, line.tpot), (self.e2e, line.e2e))
+        return all(limit is None or value <= limit for limit, value in pairs)
+
+
+def summarise(lines: Sequence[Timeline], elapsed: float, slo: Slo | None = None) -> dict[str, Any]:
+    """Rates and percentiles over the requests that succeeded; times in milliseconds."""
+    good = [line for line in lines if not line.error and line.stamps]
+    summary: dict[str, Any] = {
+        "requests": len(lines),
+        "failed": len(lines) - len(good),
+        "elapsed_s": round(elapsed, 3),
+        "output_tokens": sum(line.tokens for line in good),
+        "output_tok_s": round(sum(line.tokens for line in good) / elapsed, 2),
+        "requests_s": round(len(good) / elapsed, 3),
+    }
+    series = {
+        "ttft": [line.ttft for line in good],
+        "tpot": [line.tpot for line in good if line.tokens > 1],
+        "itl": [gap for line in good for gap in line.itls],
+        "e2e": [line.e2e for line in good],
+    }
+    for name, values in series.items():
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            summary[f"{name}_ms_{label}"] = round(percentile(values, share) * 1e3, 2) if values else None
+    if slo is not None:
+        summary["goodput_s"] = round(sum(slo.met(line) for line in good) / elapsed, 3)
+    return summary

@@ -1,0 +1,113 @@
+"""What a benchmark asks for: lengths, prompts and arrival times, all a function of a seed."""
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """`count` requests of `prompt_len` random tokens, `output_len` output tokens each, end of sequence ignored."""
+
+    count: int
+    prompt_len: int
+    output_len: int
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.prompt_len}/{self.output_len}"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request of a workload. `arrival` is in seconds after the start."""
+
+    prompt_ids: tuple[int, ...]
+    output_len: int
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Lengths drawn uniformly from low to high, both included."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Span":
+        """ "256" or "100-400". ValueError otherwise."""
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+        if match is None or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"a length is N or LOW-HIGH with 1 <= LOW <= HIGH, not {text!r}")
+        return cls(int(match[1]), int(match[2] or match[1]))
+
+    def draw(self, source: random.Random) -> int:
+        return source.randint(self.low, self.high)
+
+
+def parse_cases(text: str) -> list[Case]:
+    """ "1x256/64,8x256/64" as cases. ValueError names the one that is not NxIN/OUT."""
+    cases = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)x(\d+)/(\d+)", part.strip())
+        if match is None or 0 in (numbers := [int(group) for group in match.groups()]):
+            raise ValueError(f"a case is NxIN/OUT with positive numbers, such as 8x256/64, not {part!r}")
+        cases.append(Case(*numbers))
+    return cases
+
+
+def random_prompt(length: int, vocab_size: int, source: random.Random) -> tuple[int, ...]:
+    """Random ids; the first few of a vocabulary are left out, as special tokens tend to lie there."""
+    low = min(10, vocab_size - 1)
+    return tuple(source.randint(low, vocab_size - 1) for _ in range(length))
+
+
+def fixed(case: Case, vocab_size: int, seed: int = 0) -> list[Item]:
+    """The items of a case, all arriving at once."""
+    source = random.Random(f"{seed}/{case}")
+    return [Item(random_prompt(case.prompt_len, vocab_size, source), case.output_len) for _ in range(case.count)]
+
+
+def arrivals(count: int, rate: float | None, burstiness: float, source: random.Random) -> list[float]:
+    """Arrival times at `rate` a second, with gamma-distributed gaps of shape `burstiness` (1: Poisson; less: burstier).
+
+    With no rate everything arrives at once.
+    """
+    if rate is None:
+        return [0.0] * count
+    now, times = 0.0, []
+    for _ in range(count):
+        times.append(now)
+        now += source.gammavariate(burstiness, 1.0 / (rate * burstiness))
+    return times
+
+
+def mixed(
+    count: int,
+    prompt: Span,
+    output: Span,
+    vocab_size: int,
+    *,
+    shared_prefix: int = 0,
+    rate: float | None = None,
+    burstiness: float = 1.0,
+    seed: int = 0,
+) -> list[Item]:
+    """Requests of random lengths that share their first `shared_prefix` tokens (which come on top of `prompt`)."""
+    source = random.Random(seed)
+    prefix = random_prompt(shared_prefix, vocab_size, source)
+    times = arrivals(count, rate, burstiness, source)
+    return [
+        Item(prefix + random_prompt(prompt.draw(source), vocab_size, source), output.draw(source), arrival)
+        for arrival in times
+    ]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile; nan of nothing."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,109 @@
+"""`penstock run`: a completion in the terminal."""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from penstock.cli.options import Flags
+from penstock.cli.prepare import prepare
+from penstock.engine import launch
+from penstock.messages import EngineClient, EngineError, GenerateRequest, RequestRejected, SamplingParams
+from penstock.text import ChatTemplateError, OutputText, Tokenizer
+
+
+@dataclass(frozen=True)
+class Wanted:
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    chat: bool
+
+
+class Session:
+    """Prompts sent to one engine, and with `chat` the conversation so far."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, wanted: Wanted) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.wanted = wanted
+        self.messages: list[dict[str, str]] = []
+        self.turn = 0
+
+    def prompt_ids(self, text: str) -> list[int]:
+        if not self.wanted.chat:
+            return self.tokenizer.encode(text)
+        if self.tokenizer.chat_template is None:
+            raise ValueError("this model has no chat template; run without --chat")
+        self.messages.append({"role": "user", "content": text})
+        return self.tokenizer.encode(self.tokenizer.chat_template.render(self.messages), add_special_tokens=False)
+
+    async def answer(self, text: str) -> None:
+        """Stream the completion of `text` to standard output. Interrupting it aborts the request."""
+        ids = self.prompt_ids(text)
+        room = self.client.info.max_model_len - len(ids)
+        if not ids or room < 1:
+            most = self.client.info.max_model_len - 1
+            raise ValueError(f"the prompt has {len(ids)} tokens; it must have 1 to {most} (--max-model-len)")
+        sampling = SamplingParams(
+            seed=self.wanted.seed,
+            max_tokens=min(self.wanted.max_tokens, room),
+            temperature=self.wanted.temperature,
+            top_p=self.wanted.top_p,
+            eos_token_ids=self.client.info.eos_token_ids,
+        )
+        self.turn += 1
+        output, said = OutputText(self.tokenizer, ids), []
+        request = GenerateRequest(request_id=f"run-{self.turn}", prompt_ids=tuple(ids), sampling=sampling)
+        async for delta in self.client.generate(request):
+            if delta.error:
+                raise ValueError(delta.error)
+            said.append(output.push(delta.token_ids).text)
+            print(said[-1], end="", flush=True)
+        said.append(output.finish().text)
+        print(said[-1], flush=True)
+        if self.wanted.chat:
+            self.messages.append({"role": "assistant", "content": "".join(said)})
+
+
+async def _interactive(session: Session, name: str) -> None:
+    """Read prompts until end of file. A line that ends in a backslash goes on; an error ends its turn only."""
+    console = Console(stderr=True)
+    console.print(f"{name}: type a prompt. A line ending in \\ goes on; Ctrl-D leaves.", style="dim", markup=False)
+    while True:
+        lines = []
+        try:
+            while (line := await asyncio.to_thread(input, ">>> " if not lines else "... ")).endswith("\\"):
+                lines.append(line[:-1])
+        except EOFError:
+            return
+        lines.append(line)
+        if not any(lines):
+            continue
+        try:
+            await session.answer("\n".join(lines))
+        except (ValueError, RequestRejected, ChatTemplateError) as error:
+            console.print(str(error), style="red", markup=False)
+
+
+async def _main(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
+    prepared = prepare(model, flags)
+    tokenizer = Tokenizer.load(prepared.folder)
+    client = await launch(prepared.resolved.engine)
+    try:
+        session = Session(client, tokenizer, wanted)
+        if prompt is None and sys.stdin.isatty():
+            await _interactive(session, prepared.resolved.engine.name)
+        else:
+            await session.answer(sys.stdin.read() if prompt is None else prompt)
+    finally:
+        await client.close()
+
+
+def run(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
+    try:
+        asyncio.run(_main(model, prompt, wanted, flags))
+    except EngineError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,107 @@
+"""A real `penstock serve` in a process of its own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            text = stat.read_text()
+            if int(text.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition, seconds: float, what: str):  # type: ignore[no-untyped-def]
+    """The first true value of `condition()`; AssertionError when `seconds` pass without one."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def status(url: str) -> int:
+    """The HTTP status of a GET; 0 where nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return int(error.code)
+    except OSError:
+        return 0
+
+
+class Server:
+    """A running server: its address and its processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+
+    @property
+    def engine_pid(self) -> int:
+        (pid,) = children(self.process.pid)
+        return pid
+
+
+@contextlib.contextmanager
+def serving(log: Path, *flags: str, model: str | None = None, ready_within: float = 90) -> Iterator[Server]:
+    """`penstock serve` until the block ends. It must have left no process behind by then."""
+    port = free_port()
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", *([model] if model else [])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), *flags], stdout=sink, stderr=sink, env=environment, start_new_session=True
+        )
+    server = Server(process, port, log)
+    engines: list[int] = []
+    try:
+
+        def ready() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(f"the server ended with {process.returncode}:\n{log.read_text()}")
+            return status(server.url + "/readyz") == 200
+
+        wait_for(ready, ready_within, f"the server to be ready; so far:\n{log.read_text()}")
+        engines = children(process.pid)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the server did not end on SIGTERM:\n{log.read_text()}") from None
+        wait_for(lambda: not any(map(alive, engines)), 5, "the engine process to end")

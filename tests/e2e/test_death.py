@@ -1,0 +1,88 @@
+"""Processes killed under load: the survivors notice, say so, and leave nothing behind."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.server import Server, alive, serving, status, wait_for
+
+FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB")
+
+
+class Stream(threading.Thread):
+    """A streamed completion, read to its end."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.server = server
+        self.lines: list[str] = []
+        self.broken: Exception | None = None
+        self.ended = 0.0
+
+    def run(self) -> None:
+        body = {"prompt": "import os\n", "max_tokens": 1800, "stream": True, "ignore_eos": True}
+        body["model"] = httpx.get(self.server.url + "/v1/models").json()["data"][0]["id"]
+        try:
+            with httpx.stream("POST", self.server.url + "/v1/completions", json=body, timeout=60) as answer:
+                self.lines.extend(line for line in answer.iter_lines() if line)
+        except httpx.HTTPError as error:
+            self.broken = error
+        self.ended = time.monotonic()
+
+
+def started(server: Server, count: int) -> list[Stream]:
+    streams = [Stream(server) for _ in range(count)]
+    for stream in streams:
+        stream.start()
+    text = lambda: httpx.get(server.url + "/metrics").text  # noqa: E731
+    wait_for(lambda: "penstock_num_requests_running{" in text() and _running(text()) >= count, 30, "streams to run")
+    return streams
+
+
+def _running(text: str) -> float:
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("penstock_num_requests_running{")
+    )
+
+
+def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", *FLAGS) as server:
+        streams = started(server, 8)
+        killed = time.monotonic()
+        os.kill(server.engine_pid, signal.SIGKILL)
+        wait_for(lambda: status(server.url + "/readyz") == 503, 2, "readiness to turn false")
+        for stream in streams:
+            stream.join(10)
+            assert stream.broken is None
+            assert stream.ended - killed < 2.5
+            assert stream.lines[-1] == "data: [DONE]"
+            assert '"error"' in stream.lines[-2]
+        refused = httpx.post(server.url + "/v1/completions", json={"model": "x", "prompt": "x"})
+        assert refused.status_code in (404, 503)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_killing_the_server_ends_the_engine(tmp_path: Path, busy: bool) -> None:
+    with serving(tmp_path / "log", *FLAGS) as server:
+        engine = server.engine_pid
+        if busy:
+            started(server, 4)
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_for(lambda: not alive(engine), 2, "the engine to end")
+
+
+def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", *FLAGS) as server:
+        streams = started(server, 2)
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            stream.join(60)
+            assert stream.broken is None
+            assert stream.lines[-1] == "data: [DONE]"
+            assert not any('"error"' in line for line in stream.lines)
+        assert server.process.wait(20) == 0
