@@ -17,15 +17,16 @@ FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB")
 class Stream(threading.Thread):
     """A streamed completion, read to its end."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, max_tokens: int) -> None:
         super().__init__(daemon=True)
         self.server = server
+        self.max_tokens = max_tokens
         self.lines: list[str] = []
         self.broken: Exception | None = None
         self.ended = 0.0
 
     def run(self) -> None:
-        body = {"prompt": "import os\n", "max_tokens": 1800, "stream": True, "ignore_eos": True}
+        body = {"prompt": "import os\n", "max_tokens": self.max_tokens, "stream": True, "ignore_eos": True}
         body["model"] = httpx.get(self.server.url + "/v1/models").json()["data"][0]["id"]
         try:
             with httpx.stream("POST", self.server.url + "/v1/completions", json=body, timeout=60) as answer:
@@ -35,19 +36,18 @@ class Stream(threading.Thread):
         self.ended = time.monotonic()
 
 
-def started(server: Server, count: int) -> list[Stream]:
-    streams = [Stream(server) for _ in range(count)]
+def started(server: Server, count: int, max_tokens: int = 1800) -> list[Stream]:
+    """Streams that run. By themselves they end only after a long time."""
+    streams = [Stream(server, max_tokens) for _ in range(count)]
     for stream in streams:
         stream.start()
-    text = lambda: httpx.get(server.url + "/metrics").text  # noqa: E731
-    wait_for(lambda: "penstock_num_requests_running{" in text() and _running(text()) >= count, 30, "streams to run")
+    wait_for(lambda: running(server) >= count, 30, "the streams to run")
     return streams
 
 
-def _running(text: str) -> float:
-    return sum(
-        float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("penstock_num_requests_running{")
-    )
+def running(server: Server) -> float:
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("penstock_num_requests_running{"))
 
 
 def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_killing_the_server_ends_the_engine(tmp_path: Path, busy: bool) -> None:
 
 def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path) -> None:
     with serving(tmp_path / "log", *FLAGS) as server:
-        streams = started(server, 2)
+        streams = started(server, 2, max_tokens=400)
         server.process.send_signal(signal.SIGTERM)
         for stream in streams:
             stream.join(60)

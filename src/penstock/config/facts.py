@@ -20,13 +20,3 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     tie_embeddings: bool
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
-
-    @property
-    def head_parameters(self) -> int:
-        """What the output head multiplies with, tied or not."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def embedding_parameters(self) -> int:
-        """The embedding and, where it is a tensor of its own, the head: what a prompt's tokens do not multiply with."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)

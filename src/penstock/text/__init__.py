@@ -1,0 +1,21 @@
+"""Tokens to text and back: tokenizers, incremental detokenisation, stop strings and chat templates."""
+
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.errors import ChatTemplateError, TokenizerError
+from penstock.text.output import OutputText, TextChunk
+from penstock.text.sandbox import Limits
+from penstock.text.stops import StopStrings
+from penstock.text.template import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "Detokenizer",
+    "Limits",
+    "OutputText",
+    "StopStrings",
+    "TextChunk",
+    "Tokenizer",
+    "TokenizerError",
+]

@@ -1,0 +1,76 @@
+"""The files of a tokenizer in Hugging Face layout, read and checked."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.text.errors import TokenizerError
+
+_UNCONVERTED = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "tiktoken.model")
+
+
+class TokenizerFiles(NamedTuple):
+    """What a folder says about its tokenizer. Absent files are empty."""
+
+    folder: Path
+    tokenizer: str  # tokenizer.json, as text
+    config: dict[str, Any]  # tokenizer_config.json
+    special_tokens_map: dict[str, Any]  # special_tokens_map.json, which older checkpoints have
+    added_tokens: dict[str, int]  # added_tokens.json, likewise
+    model_type: str | None  # of config.json
+    model_tokenizer_class: str | None  # of config.json
+
+
+def read_files(folder: Path) -> TokenizerFiles:
+    """Reads the folder. Raises TokenizerError that names the missing or broken file."""
+    if not folder.is_dir():
+        raise TokenizerError(f"there is no folder {folder} to load a tokenizer from")
+    if not (folder / "tokenizer.json").is_file():
+        raise TokenizerError(_missing(folder))
+    model = read_json(folder / "config.json")
+    return TokenizerFiles(
+        folder=folder,
+        tokenizer=read_text(folder / "tokenizer.json"),
+        config=read_json(folder / "tokenizer_config.json"),
+        special_tokens_map=read_json(folder / "special_tokens_map.json"),
+        added_tokens=read_json(folder / "added_tokens.json"),
+        model_type=_name(model, "model_type"),
+        model_tokenizer_class=_name(model, "tokenizer_class"),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = msgspec.json.decode(read_text(path))
+    except msgspec.DecodeError as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}. Fetch the file again") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} holds a JSON {type(value).__name__}, but an object is expected")
+    return value
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+
+
+def _name(config: Mapping[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _missing(folder: Path) -> str:
+    found = [name for name in _UNCONVERTED if (folder / name).is_file()]
+    if not found:
+        return f"{folder} has no tokenizer.json. Fetch it from the model's repository, or give a folder that has it"
+    return (
+        f"{folder} has {' and '.join(found)} but no tokenizer.json, the only format Penstock reads. "
+        "Convert it once with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    )

@@ -1,0 +1,92 @@
+"""What a client gets to read of one choice: text, up to a stop string."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.stops import StopStrings
+from penstock.text.tokenizer import Tokenizer
+
+
+class TextChunk(NamedTuple):
+    """Text to send. All chunks of a choice together are the same however its tokens were cut into pushes."""
+
+    text: str
+    stopped: str | None  # the stop string that ended the choice
+    keep: int  # output tokens so far; with `stopped` the choice ends here, and later tokens do not count
+    offsets: tuple[int, ...]  # for each token of this push that counts: where in the choice's text its own begins
+
+
+class OutputText:
+    """One choice's output tokens to text, with stop strings found across any borders.
+
+    Text that may begin a stop string waits until it is clear that it does not. Only output is searched, no prompt.
+    A token that ends a choice by its id is not part of its text: do not push it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        """With `include_stop` the text ends with the stop string, else before it.
+
+        A stop string that is complete with fewer than `min_tokens` tokens is ordinary text. Raises ValueError for an
+        empty stop string.
+        """
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._stops = StopStrings(stop) if stop else None
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._state = 0  # of the stop strings' automaton
+        self._held = ""  # text not yet given, for it may begin a stop string
+        self._length = 0  # characters of text so far, held ones included
+        self._tokens = 0
+        self._stopped: str | None = None
+
+    def push(self, token_ids: Sequence[int]) -> TextChunk:
+        """The text these tokens make certain. After a stop string, tokens still on their way are disregarded."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        for token_id in token_ids:
+            if self._stopped is not None:
+                break
+            self._tokens += 1
+            offsets.append(self._length)
+            texts.append(self._read(self._detokenizer.push((token_id,))))
+        return self._chunk("".join(texts), tuple(offsets))
+
+    def finish(self) -> TextChunk:
+        """What is left when the choice has ended otherwise."""
+        text = "" if self._stopped is not None else self._read(self._detokenizer.flush())
+        self._state = 0  # nothing follows, so nothing waits
+        return self._chunk(text, ())
+
+    def _read(self, text: str) -> str:
+        """The text up to the first stop string that counts, that string included."""
+        self._length += len(text)
+        if self._stops is None:
+            return text
+        start = 0
+        while start < len(text):
+            self._state, start, found = self._stops.scan(self._state, text, start)
+            if found is not None and self._tokens >= self._min_tokens:
+                self._stopped = found
+                return text[:start]
+        return text
+
+    def _chunk(self, text: str, offsets: tuple[int, ...]) -> TextChunk:
+        text = self._held + text
+        if self._stopped is not None:
+            self._held = ""
+            return TextChunk(
+                text if self._include_stop else text.removesuffix(self._stopped), self._stopped, self._tokens, offsets
+            )
+        border = len(text) - (self._stops.hold(self._state) if self._stops is not None else 0)
+        self._held = text[border:]
+        return TextChunk(text[:border], None, self._tokens, offsets)

@@ -1,0 +1,201 @@
+"""Where chat templates run: Jinja's immutable sandbox, with bounds on time and size.
+
+A template comes with a model, so it is a stranger's program. The sandbox keeps it from Python's objects. That is not
+enough: a loop in a loop runs for hours and writes nothing, and a string doubled forty times fills memory in a blink. So
+every turn of a loop and every call looks at the clock, and whatever can make a value much larger than what went into it
+is measured first. What else there is grows by small factors, inside these limits.
+"""
+
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from penstock.text.growth import FILTERS, METHODS, Measure, TooLarge, materialise, operator_size, text_size
+
+
+class Limits(NamedTuple):
+    seconds: float = 2.0  # for one rendering
+    size: int = 8 << 20  # characters or items of any one value, and characters of the prompt
+
+
+class _RenderContext(Context):
+    """Carries the deadline of one rendering."""
+
+    deadline = math.inf  # of time.monotonic()
+
+    def derived(self, locals: dict[str, Any] | None = None) -> "_RenderContext":
+        """The context of a scoped block."""
+        context = super().derived(locals)
+        if not isinstance(context, _RenderContext):
+            raise TypeError(f"expected a render context, got {type(context).__name__}")
+        context.deadline = self.deadline
+        return context
+
+
+class RenderEnvironment(ImmutableSandboxedEnvironment):
+    """The environment transformers gives chat templates, with bounds."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    context_class = _RenderContext
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[LoopControlExtension, _GenerationTag],
+            finalize=self._printable,
+        )
+        self._limits = limits
+        self.look_at_clock = _nothing  # every call looks at the clock; this one does nothing else
+        self.join_operands = self._join_operands
+        self.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "namespace": _Namespace}
+        del self.globals["lipsum"]
+        self.filters["tojson"] = _tojson
+        for name, measure in FILTERS.items():
+            self.filters[name] = self._bounded(self.filters[name], measure)
+
+    def compile_tree(self, tree: nodes.Template) -> Template:
+        """A template from what `parse` gave, with the clock looked at in every loop."""
+        _Clocked().visit(tree)
+        return Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    def render(self, template: Template, variables: Mapping[str, Any]) -> str:
+        """Raises TemplateError past a limit, and whatever else the template raises."""
+        context = template.new_context(dict(variables))
+        if not isinstance(context, _RenderContext):
+            raise TypeError(f"expected a render context, got {type(context).__name__}")
+        context.deadline = time.monotonic() + self._limits.seconds
+        parts, length = [], 0
+        for part in template.root_render_func(context):
+            length += len(part)
+            self._check_size(length)
+            parts.append(part)
+        return "".join(parts)
+
+    def concat(self, parts: Iterable[str]) -> str:  # joins what a macro or a block wrote
+        parts = list(parts)
+        self._check_size(sum(map(len, parts)))
+        return "".join(parts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self._check_size(operator_size(operator, left, right, self._limits.size))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(__context, _RenderContext) and time.monotonic() > __context.deadline:
+            raise TemplateError(f"it runs longer than {__self._limits.seconds:g} s")
+        if __obj is __self.look_at_clock or __obj is __self.join_operands:
+            return __obj(*args)
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | bytes | int) and method.__name__ in METHODS:
+            args = materialise(args)
+            __self._check_size(METHODS[method.__name__]((owner, *args), kwargs, __self._limits.size))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _bounded(self, function: Callable[..., Any], measure: Measure) -> Callable[..., Any]:
+        passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # the environment or context, as Jinja hands it over
+
+        @functools.wraps(function)
+        def bounded(*args: Any, **named: Any) -> Any:
+            given = materialise(args[passed:])
+            self._check_size(measure(given, named, self._limits.size))
+            return function(*args[:passed], *given, **named)
+
+        return bounded
+
+    def _join_operands(self, *operands: Any) -> str:
+        """The `~` operator."""
+        self._check_size(sum(text_size(operand, self._limits.size) for operand in operands))
+        return "".join(map(str, operands))
+
+    def _printable(self, value: Any) -> Any:
+        text_size(value, self._limits.size)
+        return value
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.size:
+            raise TooLarge(self._limits.size)
+
+
+class _Clocked(NodeTransformer):
+    """Puts a look at the clock into every loop, and measures the operands of `~`. Macros are calls, and timed so."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_call("look_at_clock", [], node.lineno), lineno=node.lineno))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("join_operands", node.nodes, node.lineno)
+
+
+def _call(function: str, args: list[nodes.Expr], line: int) -> nodes.Call:
+    """A call of the environment's own, which no template can name."""
+    return nodes.Call(nodes.EnvironmentAttribute(function, lineno=line), args, [], None, None, lineno=line)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training. Here it is a scope and no more."""
+
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(Namespace):
+    """Jinja's, without private names: an attribute such as `__class__` would be taken for the object's own."""
+
+    def __init__(*args: Any, **named: Any) -> None:  # `self` may be a name in the namespace
+        attributes = dict(*args[1:], **named)
+        for name in attributes:
+            _check_public(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"it gives a namespace the private attribute {name!r}")
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """transformers': unlike Jinja's own it escapes no HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,65 @@
+"""Stop strings, found while text comes in."""
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Finds the stop string that is complete first; of several complete at the same character, the longest.
+
+    An automaton after Aho and Corasick (1975): a state is the longest end of the text that begins some stop string, and
+    each character costs amortised constant time however many strings there are. States are numbers, 0 the empty one.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        """Raises ValueError for an empty stop string, which would end every text before it begins."""
+        if "" in stop:
+            raise ValueError("a stop string is empty; give at least one character or leave it out")
+        self._next: list[dict[str, int]] = [{}]
+        self._match: list[str | None] = [None]
+        depth = [0]
+        for text in stop:
+            state = 0
+            for char in text:
+                if char not in self._next[state]:
+                    self._next[state][char] = len(self._next)
+                    self._next.append({})
+                    self._match.append(None)
+                    depth.append(depth[state] + 1)
+                state = self._next[state][char]
+            self._match[state] = text
+        self._fall = [0] * len(self._next)
+        # At a state, the characters at the end of the text that may yet become a stop string. Where a state ends the
+        # longest string through it, only a shorter end of the text may.
+        self._hold = [0] * len(self._next)
+        self._link(depth)
+
+    def _link(self, depth: list[int]) -> None:
+        """For each state, the next shorter end of the text that is a state too; shortest first."""
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for char, after in self._next[state].items():
+                queue.append(after)
+                self._fall[after] = self.advance(self._fall[state], char)
+            shorter = self._fall[state]
+            self._match[state] = self._match[state] or self._match[shorter]
+            self._hold[state] = depth[state] if self._next[state] else self._hold[shorter]
+
+    def advance(self, state: int, char: str) -> int:
+        """The state after one more character."""
+        while state and char not in self._next[state]:
+            state = self._fall[state]
+        return self._next[state].get(char, 0)
+
+    def scan(self, state: int, text: str, start: int) -> tuple[int, int, str | None]:
+        """Reads text from `start` until a stop string is complete: (state, where that is, the stop string or None)."""
+        for position in range(start, len(text)):
+            state = self.advance(state, text[position])
+            if self._match[state] is not None:
+                return state, position + 1, self._match[state]
+        return state, len(text), None
+
+    def hold(self, state: int) -> int:
+        """How many characters at the end of the text must wait, for they may begin a stop string."""
+        return self._hold[state]

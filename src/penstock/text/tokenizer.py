@@ -1,0 +1,179 @@
+"""Text to token ids and back, as the model's own tokenizer files say."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+
+from penstock.text.errors import ChatTemplateError, TokenizerError
+from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
+from penstock.text.pieces import Pieces, read_decoder
+from penstock.text.pipeline import tokenizer_class
+from penstock.text.special import SpecialTokens, add_special_tokens, read_special_tokens
+from penstock.text.template import ChatTemplate
+
+
+class Tokenizer:
+    """Gives the ids that transformers' AutoTokenizer gives for the same folder. Safe to share between threads."""
+
+    vocab_size: int  # the highest id + 1; a model's logits may be wider
+    bos_token_id: int | None
+    eos_token_id: int | None
+    special_ids: frozenset[int]  # what skip_special_tokens leaves out
+    chat_template: ChatTemplate | None
+
+    def __init__(self, backend: Backend, special: SpecialTokens, chat_template: ChatTemplate | None) -> None:
+        self._backend = backend
+        self.vocab_size = _vocab_size(backend)
+        self.bos_token_id = _id(backend, special.text("bos_token"))
+        self.eos_token_id = _id(backend, special.text("eos_token"))
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.chat_template = chat_template
+        decoder = backend.decoder
+        spec = None if decoder is None else msgspec.json.decode(decoder.__getstate__())
+        spelling = read_decoder(spec)
+        self._all_pieces = Pieces(backend.id_to_token, spelling, frozenset())
+        self._plain_pieces = Pieces(backend.id_to_token, spelling, self.special_ids)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Tokenizer":
+        """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template of a folder.
+
+        Raises TokenizerError that names the missing or broken file.
+        """
+        files = read_files(Path(folder))
+        try:
+            backend = Backend.from_str(files.tokenizer)
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{files.folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        declared = files.config.get("tokenizer_class") or files.model_tokenizer_class
+        kind = tokenizer_class(declared, files.model_type, byte_level='"ByteLevel"' in files.tokenizer)
+        special = read_special_tokens(files, kind)
+        if kind is not None and type(backend.model).__name__ == "BPE":
+            kind.build(backend, files.config)
+        add_special_tokens(backend, special, kind)
+        backend.encode_special_tokens = bool(files.config.get("split_special_tokens", False))
+        return cls(backend, special, _load_template(files, special))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises TokenizerError for text that is not valid Unicode (an unpaired surrogate)."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except BaseException as error:  # bare Exception, TypeError for surrogates, and panics
+            if not _failed(error):
+                raise
+            raise _refusal(text, error) from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids that name no token add nothing.
+
+        Equal to transformers', but for one thing: `clean_up_tokenization_spaces`, which transformers honours for models
+        other than BPE, is not done: text that is cleaned up is no longer what the model wrote.
+        """
+        try:
+            text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not _failed(error):
+                raise
+            bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < 2**32]
+            reason = f"{bad[0]!r} is not a token id of 0 to {self.vocab_size - 1}" if bad else f"{error}"
+            raise TokenizerError(f"these ids cannot be decoded: {reason}") from error
+        return text
+
+    def token(self, token_id: int) -> str:
+        """One token as text, special ones too. Where it is not whole characters: `bytes:` and hexadecimal escapes.
+
+        That is how OpenAI writes such tokens; it keeps apart what would else all be U+FFFD.
+        """
+        piece = self.token_bytes(token_id)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token adds inside a text; nothing for an id that names no token."""
+        return self._all_pieces[token_id]
+
+    def pieces(self, *, skip_special_tokens: bool) -> Pieces:
+        """For detokenisers: token id -> bytes."""
+        return self._plain_pieces if skip_special_tokens else self._all_pieces
+
+
+def _id(backend: Backend, token: str | None) -> int | None:
+    found: int | None = None if token is None else backend.token_to_id(token)
+    return found
+
+
+def _vocab_size(backend: Backend) -> int:
+    count: int = backend.get_vocab_size()
+    if all(backend.id_to_token(token_id) is not None for token_id in range(count)):
+        return count  # the usual case, and much cheaper than a copy of the vocabulary
+    return max(backend.get_vocab().values()) + 1
+
+
+def _failed(error: BaseException) -> bool:
+    """Whether it is the tokenizer's failure, of one request. A panic of the Rust library is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _refusal(text: str, cause: BaseException) -> TokenizerError:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where, point = error.start, ord(text[error.start])
+        return TokenizerError(
+            f"the text has an unpaired surrogate (U+{point:04X}) at character {where}; send valid Unicode"
+        )
+    return TokenizerError(f"the tokenizer failed on this text: {cause}")
+
+
+def _load_template(files: TokenizerFiles, special: SpecialTokens) -> ChatTemplate | None:
+    """chat_template.jinja and additional_chat_templates/, else tokenizer_config.json, else chat_template.json."""
+    where, sources = _template_sources(files)
+    if not sources:
+        return None
+    default = sources.get("default") or sources.get("tool_use")
+    if default is None:
+        raise TokenizerError(f"{where} has chat templates {', '.join(sources)}, but none is called default or tool_use")
+    names = {name: token.content for name, token in special.named.items()}
+    try:
+        return ChatTemplate(default, names, tool_source=sources.get("tool_use"))
+    except ChatTemplateError as error:
+        raise TokenizerError(f"{where}: {error}") from error
+
+
+def _template_sources(files: TokenizerFiles) -> tuple[Path, dict[str, str]]:
+    folder = files.folder
+    single = folder / "chat_template.jinja"
+    named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    if single.is_file() or named:
+        sources = {path.stem: read_text(path) for path in named}
+        return single, sources | ({"default": read_text(single)} if single.is_file() else {})
+    for path, config in (
+        (folder / "tokenizer_config.json", files.config),
+        (folder / "chat_template.json", read_json(folder / "chat_template.json")),
+    ):
+        value = config.get("chat_template")
+        if value is not None:
+            return path, _as_sources(path, value)
+    return single, {}
+
+
+def _as_sources(path: Path, value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        sources = value if isinstance(value, dict) else {entry["name"]: entry["template"] for entry in value}
+        return msgspec.convert(sources, dict[str, str])
+    except (TypeError, KeyError, msgspec.ValidationError) as error:
+        raise TokenizerError(
+            f"chat_template in {path} is neither a string nor a list of {{name, template}}: {error}"
+        ) from error
