@@ -1,0 +1,19 @@
+"""What runs next: request state, queue order, KV blocks, the prefix cache. Pure; events in, plans out."""
+
+from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.log import Event, EventFile, EventLog, read_events
+from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.replay import replay
+from penstock.schedule.scheduler import Scheduler
+
+__all__ = [
+    "Event",
+    "EventFile",
+    "EventLog",
+    "QueuePolicy",
+    "Scheduler",
+    "SchedulerConfig",
+    "by_priority",
+    "read_events",
+    "replay",
+]

@@ -1,0 +1,147 @@
+"""The blocks of one KV group: who holds them, what they contain, and when they may be handed out again.
+
+A block is in exactly one of four states:
+
+- held: some sequence's table names it (reference count above 0), published or not;
+- fenced: nobody holds it, but a plan submitted before it was freed is still outstanding and may touch it;
+- cached: nobody holds it, it is published under a key and is kept until evicted, the least recently freed first;
+- free: nobody holds it and its content means nothing.
+
+Block 0 is the null page: never handed out, it stands in tables for what nobody will read.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Reference-counted blocks 1 .. num_blocks - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.total = max(num_blocks - 1, 0)
+        self.held = 0
+        self.reusable = 0  # nobody holds them, and their content can be matched
+        self.fenced = 0
+        self._refs = [0] * num_blocks
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        # A fenced block's own fence is in `_fences`; an entry of the queue that disagrees is of an earlier life.
+        self._fences = [0] * num_blocks
+        self._fence_queue: deque[tuple[int, int]] = deque()
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self._free) + len(self._evictable)
+
+    def match(self, key: bytes) -> int | None:
+        """The block published under `key`."""
+        return self._index.get(key)
+
+    def idle(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` count as available and would no longer once shared."""
+        return sum(block in self._evictable for block in blocks)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one reference each. The caller has checked `available`."""
+        blocks = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self.evict()
+            self._refs[block] = 1
+            blocks.append(block)
+        self.held += count
+        return blocks
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block that is held, cached, or fenced with its content."""
+        if not self._refs[block]:
+            self.held += 1
+            self.reusable -= 1
+            if self._fences[block]:
+                self._fences[block] = 0
+                self.fenced -= 1
+            else:
+                del self._evictable[block]
+        self._refs[block] += 1
+
+    def free(self, blocks: Iterable[int], fence: int) -> None:
+        """Drop a reference each. Those held no longer wait until plan `fence` has been applied (0: no plan is out)."""
+        for block in blocks:
+            self._refs[block] -= 1
+            if self._refs[block]:
+                continue
+            self.held -= 1
+            if self._keys[block] is not None:
+                self.reusable += 1
+            if fence:
+                self._fences[block] = fence
+                self._fence_queue.append((fence, block))
+                self.fenced += 1
+            else:
+                self._retire(block)
+
+    def release(self, applied: int) -> None:
+        """Lift the fences of plans up to `applied`."""
+        queue = self._fence_queue
+        while queue and queue[0][0] <= applied:
+            fence, block = queue.popleft()
+            if self._fences[block] == fence:
+                self._fences[block] = 0
+                self.fenced -= 1
+                self._retire(block)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Let a held, full block be matched. The first block published under a key stays the one."""
+        if self._keys[block] is None and key not in self._index:
+            self._keys[block] = key
+            self._index[key] = block
+
+    def evict(self) -> int:
+        """Forget the content of the cached block freed longest ago, and take the block."""
+        block, _ = self._evictable.popitem(last=False)
+        self._unpublish(block)
+        self.reusable -= 1
+        return block
+
+    def forget(self) -> None:
+        """Unpublish everything. Blocks that are held or fenced stay so."""
+        for block in list(self._index.values()):
+            self._unpublish(block)
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        self.reusable = 0
+
+    def check(self, tables: Counter[int], written: Counter[int]) -> None:
+        """Prove the books. `tables`: references that exist; `written`: sequences about to write into a block."""
+        refs = {block: count for block, count in enumerate(self._refs) if count}
+        if refs != dict(tables):
+            raise RuntimeError(f"reference counts {refs} differ from the tables {dict(tables)}")
+        states = [*refs, *self._free, *self._evictable, *(b for b, fence in enumerate(self._fences) if fence)]
+        if len(states) != self.total or set(states) != set(range(1, self.total + 1)):
+            raise RuntimeError(f"blocks are lost or in two states: {sorted(states)} of {self.total}")
+        if self.held != len(refs) or self.fenced != sum(map(bool, self._fences)):
+            raise RuntimeError(f"counted {self.held} held and {self.fenced} fenced blocks, found {len(refs)} held")
+        published = {block: key for block, key in enumerate(self._keys) if key is not None}
+        if published != {block: key for key, block in self._index.items()}:
+            raise RuntimeError("the index and the keys of the blocks differ")
+        if not set(self._evictable) <= set(published) or set(self._free) & set(published):
+            raise RuntimeError("a cached block has no key, or a free one has")
+        if self.reusable != sum(not self._refs[block] for block in published):
+            raise RuntimeError(f"counted {self.reusable} reusable blocks, which is wrong")
+        for block, writers in written.items():
+            if writers > 1 or block in published:
+                raise RuntimeError(f"block {block} has {writers} writers, published: {block in published}")
+
+    def _retire(self, block: int) -> None:
+        if self._keys[block] is None:
+            self._free.append(block)
+        else:
+            self._evictable[block] = None
+
+    def _unpublish(self, block: int) -> None:
+        key = self._keys[block]
+        if key is not None:
+            del self._index[key]
+            self._keys[block] = None

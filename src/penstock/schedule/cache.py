@@ -1,0 +1,246 @@
+"""The KV cache as sequences see it: one block table per KV group, all of the same length.
+
+A full-attention group keeps every block of a sequence. A sliding-window group gives back the blocks that no later token
+sees; its table keeps its length, with the null block 0 in their place. Prefix matching respects both: a match is a
+number of tokens after which every group has all the blocks that the next token sees.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.messages import BlockCopy, Capacity
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.prefix import PrefixHasher
+from penstock.schedule.sequence import Phase, Sequence
+
+
+class Hit(NamedTuple):
+    """Where a sequence can start: `computed` tokens whose KV lies in existing blocks."""
+
+    computed: int
+    shared: tuple[list[int], ...]  # per group: ids for the blocks wholly below `computed`, 0 where nobody will look
+    tails: tuple[int, ...] = ()  # per group: the block `computed` lies inside of, to be copied; empty at a border
+
+
+class KVCache:
+    """All KV groups of one executor."""
+
+    def __init__(self, capacity: Capacity, enable_prefix_caching: bool) -> None:
+        self.block_size = capacity.block_size
+        self.windows = tuple(group.window for group in capacity.groups)
+        self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
+        self.hasher = PrefixHasher(capacity.block_size, capacity.cache_root)
+        self._caching = enable_prefix_caching
+        self._fence = 0  # the newest outstanding plan, 0 when there is none
+
+    # -- plans go out and come back ---------------------------------------------------------------------------
+
+    def submitted(self, plan_id: int) -> None:
+        self._fence = plan_id
+
+    def applied(self, plan_id: int, copied: Iterable[tuple[int, ...]]) -> None:
+        """Plan `plan_id` is over: lift its fences and let go of the blocks it copied from."""
+        if self._fence == plan_id:
+            self._fence = 0
+        for pool in self.pools:
+            pool.release(plan_id)
+        for tails in copied:
+            for pool, tail in zip(self.pools, tails, strict=True):
+                pool.free((tail,), self._fence)
+
+    # -- where a sequence can start ---------------------------------------------------------------------------
+
+    def find(self, sequence: Sequence, spare: int) -> Hit | None:
+        """The longest start after which all known tokens fit now with `spare` blocks left; None if there is none."""
+        for copying in (True, False):
+            hit = self._longest_hit(sequence, copying)
+            if self._fits(sequence, hit, spare):
+                return hit
+            if not hit.tails:
+                break
+            # Copying a tail takes a block more than computing it anew does.
+        return None
+
+    def start(self, sequence: Sequence, hit: Hit) -> None:
+        """Give the sequence the shared blocks. Tails are held as well, until the plan that copies them is applied."""
+        for pool, table in zip(self.pools, hit.shared, strict=True):
+            for block in table:
+                if block:
+                    pool.share(block)
+        for pool, tail in zip(self.pools, hit.tails, strict=False):
+            pool.share(tail)
+        size = self.block_size
+        blocks = hit.computed // size
+        sequence.tables = [list(table) for table in hit.shared]
+        sequence.dead = [next((i for i, block in enumerate(table) if block), blocks) for table in hit.shared]
+        sequence.slots = blocks * size
+        sequence.next_fill = sequence.slots + size
+        sequence.computed = sequence.planned = hit.computed
+        sequence.expected = len(sequence.tokens)
+
+    def copies(self, sequence: Sequence, hit: Hit) -> list[BlockCopy]:
+        """Copy-on-write of the tails, once `grow` has given the sequence blocks of its own to write into."""
+        index = hit.computed // self.block_size
+        return [BlockCopy(g, tail, sequence.tables[g][index]) for g, tail in enumerate(hit.tails)]
+
+    # -- a sequence grows, settles and ends -------------------------------------------------------------------
+
+    def reach(self, sequence: Sequence) -> int:
+        """How many tokens the sequence would have room for, were it given every available block."""
+        return sequence.slots + min(pool.available for pool in self.pools) * self.block_size
+
+    def grow(self, sequence: Sequence, end: int) -> tuple[tuple[int, ...], ...]:
+        """Make room for `end` tokens; the new ids per group. The caller has checked `reach`."""
+        count = -(-(end - sequence.slots) // self.block_size)
+        added = []
+        for pool, table in zip(self.pools, sequence.tables, strict=True):
+            blocks = pool.allocate(count)
+            table += blocks
+            added.append(tuple(blocks))
+        sequence.slots += count * self.block_size
+        return tuple(added)
+
+    def settle(self, sequence: Sequence) -> None:
+        """Publish the blocks that confirmed tokens have filled, and give back those a window has passed."""
+        size = self.block_size
+        first = sequence.next_fill // size - 1
+        full = sequence.computed // size
+        if self._caching:
+            self.hasher.extend(sequence.keys, sequence.request.root, sequence.tokens, full)
+            for pool, table in zip(self.pools, sequence.tables, strict=True):
+                for index in range(first, full):
+                    pool.publish(table[index], sequence.keys[index])
+        for g, window in enumerate(self.windows):
+            live = self._first_seen(window, sequence.computed)
+            dead = sequence.dead[g]
+            if live > dead:
+                table = sequence.tables[g]
+                self.pools[g].free(reversed(table[dead:live]), self._fence)
+                table[dead:live] = [0] * (live - dead)
+                sequence.dead[g] = live
+        sequence.next_fill = (full + 1) * size
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back all blocks, the last first so that it is evicted before those it builds upon."""
+        for g, pool in enumerate(self.pools):
+            pool.free(reversed(sequence.tables[g][sequence.dead[g] :]), self._fence)
+        sequence.forget_blocks()
+
+    def forget(self) -> None:
+        """Empty the prefix cache."""
+        for pool in self.pools:
+            pool.forget()
+
+    # -- sizes ------------------------------------------------------------------------------------------------
+
+    def span(self, window: int) -> int:
+        """Blocks that a window can touch: the least a sequence needs to go on one token at a time."""
+        return self._blocks(window - 1) + 1
+
+    def demand(self, num_tokens: int) -> list[int]:
+        """Blocks per group that a sequence of so many computed tokens cannot do without."""
+        blocks = self._blocks(num_tokens)
+        return [min(blocks, self.span(window)) if window else blocks for window in self.windows]
+
+    # -- proof ------------------------------------------------------------------------------------------------
+
+    def check(self, running: list[Sequence], copying: Iterable[tuple[int, ...]]) -> None:
+        """Prove that the books of every pool agree with the tables of `running` and the tails being copied."""
+        size = self.block_size
+        for g, pool in enumerate(self.pools):
+            references: Counter[int] = Counter(tails[g] for tails in copying)
+            written: Counter[int] = Counter()
+            for sequence in running:
+                table, dead = sequence.tables[g], sequence.dead[g]
+                if len(table) * size != sequence.slots or any(table[:dead]) or not all(table[dead:]):
+                    raise RuntimeError(f"sequence {sequence.id}: table {table}, {dead} dead, {sequence.slots} slots")
+                if self._first_seen(self.windows[g], sequence.computed) < dead:
+                    raise RuntimeError(f"sequence {sequence.id} gave back blocks that it still sees")
+                references.update(table[dead:])
+                written.update(table[sequence.computed // size :])
+            pool.check(references, written)
+
+    # -- matching ---------------------------------------------------------------------------------------------
+
+    def _longest_hit(self, sequence: Sequence, copying: bool) -> Hit:
+        """Published blocks, or those of a running choice of the same prompt. Without `copying`, whole blocks only."""
+        nothing = Hit(0, tuple([] for _ in self.pools))
+        if sequence.wants_rows:
+            return nothing
+        best = self._published(sequence, copying) if self._caching else nothing
+        for sibling in sequence.request.choices.values():
+            if sibling.phase is Phase.RUNNING and sibling.computed >= sequence.num_prompt:
+                fork = self._fork(sequence, sibling, copying)
+                if fork.computed > best.computed:
+                    best = fork
+        return best
+
+    def _published(self, sequence: Sequence, copying: bool) -> Hit:
+        size = self.block_size
+        known = len(sequence.tokens)
+        self.hasher.extend(sequence.keys, sequence.request.root, sequence.tokens, known // size)
+        keys = sequence.keys
+        count = known // size if copying else (known - 1) // size
+        # Each group shortens the match to what it can serve; done when a round changes nothing.
+        before = -1
+        while count != before:
+            before = count
+            for pool, window in zip(self.pools, self.windows, strict=True):
+                count = self._longest(pool, window, keys, count, known)
+        # The last token is computed in any case: its logits are needed.
+        computed = min(count * size, known - 1)
+        whole = computed // size
+        shared = []
+        tails = []
+        for pool, window in zip(self.pools, self.windows, strict=True):
+            first = min(self._first_seen(window, computed), whole)
+            shared.append([0] * first + [pool.match(key) or 0 for key in keys[first:whole]])
+            if whole < count:
+                tails.append(pool.match(keys[whole]) or 0)
+        return Hit(computed, tuple(shared), tuple(tails))
+
+    def _longest(self, pool: BlockPool, window: int, keys: list[bytes], count: int, known: int) -> int:
+        """The largest number of blocks up to `count` after which this group has all that the next token sees."""
+        if not window:
+            return next((i for i in range(count) if pool.match(keys[i]) is None), count)
+        index = count
+        while index > self._first_seen(window, min(count * self.block_size, known - 1)):
+            index -= 1
+            if pool.match(keys[index]) is None:
+                count = index
+        return count
+
+    def _fork(self, sequence: Sequence, sibling: Sequence, copying: bool) -> Hit:
+        """The prompt's blocks from a choice that has computed it; nothing where its window has passed them."""
+        size = self.block_size
+        computed = min(sequence.num_prompt, len(sequence.tokens) - 1)
+        if not copying:
+            computed = computed // size * size
+        whole = computed // size
+        shared = []
+        for g, window in enumerate(self.windows):
+            first = min(self._first_seen(window, computed), whole)
+            if sibling.dead[g] > first:
+                return Hit(0, tuple([] for _ in self.pools))
+            shared.append([0] * first + sibling.tables[g][first:whole])
+        tails = tuple(table[whole] for table in sibling.tables) if computed % size else ()
+        return Hit(computed, tuple(shared), tails)
+
+    def _fits(self, sequence: Sequence, hit: Hit, spare: int) -> bool:
+        missing = self._blocks(sequence.target) - hit.computed // self.block_size
+        for g, pool in enumerate(self.pools):
+            shared = [block for block in hit.shared[g] if block]
+            window = self.windows[g]
+            need = min(missing, max(self.span(window) - len(shared), 1)) if window else missing
+            taken = pool.idle(shared) + pool.idle(hit.tails[g : g + 1])
+            if need + taken + spare > pool.available:
+                return False
+        return True
+
+    def _first_seen(self, window: int, position: int) -> int:
+        """The first block that the token at `position` sees."""
+        return max(position - window + 1, 0) // self.block_size if window else 0
+
+    def _blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,29 @@
+"""What the operator may limit in scheduling."""
+
+import msgspec
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one scheduler. ValueError where they contradict each other."""
+
+    max_num_seqs: int  # sequences (choices) the executor knows at a time
+    max_num_batched_tokens: int  # tokens computed in one step; a longer prompt is computed in chunks
+    max_model_len: int  # prompt and output of one sequence
+    max_waiting: int = 1024  # requests that have not started yet
+    enable_prefix_caching: bool = True
+    num_drafts: int = 0  # tokens a decoding sequence may speculate on per step
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.num_drafts < 0:
+            raise ValueError(f"num_drafts={self.num_drafts}: must not be negative")
+        # So that one decode of every running sequence always fits into a step.
+        floor = self.max_num_seqs * (1 + self.num_drafts)
+        if self.max_num_batched_tokens < floor:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than the {floor} tokens of a step where "
+                f"max_num_seqs={self.max_num_seqs} sequences decode with num_drafts={self.num_drafts}: "
+                f"raise max_num_batched_tokens to {floor} or lower max_num_seqs"
+            )

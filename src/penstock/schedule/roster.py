@@ -1,0 +1,81 @@
+"""All live requests, and the line that each of their choices stands in."""
+
+from penstock.schedule.policy import dequeue, enqueue
+from penstock.schedule.sequence import Phase, Request, Sequence
+
+
+class Roster:
+    """Choices are waiting, running, or held back until the first choice has computed the prompt they share."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Sequence] = []  # both in the policy's order
+        self.running: list[Sequence] = []
+        self.not_started = 0  # requests
+
+    def add(self, request: Request) -> None:
+        """The first choice waits to run; the others are held back."""
+        self.requests[request.message.request_id] = request
+        self.not_started += 1
+        request.held_back.extend(request.choices.values())
+        self._queue(request, 1)
+
+    def start(self, sequence: Sequence) -> None:
+        """From waiting to running."""
+        dequeue(self.waiting, sequence)
+        sequence.phase = Phase.RUNNING
+        enqueue(self.running, sequence)
+        if not sequence.request.started:
+            sequence.request.started = True
+            self.not_started -= 1
+
+    def preempt(self, sequence: Sequence) -> None:
+        """From running back to its place among the waiting."""
+        dequeue(self.running, sequence)
+        sequence.phase = Phase.WAITING
+        enqueue(self.waiting, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of wherever it is, and its request with its last choice."""
+        request = sequence.request
+        match sequence.phase:
+            case Phase.RUNNING:
+                dequeue(self.running, sequence)
+            case Phase.WAITING:
+                dequeue(self.waiting, sequence)
+            case _:
+                request.held_back.remove(sequence)
+        sequence.phase = Phase.DONE
+        del request.choices[sequence.choice]
+        if not request.choices:
+            del self.requests[request.message.request_id]
+            self.not_started -= not request.started
+        elif len(request.held_back) == len(request.choices):
+            # The one that was to compute the prompt is gone: now the next one is.
+            self._queue(request, 1)
+
+    def release(self, request: Request) -> None:
+        """The prompt is computed: queue the choices held back."""
+        if request.held_back:
+            self._queue(request, len(request.held_back))
+
+    def check(self) -> None:
+        """Prove that every choice stands in the one line its phase says, and every line in order."""
+        by_phase: dict[Phase, list[Sequence]] = {phase: [] for phase in Phase}
+        for request in self.requests.values():
+            for sequence in request.choices.values():
+                by_phase[sequence.phase].append(sequence)
+        for phase, line in ((Phase.RUNNING, self.running), (Phase.WAITING, self.waiting)):
+            if line != sorted(by_phase[phase], key=lambda s: s.order):
+                raise RuntimeError(f"the line of {phase.value} sequences is not in order, or lacks one")
+        held_back = [s for request in self.requests.values() for s in request.held_back]
+        if held_back != by_phase[Phase.HELD_BACK] or by_phase[Phase.DONE]:
+            raise RuntimeError("a sequence is held back and does not know it, or has ended and is still there")
+        if self.not_started != sum(not request.started for request in self.requests.values()):
+            raise RuntimeError(f"counted {self.not_started} requests that have not started, which is wrong")
+
+    def _queue(self, request: Request, count: int) -> None:
+        for sequence in request.held_back[:count]:
+            sequence.phase = Phase.WAITING
+            enqueue(self.waiting, sequence)
+        del request.held_back[:count]

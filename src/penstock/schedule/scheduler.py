@@ -1,0 +1,406 @@
+"""The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument.
+
+Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. Who
+needs a block that is not there takes it from the last running sequence in that order, which starts over later; the
+first is never preempted, and alone it fits, so every step moves something.
+"""
+
+from collections import deque
+
+from penstock.messages import (
+    Capacity,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    QueueFull,
+    RequestRejected,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    TokenDelta,
+    Work,
+    row_size,
+)
+from penstock.schedule.admission import check_memory, check_request
+from penstock.schedule.cache import Hit, KVCache
+from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.log import Aborted, Added, Applied, CacheReset, Event, EventLog, Finished, Planned, Started
+from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.roster import Roster
+from penstock.schedule.sequence import Phase, Request, Sequence
+from penstock.schedule.step import Outstanding, StepDraft
+
+
+class Scheduler:
+    """Plans the steps of one executor. Up to `capacity.depth` plans may be outstanding."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        capacity: Capacity,
+        *,
+        policy: QueuePolicy = by_priority,
+        log: EventLog | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        self._config = config
+        self._depth = capacity.depth
+        self._policy = policy
+        self._log = log
+        self._incarnation = incarnation
+        self._cache = KVCache(capacity, config.enable_prefix_caching)
+        self._roster = Roster()
+        self._outstanding: deque[Outstanding] = deque()
+        self._gone: list[int] = []  # for the next plan
+        self._next_sequence = 1
+        self._next_plan = 1
+        self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = self._computed_tokens = 0
+        self._record(Started(config, capacity, incarnation))
+
+    # -- requests come and go ---------------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest, now: float) -> list[TokenDelta]:
+        """Queue a request. RequestRejected where it can never be served, QueueFull where it cannot be now.
+
+        The deltas are those of choices that had already ended: a request that starts from the middle may bring all
+        its tokens with it.
+        """
+        if request.request_id in self._roster.requests:
+            raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
+        check_request(request, self._config)
+        state = Request(request, request.arrival or now, self._cache.hasher.root(request))
+        place = self._policy(request, state.arrival)
+        for i in range(request.n):
+            number = self._next_sequence + i
+            choice = request.first_choice + i
+            state.choices[choice] = Sequence(number, state, choice, (*place, number), self._config.max_model_len)
+        ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
+        if len(ended) < request.n:
+            check_memory(request, self._config, self._cache)
+            if self._roster.not_started >= self._config.max_waiting:
+                raise QueueFull(
+                    f"{self._roster.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
+                    f"retry later or raise max_waiting"
+                )
+        self._record(Added(request, now))
+        self._next_sequence += request.n
+        self._roster.add(state)
+        return [
+            self._end(s, reason, s.num_output, now, stop_token=s.tokens[-1] if reason == "stop" else None)
+            for s, reason in ended
+        ]
+
+    def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int, now: float) -> list[TokenDelta]:
+        """End one choice and keep its first `keep` output tokens. Nothing for an id that is not known (any more)."""
+        state = self._roster.requests.get(request_id)
+        sequence = state.choices.get(choice) if state is not None else None
+        if sequence is None:
+            return []
+        self._record(Finished(request_id, choice, reason, keep, now))
+        return [self._end(sequence, reason, min(max(keep, 0), sequence.num_output), now)]
+
+    def abort(self, request_id: str, now: float) -> list[TokenDelta]:
+        """End all choices of a request. Nothing for an id that is not known (any more)."""
+        state = self._roster.requests.get(request_id)
+        if state is None:
+            return []
+        self._record(Aborted(request_id, now))
+        return self._end_request(state, "abort", "", now)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what is cached; running sequences keep their blocks."""
+        self._record(CacheReset())
+        self._cache.forget()
+
+    # -- planning ---------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step. None where there is nothing to do until a request is added or a result applied."""
+        if len(self._outstanding) >= self._depth or not self._roster.requests:
+            return None
+        self._record(Planned(now))
+        step = StepDraft(self._config.max_num_batched_tokens)
+        self._continue_running(step)
+        self._admit_waiting(step, now)
+        if not step.work:
+            return None
+        plan, outstanding = step.seal(self._next_plan, tuple(self._gone))
+        self._gone.clear()
+        self._next_plan += 1
+        self._outstanding.append(outstanding)
+        self._cache.submitted(plan.plan_id)
+        return plan
+
+    def _continue_running(self, step: StepDraft) -> None:
+        """Plan work for running sequences, as far as there are blocks."""
+        running = self._roster.running  # loses sequences at its end only: preempted ones, not yet visited
+        per_decode = 1 + self._config.num_drafts
+        work, sequences = step.work, step.sequences
+        decodes = 0
+        for index, sequence in enumerate(running):
+            end = sequence.planned + 1
+            if end == sequence.expected and end <= sequence.slots and per_decode == 1:
+                # The common case, written out: one token with room for it.
+                if end < sequence.limit:
+                    sequence.planned = end
+                    sequence.expected = end + 1
+                    sequence.in_flight += 1
+                    work.append(sequence.decode)
+                    sequences.append(sequence)
+                    decodes += 1
+            else:
+                # Whoever comes later keeps the tokens of a decode, however long this one's prompt is.
+                reserved = (len(running) - index - 1) * per_decode
+                self._extend(sequence, step.budget - decodes - reserved, step)
+        step.budget -= decodes
+
+    def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
+        """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
+        target = sequence.target
+        end = min(target, sequence.planned + allowance)
+        if end <= sequence.planned:
+            return
+        if end == sequence.planned + 1 == sequence.expected:
+            end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
+        if end > sequence.slots:
+            reach = self._cache.reach(sequence)
+            if reach == sequence.planned:
+                if not self._take_block(sequence):
+                    return
+                reach = self._cache.reach(sequence)
+            end = min(end, reach)
+        if end > sequence.slots:
+            step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
+        step.add(sequence, end, max(end - target, 0))
+
+    def _take_block(self, sequence: Sequence) -> bool:
+        """Preempt later sequences until every group has a block. False where only waiting helps.
+
+        That is for a result, which lifts a fence, or, with all later ones gone, for an earlier sequence to end.
+        """
+        pools = self._cache.pools
+        while not all(pool.available for pool in pools):
+            if all(pool.available or pool.fenced for pool in pools):
+                return False
+            victim = self._roster.running[-1]
+            if victim is sequence:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Start a sequence over. Tokens still in flight are kept when they come; it waits for them."""
+        self._roster.preempt(victim)
+        self._cache.free(victim)
+        self._gone.append(victim.id)
+        victim.preemptions += 1
+        self._preemptions += 1
+
+    def _admit_waiting(self, step: StepDraft, now: float) -> None:
+        """Start waiting sequences in order, each only if all its known tokens fit. Nobody overtakes.
+
+        So nothing is admitted while a running sequence lacks a block, nor what was preempted in this very step.
+        """
+        waiting, running = self._roster.waiting, self._roster.running
+        while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
+            sequence = waiting[0]
+            if sequence.in_flight:
+                return
+            # A block to spare while others run, so that an admission is not undone by the next block they need.
+            hit = self._cache.find(sequence, spare=1 if running else 0)
+            if hit is None:
+                return
+            self._note_start(sequence, hit.computed, now)
+            self._start(sequence, hit, step)
+
+    def _start(self, sequence: Sequence, hit: Hit, step: StepDraft) -> None:
+        self._roster.start(sequence)
+        self._cache.start(sequence, hit)
+        end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
+        self._cache.grow(sequence, end)
+        if hit.tails:
+            step.copies += self._cache.copies(sequence, hit)
+            step.tails.append(hit.tails)
+        step.introduce(sequence)
+        step.add(sequence, end, 0)
+
+    def _note_start(self, sequence: Sequence, computed: int, now: float) -> None:
+        """Time and prefix hits count for the first start only, not for a return after preemption."""
+        state = sequence.request
+        if not state.started:
+            state.cached_tokens = min(computed, sequence.num_prompt)
+            if self._config.enable_prefix_caching and not sequence.wants_rows:
+                self._prefix_queries += sequence.num_prompt
+                self._prefix_hits += state.cached_tokens
+        if sequence.started < 0:
+            sequence.started = now
+
+    # -- results ----------------------------------------------------------------------------------------------
+
+    def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
+        """Take the result of the oldest outstanding plan. ValueError where it is not an answer to that plan."""
+        if not self._outstanding:
+            raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
+        step = self._outstanding[0]
+        step.check_answer(result)
+        self._record(Applied(result, now))
+        self._outstanding.popleft()
+        self._cache.applied(step.plan_id, step.tails)
+        self._steps += 1
+        self._computed_tokens += sum([work.count for work in step.work])
+        deltas: list[TokenDelta] = []
+        for sequence, work, answer in zip(step.sequences, step.work, result.results, strict=True):
+            sequence.in_flight -= 1
+            if sequence.phase is Phase.DONE:
+                continue
+            if answer.error:
+                deltas += self._end_request(sequence.request, "error", answer.error, now)
+                continue
+            delta = self._advance(sequence, work, answer, now)
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def _advance(self, sequence: Sequence, work: Work, answer: SequenceResult, now: float) -> TokenDelta | None:
+        """Take what one unit of work gave."""
+        running = sequence.phase is Phase.RUNNING
+        if not running and sequence.wants_rows:
+            return None  # preempted meanwhile, and the whole prompt is to be computed again before the first delta
+        ids, logprobs = answer.token_ids, answer.logprobs
+        tokens = sequence.tokens
+        length = len(tokens)
+        reason: FinishReason | None = None
+        for token in ids:
+            tokens.append(token)
+            if token in sequence.stops and len(tokens) > sequence.min_length:
+                reason = "stop"
+                break
+            if len(tokens) >= sequence.limit:
+                reason = "length"
+                break
+        if running:
+            self._confirm(sequence, work, answer)
+            if not ids and sequence.computed + 1 >= sequence.limit:
+                reason = "length"  # nothing was to be sampled
+        else:
+            sequence.expected = len(tokens)
+        if not ids and reason is None:
+            return None
+        if len(ids) > len(tokens) - length:  # it ended before the last of several accepted tokens
+            ids = ids[: len(tokens) - length]
+            logprobs = logprobs[: len(ids) * row_size(sequence.request.message.sampling.logprobs or 0)]
+        sequence.last_token = now
+        prompt_logprobs = b"" if sequence.first_token >= 0 else self._first_token(sequence, now)
+        timing = None
+        if reason is not None:
+            timing = sequence.timing(now)
+            self._remove(sequence)
+        state = sequence.request
+        return TokenDelta(
+            state.message.request_id,
+            sequence.choice,
+            length - sequence.num_prompt,
+            ids,
+            reason,
+            ids[-1] if reason == "stop" else None,
+            state.cached_tokens,
+            logprobs,
+            prompt_logprobs,
+            "",
+            timing,
+            self._incarnation,
+        )
+
+    def _confirm(self, sequence: Sequence, work: Work, answer: SequenceResult) -> None:
+        """The unit's KV is valid: count it, less the drafts refused."""
+        if answer.prompt_logprobs:
+            sequence.add_rows(answer.prompt_logprobs)
+        computed = sequence.computed + work.count
+        if work.drafts:
+            refused = 1 + work.drafts - len(answer.token_ids)
+            sequence.planned -= refused
+            sequence.expected -= refused
+            # Nor do accepted drafts count that lie beyond the token that ended it.
+            computed = min(computed - refused, len(sequence.tokens))
+        sequence.computed = computed
+        if computed >= sequence.next_fill:
+            self._cache.settle(sequence)
+
+    def _first_token(self, sequence: Sequence, now: float) -> bytes:
+        """The prompt is computed: let the other choices start. Gives the prompt's logprobs."""
+        sequence.first_token = now
+        self._roster.release(sequence.request)
+        rows, sequence.rows = sequence.rows, None
+        return bytes(rows or b"")
+
+    # -- ends -------------------------------------------------------------------------------------------------
+
+    def _end_request(self, state: Request, reason: FinishReason, error: str, now: float) -> list[TokenDelta]:
+        return [self._end(s, reason, s.num_output, now, error=error) for s in list(state.choices.values())]
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        keep: int,
+        now: float,
+        *,
+        error: str = "",
+        stop_token: int | None = None,
+    ) -> TokenDelta:
+        """End a choice with no further token."""
+        timing = sequence.timing(now)
+        self._remove(sequence)
+        state = sequence.request
+        return TokenDelta(
+            request_id=state.message.request_id,
+            choice=sequence.choice,
+            offset=keep,
+            finish_reason=reason,
+            stop_token=stop_token,
+            cached_tokens=state.cached_tokens,
+            error=error,
+            timing=timing,
+            incarnation=self._incarnation,
+        )
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.phase is Phase.RUNNING:
+            self._cache.free(sequence)
+            self._gone.append(sequence.id)
+        self._roster.remove(sequence)
+
+    # -- looking in -------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a result is awaited or a request has not ended."""
+        return bool(self._roster.requests or self._outstanding)
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters; the seconds are for the engine to fill in."""
+        pools = self._cache.pools
+        return EngineStats(
+            steps=self._steps,
+            running=len(self._roster.running),
+            waiting=len(self._roster.waiting),
+            blocks_total=tuple(pool.total for pool in pools),
+            blocks_held=tuple(pool.held for pool in pools),
+            blocks_cached=tuple(pool.reusable for pool in pools),
+            preemptions=self._preemptions,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            computed_tokens=self._computed_tokens,
+        )
+
+    def check(self) -> None:
+        """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
+        running = self._roster.running
+        self._roster.check()
+        self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])
+        if len(running) > self._config.max_num_seqs:
+            raise RuntimeError(f"{len(running)} sequences run, max_num_seqs={self._config.max_num_seqs}")
+
+    def _record(self, event: Event) -> None:
+        if self._log is not None:
+            self._log.append(event)

@@ -1,0 +1,75 @@
+"""A step while it is being planned, and while its result is awaited."""
+
+from typing import NamedTuple
+
+from penstock.messages import BlockCopy, NewSequence, StepPlan, StepResult, Work
+from penstock.schedule.sequence import Sequence
+
+
+class Outstanding(NamedTuple):
+    """A plan whose result has not been applied, with what applying it needs."""
+
+    plan_id: int
+    sequences: tuple[Sequence, ...]  # one for each of `work`
+    work: tuple[Work, ...]
+    tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
+
+    def check_answer(self, result: StepResult) -> None:
+        """ValueError where `result` does not answer this plan."""
+        if result.plan_id != self.plan_id or len(result.results) != len(self.work):
+            raise ValueError(
+                f"plan {result.plan_id} is answered with {len(result.results)} results; due are {len(self.work)} for "
+                f"plan {self.plan_id}"
+            )
+        for work, answer in zip(self.work, result.results, strict=True):
+            count = len(answer.token_ids)
+            if answer.seq == work.seq and count == work.sample:
+                continue
+            if answer.seq != work.seq or not (work.sample <= count <= work.sample + work.drafts or answer.error):
+                raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")
+
+
+class StepDraft:
+    """Collects a plan."""
+
+    __slots__ = ("blocks", "budget", "copies", "new", "sequences", "tails", "work")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # tokens that may still be computed
+        self.sequences: list[Sequence] = []
+        self.work: list[Work] = []
+        self.new: list[NewSequence] = []
+        self.blocks: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+        self.copies: list[BlockCopy] = []
+        self.tails: list[tuple[int, ...]] = []
+
+    def introduce(self, sequence: Sequence) -> None:
+        """Tell the executor of a sequence it does not know."""
+        self.new.append(
+            NewSequence(
+                sequence.id,
+                tuple(sequence.tokens),
+                sequence.num_prompt,
+                sequence.computed,
+                tuple(map(tuple, sequence.tables)),
+                sequence.request.message.sampling,
+                sequence.choice,
+            )
+        )
+
+    def add(self, sequence: Sequence, end: int, drafts: int) -> None:
+        """Compute the sequence's tokens up to `end`, the last `drafts` of which are not known yet."""
+        count = end - sequence.planned
+        sample = end - drafts == sequence.expected
+        self.work.append(Work(sequence.id, count, sample, drafts))
+        self.sequences.append(sequence)
+        self.budget -= count
+        sequence.in_flight += 1
+        sequence.planned = end
+        if sample:
+            sequence.expected = end + 1
+
+    def seal(self, plan_id: int, gone: tuple[int, ...]) -> tuple[StepPlan, Outstanding]:
+        work = tuple(self.work)
+        plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
+        return plan, Outstanding(plan_id, tuple(self.sequences), work, tuple(self.tails))

@@ -1,0 +1,180 @@
+"""Everything that can happen to a scheduler, in any order, against an executor that checks every slot it reads.
+
+After every event the scheduler proves its books (`Simulation` calls `check`), a plan must come forth whenever there is
+work and nothing is outstanding, and in the end every choice has exactly the tokens that no scheduling at all gives.
+"""
+
+import os
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from penstock.messages import GenerateRequest, SamplingParams
+from tests.schedule.simulated import VOCABULARY, Simulation, expected_output, logprob_row, mix, simulation
+
+WINDOWS = [(0,), (0, 8), (6,), (0, 1), (5, 0, 9)]
+MAX_MODEL_LEN = 40
+
+# Few prompts with common beginnings, so that sequences meet in the prefix cache.
+prompts = st.builds(
+    lambda stem, length, tail: (*(mix(stem, i) % VOCABULARY for i in range(length)), *tail),
+    st.integers(0, 1),
+    st.integers(0, 22),
+    st.lists(st.integers(0, 3), min_size=1, max_size=2),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    sim: Simulation
+
+    @initialize(
+        windows=st.sampled_from(WINDOWS),
+        blocks=st.integers(12, 26),
+        depth=st.integers(1, 4),
+        drafts=st.integers(0, 3),
+        seqs=st.integers(1, 5),
+        extra_budget=st.integers(0, 24),
+        caching=st.booleans(),
+        failures=st.booleans(),
+    )
+    def start(
+        self,
+        windows: tuple[int, ...],
+        blocks: int,
+        depth: int,
+        drafts: int,
+        seqs: int,
+        extra_budget: int,
+        caching: bool,
+        failures: bool,
+    ) -> None:
+        def fails(sampling: SamplingParams, choice: int, length: int) -> bool:
+            return failures and mix("failure", sampling.seed, choice, length) % 60 == 0
+
+        self.sim = simulation(
+            windows=windows,
+            blocks=blocks,
+            depth=depth,
+            num_drafts=drafts,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=seqs * (1 + drafts) + extra_budget,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=caching,
+            executor={"fails": fails},
+        )
+        self.kept: dict[tuple[str, int], int] = {}  # finished from outside: tokens kept
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(0, 20),
+        min_tokens=st.integers(0, 4),
+        stops=st.sets(st.integers(0, VOCABULARY - 1), max_size=4),
+        n=st.integers(1, 4),
+        priority=st.integers(0, 1),
+        prompt_logprobs=st.booleans(),
+        salt=st.sampled_from(["", "", "", "other"]),
+        resume=st.integers(0, 6),
+    )
+    def add(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        min_tokens: int,
+        stops: set[int],
+        n: int,
+        priority: int,
+        prompt_logprobs: bool,
+        salt: str,
+        resume: int,
+    ) -> None:
+        number = len(self.sim.requests)
+        sampling = SamplingParams(
+            seed=number % 3,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=tuple(sorted(stops)),
+            logprobs=0 if number % 2 else None,
+            prompt_logprobs=0 if prompt_logprobs else None,
+        )
+        request = GenerateRequest(
+            request_id=f"r{number}", prompt_ids=prompt, sampling=sampling, n=n, priority=priority, cache_salt=salt
+        )
+        if n == 1 and resume:
+            output, _ = expected_output(request, 0, MAX_MODEL_LEN)
+            request = GenerateRequest(
+                request_id=f"r{number}", prompt_ids=prompt, sampling=sampling, output_ids=tuple(output[:resume])
+            )
+        self.sim.add(request)
+
+    @rule()
+    def plan(self) -> None:
+        self.sim.plan()
+
+    @precondition(lambda self: self.sim.outstanding)
+    @rule()
+    def apply(self) -> None:
+        self.sim.apply()
+
+    @rule(steps=st.integers(1, 6))
+    def steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.sim.step()
+
+    def live(self) -> list[tuple[str, int]]:
+        return [key for key, output in self.sim.outputs.items() if output.finish_reason is None]
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), keep=st.integers(0, 10))
+    def finish(self, data: st.DataObject, keep: int) -> None:
+        key = data.draw(st.sampled_from(self.live()))
+        keep = min(keep, len(self.sim.outputs[key].token_ids))
+        self.sim.finish(*key, keep)
+        self.kept[key] = keep
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.sim.abort(data.draw(st.sampled_from(self.live()))[0])
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.sim.scheduler.reset_prefix_cache()
+        self.sim.scheduler.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        self.sim.run()
+        self.sim.check_drained()
+        for (name, choice), output in self.sim.outputs.items():
+            request = self.sim.requests[name]
+            if (name, choice) in self.kept:
+                expected, _ = expected_output(request, choice, MAX_MODEL_LEN)
+                assert output.token_ids == expected[: self.kept[name, choice]]
+            elif output.finish_reason in ("abort", "error"):
+                expected, _ = expected_output(request, choice, MAX_MODEL_LEN)
+                assert output.token_ids == expected[: len(output.token_ids)]
+            else:
+                self.sim.check_output(name, choice)
+                self.check_prompt_logprobs(request, choice, output.prompt_logprobs)
+
+    def check_prompt_logprobs(self, request: GenerateRequest, choice: int, rows: bytes) -> None:
+        asked = choice == 0 and request.sampling.prompt_logprobs is not None
+        complete = b"".join(map(logprob_row, request.prompt_ids[1:]))
+        done_before = len(self.sim.outputs[request.request_id, choice].token_ids) == len(request.output_ids)
+        if not done_before:
+            assert rows == (complete if asked else b"")
+
+
+# The same examples every time, unless a number of examples asks for a search.
+EXAMPLES = os.environ.get("PENSTOCK_TEST_EXAMPLES")
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=int(EXAMPLES or 150),
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=EXAMPLES is None,
+    database=None,
+)

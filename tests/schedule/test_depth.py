@@ -1,0 +1,144 @@
+"""Plans ahead of their results, and drafts."""
+
+import pytest
+
+from tests.schedule.simulated import Simulation, request, simulation
+
+
+def sampled(sim: Simulation, seq: int) -> int:
+    return sum(work.sample for plan in sim.plans for work in plan.work if work.seq == seq)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_up_to_depth_plans_are_outstanding(depth: int) -> None:
+    sim = simulation(depth=depth)
+    sim.add(request("a", 8, 20))
+    for _ in range(depth):
+        assert sim.plan() is not None
+    assert sim.plan() is None
+    sim.run()
+    sim.check_output("a")
+
+
+def test_a_decode_is_planned_while_its_token_is_unknown() -> None:
+    sim = simulation(depth=3)
+    sim.add(request("a", 8, 20))
+    plans = [sim.plan() for _ in range(3)]
+    assert [[(w.count, w.sample) for w in plan.work] for plan in plans if plan] == [
+        [(8, True)],
+        [(1, True)],
+        [(1, True)],
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_stop_wastes_at_most_depth_less_one_tokens(depth: int) -> None:
+    sim = simulation(depth=depth)
+    for i in range(20):
+        sim.add(request(f"r{i}", 5, 30, stop_token_ids=tuple(range(5))))
+    sim.run()
+    sim.check_drained()
+    for number, ((name, _), output) in enumerate(sim.outputs.items()):
+        sim.check_output(name)
+        assert 0 <= sampled(sim, number + 1) - len(output.token_ids) <= depth - 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_nothing_is_planned_beyond_max_tokens(depth: int) -> None:
+    sim = simulation(depth=depth)
+    sim.add(request("a", 5, 7))
+    sim.run()
+    assert sampled(sim, 1) == 7
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("windows", [(0,), (0, 6)])
+def test_drafts_change_no_token(depth: int, accuracy: float, windows: tuple[int, ...]) -> None:
+    sim = simulation(depth=depth, num_drafts=3, windows=windows, executor={"draft_accuracy": accuracy})
+    for i in range(5):
+        sim.add(request(f"r{i}", 3 + 3 * i, 20, logprobs=0, stop_token_ids=(1, 2, 3), n=1 + i % 2))
+    sim.run()
+    sim.check_drained()
+    for name, choice in sim.outputs:
+        sim.check_output(name, choice)
+
+
+def test_accepted_drafts_save_steps() -> None:
+    steps = {}
+    for accuracy in (0.0, 1.0):
+        sim = simulation(num_drafts=3, executor={"draft_accuracy": accuracy})
+        sim.add(request("a", 8, 21))
+        sim.run()
+        steps[accuracy] = len(sim.plans)
+    assert steps == {0.0: 21, 1.0: 1 + 5}
+
+
+def test_rejected_drafts_are_never_published() -> None:
+    """The executor checks each token against what its blocks hold, so a wrong draft in the cache would show."""
+    sim = simulation(num_drafts=3, executor={"draft_accuracy": 0.4})
+    for i in range(6):
+        sim.add(request(f"r{i}", 6, 20, seed=1) if i else request("r0", 6, 20, seed=1))
+        sim.run()
+        turn = (*sim.requests[f"r{i}"].prompt_ids, *sim.outputs[f"r{i}", 0].token_ids)
+        sim.add(request(f"next{i}", (*turn, 9), 5))
+        sim.run()
+        sim.check_output(f"next{i}")
+        final = sim.outputs[f"next{i}", 0].final
+        assert final is not None
+        assert final.cached_tokens == 24
+
+
+def test_drafts_keep_within_the_budget_and_the_length() -> None:
+    sim = simulation(num_drafts=3, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=20)
+    for i in range(4):
+        sim.add(request(f"r{i}", 10, 100))
+    sim.run()  # the executor checks both
+    for i in range(4):
+        sim.check_output(f"r{i}")
+
+
+def test_a_finished_sequences_results_are_dropped() -> None:
+    sim = simulation(depth=4)
+    sim.add(request("a", 4, 20))
+    sim.add(request("b", 4, 20))
+    for _ in range(4):
+        sim.plan()
+    sim.apply()
+    sim.finish("a", 0, keep=1)
+    for _ in range(3):
+        assert {delta.request_id for delta in sim.apply()} == {"b"}
+    sim.run()
+    sim.check_output("b")
+    assert len(sim.outputs["a", 0].token_ids) == 1
+
+
+def test_a_freed_block_waits_for_the_plans_that_may_touch_it() -> None:
+    sim = simulation(depth=2, blocks=4, max_num_seqs=2, enable_prefix_caching=False, max_num_batched_tokens=16)
+    sim.add(request("a", 9, 3))
+    sim.plan()
+    sim.add(request("b", 9, 3))
+    sim.abort("a")
+    assert sim.plan() is None  # all three blocks are fenced by the outstanding plan
+    sim.apply()
+    assert sim.plan() is not None
+    sim.run()
+    sim.check_output("b")
+
+
+def test_nobody_is_preempted_for_a_block_that_comes_with_the_next_result() -> None:
+    sim = simulation(depth=2, blocks=12, enable_prefix_caching=False)
+    for name, length in (("a", 12), ("b", 8), ("c", 9), ("d", 5)):
+        sim.add(request(name, length, 5))
+    first = sim.plan()
+    assert first is not None
+    a, _, _, d = (new.seq for new in first.new)
+    sim.abort("c")  # its three blocks are fenced
+    second = sim.plan()
+    assert second is not None
+    assert [work.seq for work in second.work] == [a, d]  # "a" took the last block, "b" waits for one
+    assert sim.scheduler.stats().preemptions == 0
+    sim.run()
+    for name in "abd":
+        sim.check_output(name)
+    assert sim.scheduler.stats().preemptions == 0

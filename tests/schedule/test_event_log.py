@@ -1,0 +1,58 @@
+"""The same events give the same plans."""
+
+import io
+import random
+
+import pytest
+
+from penstock.schedule import Event, EventFile, read_events, replay
+from tests.schedule.simulated import Simulation, request, simulation
+
+
+def busy(sim: Simulation, seed: int) -> None:
+    """Requests that come, fork, finish, fail and are aborted in a pool too small for them."""
+    rng = random.Random(seed)
+    for i in range(12):
+        sim.add(request(f"r{i}", rng.randint(1, 20), rng.randint(1, 20), n=rng.randint(1, 3), logit_bias={3: 0.5}))
+        if rng.random() < 0.5:
+            sim.step()
+        if rng.random() < 0.2:
+            sim.abort(f"r{rng.randint(0, i)}")
+        if rng.random() < 0.2:
+            sim.finish(f"r{rng.randint(0, i)}", 0, keep=0)
+        if rng.random() < 0.1:
+            sim.scheduler.reset_prefix_cache()
+    sim.run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_replay_gives_identical_plans(seed: int) -> None:
+    file = io.BytesIO()
+    sim = simulation(blocks=17, windows=(0, 8), depth=1 + seed, log=EventFile(file), num_drafts=seed % 2)
+    busy(sim, seed)
+    assert len(sim.plans) > 20
+    assert replay(read_events(file.getvalue().splitlines())) == sim.plans
+
+
+def test_a_list_is_a_log() -> None:
+    log: list[Event] = []
+    sim = simulation(log=log)
+    sim.add(request("a"))
+    sim.run()
+    assert replay(log) == sim.plans
+
+
+def test_refused_requests_are_not_logged() -> None:
+    log: list[Event] = []
+    sim = simulation(log=log)
+    with pytest.raises(ValueError):
+        sim.add(request("a", 1000))
+    assert len(log) == 1
+
+
+def test_a_log_without_its_beginning_is_refused() -> None:
+    log: list[Event] = []
+    sim = simulation(log=log)
+    sim.add(request("a"))
+    with pytest.raises(ValueError, match="begins with Added"):
+        replay(log[1:])
