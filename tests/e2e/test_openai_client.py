@@ -180,7 +180,8 @@ def test_metrics_carry_both_names(client: openai.OpenAI, model: str, server: Ser
 def test_a_client_that_goes_away_is_aborted(model: str, server: Server) -> None:
     body = {"model": model, "prompt": CODE, "max_tokens": 1500, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
         running = gauge(httpx.get(server.url + "/metrics").text, "penstock_num_requests_running")
         assert running >= 1
     wait_for(
