@@ -69,9 +69,11 @@ def show(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[
 
 
 def _cell(key: str, value: Any) -> str:
-    if key == "roofline_fraction" and value is not None:
+    if value is None:
+        return "–"
+    if key == "roofline_fraction":
         return f"{value:.1%}"
-    return "–" if value is None else f"{value:,}"
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
 def keep(rows: Any, path: str | None) -> None:
