@@ -3,8 +3,8 @@
     python benchmarks/forward.py [--threads N] [--steps N] [--context N] [--json FILE]
 
 Cases are decode steps of 1, 8 and 32 sequences and a prefill, over KV blocks in scattered order. A case's time is the
-median of its steps; the cases' steps are interleaved, so that a noisy machine disturbs all alike. The roofline is weight and
-KV bytes over the read bandwidth measured in the same run.
+median of its steps; the cases' steps are interleaved, so that a noisy machine disturbs all alike. A decode's roofline
+is weight and KV bytes over the read bandwidth measured in the same run; a prefill has none here.
 """
 
 import argparse
@@ -77,39 +77,57 @@ class _TimedAttention:
 
 
 class Bench:
-    """A runner with random weights, and sequences that stay as they are while their last token is computed again."""
+    """A runner with random weights and as many sequences of `context` tokens as the largest case decodes."""
 
-    def __init__(self, spec: ModelSpec, context: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, context: int, steps: int, dtype: torch.dtype) -> None:
         self.clock = OpClock()
-        self._context = context
-        sequences = max(DECODE_ROWS) + 1
-        length = max(context, PREFILL_TOKENS) + BLOCK_SIZE
-        self._blocks_each = -(-length // BLOCK_SIZE)
-        generator = torch.Generator().manual_seed(0)
-        parameters = {p.name: _random(p.shape, dtype, generator) for p in spec.parameters}
-        config = EngineConfig(model="", name="", max_model_len=length, max_num_seqs=sequences, block_size=BLOCK_SIZE)
-        kernels = self.clock.wrap(select_kernels(detect_platform(), dtype))
-        num_blocks = 1 + sequences * self._blocks_each
-        self._ids = (1 + torch.randperm(num_blocks - 1, generator=generator)).tolist()
-        self.runner = ModelRunner(spec, parameters, kernels, config, [num_blocks])
-        self._prompt = torch.randint(spec.vocab_size, (length,), generator=generator).tolist()
         self._plan = 0
+        sequences = max(DECODE_ROWS)
+        length = context + len(DECODE_ROWS) * (steps + 2)
+        blocks_each = -(-length // BLOCK_SIZE)
+        prefill_blocks = -(-PREFILL_TOKENS // BLOCK_SIZE)
+        num_blocks = 1 + sequences * blocks_each + prefill_blocks
+        generator = torch.Generator().manual_seed(0)
+        config = EngineConfig(
+            model="",
+            name="",
+            max_model_len=max(length, PREFILL_TOKENS + 1),
+            max_num_seqs=sequences + 1,
+            block_size=BLOCK_SIZE,
+        )
+        parameters = {p.name: _random(p.shape, dtype, generator) for p in spec.parameters}
+        self.runner = ModelRunner(
+            spec, parameters, self.clock.wrap(select_kernels(detect_platform(), dtype)), config, [num_blocks]
+        )
+        ids = (1 + torch.randperm(num_blocks - 1, generator=generator)).tolist()
+        prompt = tuple(torch.randint(spec.vocab_size, (length,), generator=generator).tolist())
+        self._prompt = _sequence(sequences, prompt[:PREFILL_TOKENS], 0, ids[:prefill_blocks])
+        starts = range(prefill_blocks, len(ids), blocks_each)
+        self.runner.pages.groups[0].normal_(generator=generator)
+        self._execute(
+            new=tuple(
+                _sequence(i, prompt[:context], context - 1, ids[start : start + blocks_each])
+                for i, start in enumerate(starts)
+            )
+        )
 
     def step(self, rows: int) -> StepTiming:
-        """One decode step of `rows` sequences, or with rows = 0 the prefill of one."""
-        self._plan += 1
-        count, computed = (1, self._context - 1) if rows else (PREFILL_TOKENS, 0)
-        tokens = tuple(self._prompt[: computed + count])
-        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
-        new, work = [], []
-        for i in range(max(rows, 1)):
-            ids = tuple(self._ids[i * self._blocks_each : (i + 1) * self._blocks_each])
-            new.append(NewSequence(i, tokens, len(tokens), computed, (ids,), sampling, 0))
-            work.append(Work(i, count, True))
-        timing = self.runner.execute(StepPlan(self._plan, tuple(work), tuple(new))).timing
-        self._plan += 1
-        self.runner.execute(StepPlan(self._plan, (), gone=tuple(range(max(rows, 1)))))
+        """One decode step of the first `rows` sequences, or with rows = 0 the prefill of another."""
+        if rows:
+            return self._execute(work=tuple(Work(i, 1, True) for i in range(rows)))
+        seq = self._prompt.seq
+        timing = self._execute(work=(Work(seq, PREFILL_TOKENS, True),), new=(self._prompt,))
+        self._execute(gone=(seq,))
         return timing
+
+    def _execute(self, *, work: tuple[Work, ...] = (), **changes: Any) -> StepTiming:
+        self._plan += 1
+        return self.runner.execute(StepPlan(self._plan, work, **changes)).timing
+
+
+def _sequence(seq: int, tokens: tuple[int, ...], computed: int, blocks: list[int]) -> NewSequence:
+    sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+    return NewSequence(seq, tokens, len(tokens), computed, (tuple(blocks),), sampling, 0)
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -154,7 +172,7 @@ def measure(bench: Bench, spec: ModelSpec, steps: int, context: int) -> list[dic
                 "case": name,
                 "forward_ms": forward * 1e3,
                 "best_ms": min(t.forward for t in timings[name]) * 1e3,
-                "roofline_ms": (weights + kv) / bandwidth * 1e3,
+                "roofline_ms": (weights + kv) / bandwidth * 1e3 if rows else None,
                 "host_us": statistics.median(t.total - t.forward - t.sample for t in timings[name]) * 1e6,
                 "share": {op: s / total for op, s in sorted(ops[name].items(), key=lambda item: -item[1])},
             }
@@ -173,13 +191,14 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     spec = spec_from_config(QWEN3_06B)
-    bench = Bench(spec, arguments.context, torch.bfloat16)
+    bench = Bench(spec, arguments.context, arguments.steps, torch.bfloat16)
     results = measure(bench, spec, arguments.steps, arguments.context)
     for result in results:
         shares = ", ".join(f"{op} {share:.0%}" for op, share in result["share"].items() if share >= 0.005)
+        bound = f"roofline {result['roofline_ms']:.1f}, " if result["roofline_ms"] else ""
         print(
-            f"{result['case']:<12} {result['forward_ms']:8.1f} ms  (best {result['best_ms']:.1f}, roofline "
-            f"{result['roofline_ms']:.1f}, host {result['host_us']:.0f} µs)  {shares}"
+            f"{result['case']:<12} {result['forward_ms']:8.1f} ms  "
+            f"(best {result['best_ms']:.1f}, {bound}host {result['host_us']:.0f} µs)  {shares}"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps({"threads": torch.get_num_threads(), "results": results}, indent=2))

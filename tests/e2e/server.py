@@ -81,7 +81,11 @@ def serving(log: Path, *flags: str, model: str | None = None, ready_within: floa
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [*command, "--port", str(port), "--threads", "1", *flags], stdout=sink, stderr=sink, env=environment, start_new_session=True
+            [*command, "--port", str(port), "--threads", "1", *flags],
+            stdout=sink,
+            stderr=sink,
+            env=environment,
+            start_new_session=True,
         )
     server = Server(process, port, log)
     engines: list[int] = []

@@ -1,0 +1,113 @@
+"""Ops that visit each element once: embedding, norms, rotary embedding and the gated activation.
+
+Their roundings are transformers': norms run in fp32, and where the weight joins differs by family.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.registry import EXACT, ROUNDING, Op, reference
+
+ROWS = (0, 1, 7, 33)  # for the input generators
+
+
+def embedding(token_ids: Tensor, weight: Tensor, scale: float) -> Tensor:
+    """Rows of `weight` [vocab, hidden] for int64 token_ids [tokens], times `scale` rounded to the weight's dtype."""
+    rows = weight.index_select(0, token_ids)
+    return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=weight.dtype))
+
+
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual): both like x, [tokens, hidden]. Without a residual the second is x.
+
+    The weight counts as weight + offset. With an offset (Gemma) it is applied in fp32, else after rounding (Llama).
+    """
+    if residual is not None:
+        x = x + residual
+    return _normed(x, weight, eps, offset), x
+
+
+def qk_norm_rope(qk: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, offset: float) -> Tensor:
+    """Query and key heads [tokens, heads, head_dim], normed per head where there is a `weight`, then rotated.
+
+    weight [heads, head_dim], one row per head. cos and sin [tokens, 1, head_dim] are of the halves layout, and the
+    first half of sin is negated: x * cos + swap_halves(x) * sin is the rotation.
+    """
+    if weight is not None:
+        qk = _normed(qk, weight, eps, offset)
+    swapped = torch.roll(qk, qk.shape[-1] // 2, -1)
+    return (qk * cos).addcmul_(swapped, sin)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [tokens, 2 * width], gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up with the tanh approximation, of [tokens, 2 * width], gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    wide = x.float()
+    # vector_norm, as it reads x once and leaves no square behind: x.pow(2).mean() writes a copy of x.
+    length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    if offset:
+        return (wide * scale).mul_(weight.float() + offset).to(x.dtype)
+    return (wide * scale).to(x.dtype).mul_(weight)
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def _embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = _normal((19, 24), dtype, generator)
+    for rows in ROWS:
+        for scale in (1.0, 24**0.5):
+            yield torch.randint(19, (rows,), generator=generator), weight, scale
+
+
+def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    for rows in ROWS:
+        x = _normal((rows, 72), dtype, generator)
+        weight = _normal((72,), dtype, generator)
+        yield x, None, weight, 1e-6, 0.0
+        yield x, _normal((rows, 72), dtype, generator), weight, 1e-5, 1.0
+
+
+def _qk_norm_rope_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    for rows in ROWS:
+        qkv = _normal((rows, 8, 24), dtype, generator)
+        angles = torch.rand((rows, 1, 24), generator=generator) * 6
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        for weight, offset in (
+            (None, 0.0),
+            (_normal((6, 24), dtype, generator), 0.0),
+            (_normal((6, 24), dtype, generator), 1.0),
+        ):
+            yield qkv[:, :6], weight, cos, sin, 1e-6, offset
+
+
+def _gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    for rows in ROWS:
+        yield (_normal((rows, 2 * 56), dtype, generator),)
+
+
+EMBEDDING = Op("embedding", reference(embedding), EXACT, _embedding_inputs)
+RMS_NORM = Op("rms_norm", reference(rms_norm), ROUNDING, _rms_norm_inputs)
+QK_NORM_ROPE = Op("qk_norm_rope", reference(qk_norm_rope), ROUNDING, _qk_norm_rope_inputs)
+SILU_AND_MUL = Op("silu_and_mul", reference(silu_and_mul), ROUNDING, _gated_inputs)
+GELU_TANH_AND_MUL = Op("gelu_tanh_and_mul", reference(gelu_tanh_and_mul), ROUNDING, _gated_inputs)

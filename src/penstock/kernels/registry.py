@@ -1,0 +1,70 @@
+"""An op: one meaning, given in plain torch, and any number of providers that compute it faster somewhere.
+
+The platform is looked at once, when a model's kernels are selected; a model only ever sees the functions chosen. To add
+a provider, append it to its op's `providers`: the parametrised test then holds it against the reference.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What providers may ask of the machine."""
+
+    device: str  # "cpu" or "cuda"
+    capability: str  # torch's name of the instruction set: "AVX2", "AVX512", ...
+    bf16_gemm: bool  # whether torch's own library multiplies bf16 matrices at speed
+
+
+def detect_platform(device: str = "cpu") -> Platform:
+    """The machine this process runs on."""
+    if device != "cpu":
+        return Platform(device, "", True)
+    return Platform(device, torch.backends.cpu.get_cpu_capability(), torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One implementation. `make` is called once per model and gives the function, with whatever scratch it owns."""
+
+    name: str
+    make: Callable[[], Callable[..., Any]]
+    supports: Callable[[Platform, torch.dtype], bool]
+
+
+def reference(function: Callable[..., Any]) -> Provider:
+    """Plain torch, which runs everywhere."""
+    return Provider("torch", lambda: function, lambda platform, dtype: True)
+
+
+def call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """How most ops are run on generated inputs."""
+    return function(*arguments)
+
+
+@dataclass(frozen=True)
+class Op:
+    """`reference` defines the result; a provider's may differ by `tolerance[dtype]`, relative to the largest value.
+
+    `inputs` draws argument tuples of a dtype from a seed: odd sizes, one row, none. `run` applies a provider's
+    function to one of them and gives the tensors to compare.
+    """
+
+    name: str
+    reference: Provider
+    tolerance: Mapping[torch.dtype, float]
+    inputs: Callable[[torch.dtype, int], Iterator[tuple[Any, ...]]]
+    providers: tuple[Provider, ...] = ()  # the best first
+    run: Callable[[Callable[..., Any], tuple[Any, ...]], Any] = call
+
+    def select(self, platform: Platform, dtype: torch.dtype) -> Provider:
+        """The first provider that supports the platform, else the reference."""
+        return next((p for p in self.providers if p.supports(platform, dtype)), self.reference)
+
+
+EXACT: Mapping[torch.dtype, float] = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}
+ROUNDING: Mapping[torch.dtype, float] = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -1,0 +1,41 @@
+"""Rotary position embedding: frequencies of a RopeSpec, and a step's cosines and sines."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock.families import RopeSpec
+
+
+def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
+    """Radians per position, fp32 [head_dim / 2]; computed in the order of transformers, whose roundings count."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (spec.theta**exponents)
+    if spec.scaling == "linear":
+        return frequencies / spec.factor
+    if spec.scaling == "llama3":
+        return _llama3(frequencies, spec)
+    return frequencies
+
+
+def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
+    """Slow waves divided by the factor, fast ones kept, those between blended (Llama 3.1's long-context scaling)."""
+    wavelengths = 2 * math.pi / frequencies
+    longest = spec.original_max_position / spec.low_freq_factor
+    shortest = spec.original_max_position / spec.high_freq_factor
+    scaled = torch.where(wavelengths > longest, frequencies / spec.factor, frequencies)
+    smooth = (spec.original_max_position / wavelengths - spec.low_freq_factor) / (
+        spec.high_freq_factor - spec.low_freq_factor
+    )
+    blended = (1 - smooth) * scaled / spec.factor + smooth * scaled
+    return torch.where((wavelengths >= shortest) & (wavelengths <= longest), blended, scaled)
+
+
+def rotation(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [tokens, 1, head_dim] at int64 positions [tokens], the first half of sin negated, as qk_norm_rope
+    wants them."""
+    angles = positions.float()[:, None, None] * frequencies
+    sin = angles.sin()
+    cos = angles.cos()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)

@@ -1,0 +1,93 @@
+"""From a configuration to a runner that is ready to execute plans."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.config import EngineConfig, MemoryPlan, detect_hardware, size_memory
+from penstock.families import ModelSpec, load_spec, model_facts
+from penstock.kernels import Kernels, Platform, detect_platform, select_kernels
+from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
+from penstock.runtime.heap import keep_freed_memory
+from penstock.runtime.runner import ModelRunner
+from penstock.weights.load import load_parameters
+
+SAMPLED_BYTES = 4096  # of each parameter, to tell one model's weights from another's
+
+logger = logging.getLogger(__name__)
+
+
+def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
+    """Size memory, read the weights, allocate the KV pages and run a first step.
+
+    Raises DoesNotFit before anything is read, UnsupportedModel, CheckpointError or OSError. The number of threads and
+    the allocator's settings that it changes are the whole process's.
+    """
+    hardware = detect_hardware()
+    torch.set_num_threads(config.threads or hardware.cores)
+    keep_freed_memory()
+    folder = Path(config.model)
+    spec = load_spec(folder)
+    plan = size_memory(model_facts(spec), config, hardware.memory_available)
+    dtype = getattr(torch, config.dtype)
+    parameters = load_parameters(folder, spec, dtype, progress=progress)
+    platform = detect_platform(config.device)
+    kernels = select_kernels(platform, dtype)
+    root = cache_root(spec, parameters, config, platform, kernels)
+    runner = ModelRunner(
+        spec, parameters, kernels, config, plan.num_blocks, cache_root=root, memory=_measured(plan, parameters)
+    )
+    began = time.perf_counter()
+    warm_up(runner)
+    logger.info(
+        "kernels on %s %s: %s; first step in %.2f s",
+        platform.device,
+        platform.capability,
+        kernels.fingerprint,
+        time.perf_counter() - began,
+    )
+    return runner
+
+
+def cache_root(
+    spec: ModelSpec, parameters: Mapping[str, Tensor], config: EngineConfig, platform: Platform, kernels: Kernels
+) -> str:
+    """What keys and values depend on besides the tokens, as JSON: the weights' revision, the pages' type and layout,
+    and all that may change a bit of them."""
+    digest = hashlib.sha256(repr(spec).encode())
+    for name in sorted(parameters):
+        flat = parameters[name].view(-1)
+        digest.update(flat[: SAMPLED_BYTES // flat.itemsize].view(torch.uint8).numpy().tobytes())
+    root = {
+        "weights": [config.revision, digest.hexdigest()],
+        "kv": [config.dtype, "block,layer,kv,head,token,dim", config.block_size],
+        "numerics": [
+            torch.__version__,
+            platform.device,
+            platform.capability,
+            torch.get_num_threads(),
+            kernels.fingerprint,
+        ],
+    }
+    return json.dumps(root, sort_keys=True)
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """A step over a made-up sequence, which is forgotten: libraries start their threads and allocate what they keep."""
+    blocks = tuple((1, 2)[: group.num_blocks - 1] for group in runner.capacity.groups)
+    tokens = (0,) * min(2, runner.capacity.block_size)
+    new = NewSequence(-1, tokens, len(tokens), 0, blocks, SamplingParams(seed=0, max_tokens=1), 0)
+    runner.execute(StepPlan(-1, (Work(-1, len(tokens), True),), (new,)))
+    runner.execute(StepPlan(0, (), gone=(-1,)))
+
+
+def _measured(plan: MemoryPlan, parameters: Mapping[str, Tensor]) -> tuple[MemoryRow, ...]:
+    """The memory plan's rows, with the weights as they were in fact allocated."""
+    weights = sum(tensor.nbytes for tensor in parameters.values())
+    return tuple(MemoryRow(row.name, weights, row.note) if row.name == "weights" else row for row in plan.rows)

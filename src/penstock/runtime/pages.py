@@ -1,0 +1,60 @@
+"""The memory that keys and values live in."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.families import ModelSpec
+from penstock.messages import BlockCopy
+from penstock.models import LayerCache
+
+NULL_BLOCK = 0  # always zero; padding reads it, and nobody writes it
+
+
+class KVPages:
+    """One tensor per KV group: [num_blocks, layers of the group, 2, kv_heads, block_size, head_dim].
+
+    A page, one entry of the first dimension, is a contiguous piece that holds a block's tokens for all layers of its
+    group. The kernel commits their memory when they are first written. What a page held before it is given to a
+    sequence cannot matter: `clear` zeroes it, as attention multiplies even masked values (by 0, and 0 * NaN is NaN).
+    """
+
+    def __init__(self, spec: ModelSpec, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype) -> None:
+        """`num_blocks` per KV group, the null block included."""
+        self.block_size = block_size
+        self.groups: list[Tensor] = []
+        layers: dict[int, LayerCache] = {}
+        for group, count in enumerate(num_blocks):
+            indices = spec.group_layers(group)
+            shape = spec.layers[indices[0]]
+            size = (count, len(indices), 2, shape.num_kv_heads, block_size, shape.head_dim)
+            # From NumPy, which asks for huge pages: a block's first use is then one page fault, not hundreds.
+            memory = np.empty(math.prod(size) * dtype.itemsize, np.uint8)
+            pages = torch.from_numpy(memory).view(dtype).view(size)
+            pages[NULL_BLOCK] = 0
+            self.groups.append(pages)
+            for place, index in enumerate(indices):
+                layers[index] = LayerCache(pages[:, place, 0], pages[:, place, 1])
+        self.layers = tuple(layers[i] for i in range(len(spec.layers)))
+
+    @property
+    def bytes(self) -> int:
+        return sum(pages.nbytes for pages in self.groups)
+
+    def group_keys(self, group: int) -> Tensor:
+        """Keys of the first layer of a group: all its layers have their shape and strides."""
+        return self.groups[group][:, 0, 0]
+
+    def clear(self, group: int, blocks: Iterable[int]) -> None:
+        """Zero blocks that were given to a sequence."""
+        pages = self.groups[group]
+        for block in blocks:
+            pages[block].zero_()
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None:
+        for copy in copies:
+            pages = self.groups[copy.group]
+            pages[copy.target] = pages[copy.source]

@@ -1,0 +1,50 @@
+"""Frequencies are those of transformers, bit for bit; a rotation is what qk_norm_rope takes."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from penstock.families import RopeSpec
+from penstock.models.rope import inverse_frequencies, rotation
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "spec"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e6}, RopeSpec(theta=1e6)),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}, RopeSpec(scaling="linear", factor=8.0)),
+        (LLAMA3, RopeSpec(theta=5e5, scaling="llama3", factor=8.0)),
+    ],
+)
+def test_frequencies_and_angles(parameters: dict[str, object], spec: RopeSpec) -> None:
+    config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=parameters)
+    theirs = LlamaRotaryEmbedding(config)
+    frequencies = inverse_frequencies(spec, 128)
+    assert torch.equal(frequencies, theirs.inv_freq)
+    positions = torch.tensor([0, 1, 77, 9000, 131071])
+    for dtype in (torch.float32, torch.bfloat16):
+        cos, sin = rotation(frequencies, positions, dtype)
+        want_cos, want_sin = theirs(torch.zeros(1, dtype=dtype), positions[None])
+        assert torch.equal(cos[:, 0], want_cos[0])
+        assert torch.equal(sin[:, 0, 64:], want_sin[0, :, 64:]) and torch.equal(-sin[:, 0, :64], want_sin[0, :, :64])
+
+
+def test_llama3_keeps_fast_waves_and_slows_long_ones() -> None:
+    spec = RopeSpec(theta=5e5, scaling="llama3", factor=8.0)
+    plain, scaled = inverse_frequencies(RopeSpec(theta=5e5), 128), inverse_frequencies(spec, 128)
+    fast, slow = plain > 2 * math.pi * 4 / 8192, plain < 2 * math.pi / 8192
+    assert torch.equal(scaled[fast], plain[fast]) and torch.equal(scaled[slow], plain[slow] / 8)
+    between = ~fast & ~slow
+    assert between.any() and ((scaled < plain) & (scaled > plain / 8))[between].all()
