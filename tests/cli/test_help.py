@@ -1,5 +1,6 @@
 """The command line itself: quick, and clear about mistakes."""
 
+import os
 import subprocess
 import sys
 
@@ -68,7 +69,10 @@ def test_plan_shows_memory_and_sources_without_torch(tmp_path) -> None:  # type:
         "except SystemExit: pass\n"
         "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    wide = {**os.environ, "COLUMNS": "300"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env=wide
+    )
     assert done.returncode == 0, done.stderr
     for word in ("weights", "KV cache", "free", "max_num_seqs", "settings.yaml", "command line"):
         assert word in done.stdout
