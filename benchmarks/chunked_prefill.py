@@ -1,4 +1,4 @@
-"""What 32 readers feel when an 8 k prompt joins them: their inter-token latency with chunked prefill and without.
+"""What 32 readers feel when an 8 k prompt joins them: their gaps between tokens with chunked prefill and without.
 
 "Without" is a token budget that takes the whole prompt in one step. Both engines run the same requests, in turns.
 
@@ -22,7 +22,7 @@ from penstock.bench.workload import Item, percentile, random_prompt
 from penstock.config import EngineConfig
 from penstock.engine import launch
 
-READERS, PROMPT, OUTPUT, LONG = 32, 64, 160, 8192
+READERS, PROMPT, OUTPUT, LONG = 32, 64, 96, 8192
 
 
 async def measure(model: Path, budget: int) -> tuple[list[Timeline], Timeline]:
@@ -46,7 +46,10 @@ async def measure(model: Path, budget: int) -> tuple[list[Timeline], Timeline]:
 
 
 def summary(lines: list[Timeline], long: Timeline) -> dict[str, Any]:
-    gaps = [gap for line in lines for gap in line.itls]
+    """Of the readers' gaps that end after the long prompt arrived."""
+    ends = [[time for time, _ in line.stamps][1:] for line in lines]
+    pairs = [pair for line, times in zip(lines, ends, strict=True) for pair in zip(times, line.itls, strict=True)]
+    gaps = [gap for end, gap in pairs if end > long.sent]
     return {
         "itl_ms_p50": round(percentile(gaps, 0.5) * 1e3, 2),
         "itl_ms_p99": round(percentile(gaps, 0.99) * 1e3, 2),

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.bench.timeline import Timeline, summarise
@@ -42,6 +43,15 @@ async def settled(client: EngineClient) -> EngineStats:
     return client.stats()
 
 
+def peak_memory(pid: int) -> int | None:
+    """The most resident memory a process has had, in bytes; None where /proc does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")), None)
+
+
 async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any]:
     """One run of a case, after which no prefix of it is left in the cache."""
     await client.control("reset_prefix_cache")
@@ -60,7 +70,10 @@ async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any
 
 
 async def run_cases(client: EngineClient, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
-    """The median run, by output tokens a second, of each case. The cases take turns, so that drift hits all alike."""
+    """The median run, by output tokens a second, of each case, with the engine's peak memory over all of them.
+
+    The cases take turns, so that drift hits all alike.
+    """
     await run_items(client, fixed(Case(1, 32, 8), client.info.vocab_size), "warm-up")
     results: dict[str, list[dict[str, Any]]] = {str(case): [] for case in cases}
     for run in range(runs):
@@ -70,4 +83,9 @@ async def run_cases(client: EngineClient, cases: Sequence[Case], runs: int) -> l
     for rows in results.values():
         rows.sort(key=lambda row: row["output_tok_s"])
         medians.append({**rows[len(rows) // 2], "runs": [row["output_tok_s"] for row in rows]})
-    return medians
+    memory = {"peak_memory_bytes": peak_memory(client.info.pid)} | {
+        f"{row.name.lower().replace(' ', '_')}_bytes": row.bytes
+        for row in client.info.memory
+        if row.name in ("weights", "KV cache")
+    }
+    return [{**row, **memory} for row in medians]

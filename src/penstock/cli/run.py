@@ -4,6 +4,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from penstock.cli.options import Flags
@@ -91,7 +92,7 @@ async def _interactive(session: Session, name: str) -> None:
 async def _main(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
     prepared = prepare(model, flags)
     tokenizer = Tokenizer.load(prepared.folder)
-    client = await launch(prepared.resolved.engine)
+    client = await launch(replace(prepared.resolved.engine, log_level="warning"))
     try:
         session = Session(client, tokenizer, wanted)
         if prompt is None and sys.stdin.isatty():

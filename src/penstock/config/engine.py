@@ -23,6 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # 0: every core the process may use
     incarnation: int = 1
+    log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
 
     @property

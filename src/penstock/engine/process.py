@@ -42,7 +42,9 @@ def serve(backend: Backend) -> int:
         return 1
     die_with_client()
     signal.signal(signal.SIGTERM, lambda *_: port.stop("the engine was terminated by SIGTERM"))
-    ended_well = live(msgspec.json.decode(line, type=EngineConfig), backend, port)
+    config = msgspec.json.decode(line, type=EngineConfig)
+    logging.getLogger().setLevel(config.log_level.upper())
+    ended_well = live(config, backend, port)
     port.close()
     return 0 if ended_well else 1
 

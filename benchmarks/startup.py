@@ -1,0 +1,57 @@
+"""How long `penstock serve` takes from its start to its first 200 at /readyz.
+
+python benchmarks/startup.py MODEL_DIR --json benchmarks/results/startup.json
+"""
+
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from results import parser, write
+
+PORT = 8749
+
+
+def ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def start_once(model: str, port: int) -> float:
+    """Seconds until the server is ready; it is stopped again."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while not ready(f"http://127.0.0.1:{port}/readyz"):
+            if server.poll() is not None:
+                raise RuntimeError(f"the server ended with {server.returncode}")
+            time.sleep(0.02)
+        return time.perf_counter() - began
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("model")
+    arguments.add_argument("--runs", type=int, default=3)
+    arguments.add_argument("--port", type=int, default=PORT)
+    args = arguments.parse_args()
+    seconds = [round(start_once(args.model, args.port), 2) for _ in range(args.runs)]
+    size = sum(path.stat().st_size for path in Path(args.model).glob("*.safetensors"))
+    figures = {"checkpoint_gb": round(size / 1e9, 3), "seconds": seconds, "median_s": statistics.median(seconds)}
+    write({"benchmark": "startup", **figures}, args.json)
+
+
+if __name__ == "__main__":
+    main()

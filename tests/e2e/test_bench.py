@@ -1,0 +1,68 @@
+"""The benchmarks a user runs, and `penstock run`, on the embedded model."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_help import penstock
+from tests.e2e.server import serving
+
+SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
+
+
+def test_throughput_writes_its_figures_beside_the_roofline(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    done = penstock(
+        "bench", "throughput", "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file), "--threads", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())
+    assert [(row["case"], row["output_tokens"]) for row in rows] == [("1x16/4", 4), ("3x20/6", 18)]
+    for row in rows:
+        assert row["failed"] == 0
+        assert row["output_tok_s"] == pytest.approx(row["output_tokens"] / row["elapsed_s"], rel=0.05)
+        assert 0 < row["roofline_fraction"] < 1
+        assert row["host_us_per_step"] > 0
+        assert row["steps"] >= 4
+        assert row["peak_memory_bytes"] > row["weights_bytes"] > 0
+        assert row["case"] in done.stdout
+
+
+def test_a_running_server_is_loaded_and_its_goodput_counted(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    with serving(tmp_path / "log", "--kv-cache-memory", "32MiB") as server:
+        done = penstock(
+            *("bench", "serve", "--url", server.url, "--num-prompts", "12", "--input-len", "5-20", "--output-len", "4"),
+            *("--request-rate", "40", "--burstiness", "0.5", "--slo", "ttft=60,tpot=60", "--json", str(file)),
+        )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(file.read_text())
+    assert (result["requests"], result["failed"], result["output_tokens"]) == (12, 0, 48)
+    assert result["goodput_s"] == pytest.approx(result["requests_s"], rel=0.01)
+    assert result["ttft_ms_p50"] <= result["ttft_ms_p99"] <= result["e2e_ms_p99"]
+
+
+def test_run_streams_one_completion_and_says_the_same_again() -> None:
+    first, second = (penstock("run", "--max-tokens", "12", *SMALL, stdin="def main():\n") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout != ""
+    assert first.stderr == ""
+
+
+def test_run_without_a_prompt_is_a_session() -> None:
+    """In a real terminal: two prompts, an error in between that ends its turn only, and Ctrl-D."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "--max-tokens", "4", "--max-model-len", "64", *SMALL]
+    process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    os.write(ours, b"import \n" + b"x = 1; " * 60 + b"\nclass \n\x04")
+    out, err = process.communicate(timeout=120)
+    os.close(ours)
+    assert process.returncode == 0, err
+    assert out.count(">>> ") == 4
+    assert "tokens; it must have 1 to 63" in err
