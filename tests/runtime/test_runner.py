@@ -177,7 +177,8 @@ def test_a_row_that_is_not_finite_fails_alone(tiny_checkpoint: Checkpoint) -> No
 def test_a_chunk_that_is_not_finite_fails_before_it_can_be_shared(tiny_checkpoint: Checkpoint) -> None:
     driver = poison(tiny_checkpoint)
     tokens = (BAD_TOKEN, *prompt(20))
-    (result,) = driver.step(Work(1, 8, False), new=(new(1, tokens, first_block=1),))
+    sampling = SamplingParams(seed=0, max_tokens=1, prompt_logprobs=2)
+    (result,) = driver.step(Work(1, 8, False), new=(new(1, tokens, first_block=1, sampling=sampling),))
     assert result == SequenceResult(1, error=NOT_FINITE)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.kernels.attention import AttentionBatch, ReferenceAttention, attention_inputs
 from penstock.kernels.registry import Op, Platform, Provider
 
-DECODE_ELEMENTS = 1 << 20  # keys gathered at once, and as many values: 4 MiB each in fp32
+DECODE_ELEMENTS = 1 << 20  # of keys gathered at once, and then as many values: 4 MiB in fp32, which stay in cache
 QUERY_TILE = 256  # bounds the scores of a long prompt; a tile sees no further than its last query
 
 
@@ -45,7 +45,6 @@ class _Prompt:
 @dataclass(frozen=True)
 class _Prepared:
     window: int
-    num_decodes: int
     decode_rows: Tensor | None  # rows of the parts' sequences among the step's tokens; None: all rows, in order
     parts: tuple[_Part, ...]
     prompts: tuple[_Prompt, ...]
@@ -68,16 +67,16 @@ class GatheredAttention:
         prompts = tuple(layout.prompt(i) for i in np.flatnonzero(query_lens > 1).tolist())
         in_order = not prompts and bool((rows[1:] > rows[:-1]).all())
         decode_rows = None if in_order else torch.from_numpy(rows)
-        return _Prepared(batch.window, len(rows), decode_rows, tuple(parts), prompts)
+        return _Prepared(batch.window, decode_rows, tuple(parts), prompts)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: _Prepared, scale: float) -> Tensor:
         rows = prepared.decode_rows
-        if rows is None and not prepared.prompts:
+        if rows is None:
             return self._decode(query, keys, values, prepared, scale)
         out = torch.empty(query.shape, dtype=query.dtype)
         for prompt in prepared.prompts:
-            self._prefill(query, keys, values, prompt, prepared.window, scale, out)
-        if rows is not None and len(rows):
+            _prefill(query, keys, values, prompt, prepared.window, scale, out)
+        if len(rows):
             out.index_copy_(0, rows, self._decode(query.index_select(0, rows), keys, values, prepared, scale))
         return out
 
@@ -89,52 +88,51 @@ class GatheredAttention:
         out = torch.empty(shape)
         for part in prepared.parts:
             q = folded[part.sequences, part.heads]
-            k, v = self._gather(keys, values, part.index, torch.float32).view(2, q.shape[0] * q.shape[1], -1, head_dim)
+            pairs = q.shape[0] * q.shape[1]
+            k = self._gather(keys, part.index).view(pairs, -1, head_dim)
             scores = torch.bmm(q.flatten(0, 1), k.transpose(1, 2)).view(*q.shape[:3], -1)
             weights = torch.add(part.mask, scores, alpha=scale).softmax(-1)
+            v = self._gather(values, part.index).view(pairs, -1, head_dim)
             torch.bmm(weights.flatten(0, 1), v, out=out[part.sequences, part.heads].view(-1, *shape[2:]))
         return out.view(query.shape).to(query.dtype)
 
-    def _prefill(
-        self, query: Tensor, keys: Tensor, values: Tensor, prompt: _Prompt, window: int, scale: float, out: Tensor
-    ) -> None:
-        kv_heads, head_dim = keys.shape[1], keys.shape[3]
-        k, v = self._gather(keys, values, prompt.index, query.dtype).view(2, 1, kv_heads, -1, head_dim)
-        for start in range(prompt.start, prompt.end, QUERY_TILE):
-            end = min(start + QUERY_TILE, prompt.end)
-            first = prompt.position + start - prompt.start
-            query_at = torch.arange(first, first + end - start)[:, None]
-            seen = max(first - window + 1, 0) - prompt.origin if window else 0
-            past = first + end - start - prompt.origin
-            key_at = torch.arange(prompt.origin + seen, prompt.origin + past)
-            mask = key_at <= query_at
-            if window:
-                mask &= key_at > query_at - window
-            result = F.scaled_dot_product_attention(
-                query[start:end].transpose(0, 1).unsqueeze(0),
-                k[:, :, seen:past],
-                v[:, :, seen:past],
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=True,
-            )
-            out[start:end] = result[0].transpose(0, 1)
-
-    def _gather(self, keys: Tensor, values: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Keys, then values, of `index`: [2, rows, block_size * head_dim] in scratch that the next call overwrites."""
-        width = keys.shape[2] * keys.shape[3]
-        shape = (2, len(index), width)
-        count = 2 * len(index) * width
-        if self._gathered.numel() < count or self._gathered.dtype != keys.dtype:
-            self._gathered = torch.empty(count, dtype=keys.dtype)
-        gathered = self._gathered[:count].view(shape)
-        torch.index_select(_head_rows(keys), 0, index, out=gathered[0])
-        torch.index_select(_head_rows(values), 0, index, out=gathered[1])
-        if dtype == keys.dtype:
-            return gathered
-        if self._wide.numel() < count:
+    def _gather(self, pages: Tensor, index: Tensor) -> Tensor:
+        """Rows `index` of the pages' heads, fp32, in scratch that the next call overwrites."""
+        width = pages.shape[2] * pages.shape[3]
+        count = len(index) * width
+        if self._wide.numel() < count or self._gathered.dtype != pages.dtype:
             self._wide = torch.empty(count)
-        return self._wide[:count].view(shape).copy_(gathered)
+            self._gathered = self._wide if pages.dtype == torch.float32 else torch.empty(count, dtype=pages.dtype)
+        gathered, wide = (scratch[:count].view(-1, width) for scratch in (self._gathered, self._wide))
+        torch.index_select(_head_rows(pages), 0, index, out=gathered)
+        return wide if gathered.dtype == wide.dtype else wide.copy_(gathered)
+
+
+def _prefill(
+    query: Tensor, keys: Tensor, values: Tensor, prompt: _Prompt, window: int, scale: float, out: Tensor
+) -> None:
+    """Fill in the prompt's rows of `out`."""
+    kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    k, v = (_head_rows(pages).index_select(0, prompt.index).view(1, kv_heads, -1, head_dim) for pages in (keys, values))
+    for start in range(prompt.start, prompt.end, QUERY_TILE):
+        end = min(start + QUERY_TILE, prompt.end)
+        first = prompt.position + start - prompt.start
+        query_at = torch.arange(first, first + end - start)[:, None]
+        seen = max(first - window + 1, 0) - prompt.origin if window else 0
+        past = first + end - start - prompt.origin
+        key_at = torch.arange(prompt.origin + seen, prompt.origin + past)
+        mask = key_at <= query_at
+        if window:
+            mask &= key_at > query_at - window
+        result = F.scaled_dot_product_attention(
+            query[start:end].transpose(0, 1).unsqueeze(0),
+            k[:, :, seen:past],
+            v[:, :, seen:past],
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[start:end] = result[0].transpose(0, 1)
 
 
 def _head_rows(pages: Tensor) -> Tensor:

@@ -77,14 +77,14 @@ class ModelRunner:
             began_forward = time.perf_counter()
             hidden = self._model.forward(inputs, self.pages.layers)
             samples = np.flatnonzero(units.sample)
+            if len(hidden) > len(samples):
+                self._fail_where_not_finite(units, hidden)
             last = torch.from_numpy(units.offset[samples + 1] - 1)
             logits = self._model.logits(hidden[last]) if len(samples) else None
             prompt_logprobs = self._prompt_logprobs(units, hidden)
             began_sampling = time.perf_counter()
             forward = began_sampling - began_forward
             self._batch.num_computed[units.rows] += units.length
-            if len(hidden) > len(samples):
-                self._fail_where_not_finite(units, hidden)
             if logits is not None:
                 sampled = self._sample(logits, units.rows[samples].tolist())
             sample = time.perf_counter() - began_sampling
@@ -103,22 +103,29 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         """Everything in a plan but its work."""
         batch = self._batch
-        given: list[list[int]] = [[] for _ in self._spec.windows]
         for seq in plan.gone:
             if seq in batch.rows:  # not where it was preempted, or ended, before any plan named it
                 self._sampler.remove(batch.remove(seq))
+        counts = {work.seq: work.count - work.drafts for work in plan.work} if plan.new or plan.blocks else {}
         for new in plan.new:
             self._add(new)
-            written = -(-new.num_computed // batch.block_size)
-            for ids, blocks in zip(given, new.blocks, strict=True):
-                ids += blocks[written:]
+            self._clear(new.num_computed, counts.get(new.seq, 0), 0, new.blocks)
         for seq, appended in plan.blocks:
-            batch.append_blocks(batch.row(seq), appended)
-            for ids, blocks in zip(given, appended, strict=True):
-                ids += blocks
-        for group, ids in enumerate(given):
-            self.pages.clear(group, ids)
+            row = batch.row(seq)
+            held = int(batch.num_blocks[0, row])
+            batch.append_blocks(row, appended)
+            self._clear(int(batch.num_computed[row]), counts.get(seq, 0), held, appended)
         self.pages.copy(plan.copies)
+
+    def _clear(self, computed: int, count: int, held: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Zero what a sequence was given as its blocks `held`, `held` + 1, ... and this step does not fill.
+
+        Blocks that hold any of its `computed` tokens are left alone: others may share them.
+        """
+        size = self._batch.block_size
+        first = max(-(-computed // size), (computed + count) // size)
+        for group, ids in enumerate(blocks):
+            self.pages.clear(group, ids[max(first - held, 0) :])
 
     def _add(self, new: NewSequence) -> None:
         row = self._batch.add(new)
@@ -149,7 +156,7 @@ class ModelRunner:
         for row, first, length, offset in zip(*(a.tolist() for a in units[:4]), strict=False):
             k = batch.prompt_logprobs.get(row)
             end = min(first + length, int(batch.num_prompt[row]) - 1)
-            if k is None:
+            if k is None or row in batch.errors:
                 continue
             parts = []
             for start in range(first, end, PROMPT_LOGPROB_ROWS):
