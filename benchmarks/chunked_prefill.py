@@ -72,7 +72,7 @@ def plot(series: dict[str, tuple[list[Timeline], Timeline]], path: Path) -> None
         axes.plot([t - long.sent for t in times[1:]], [gap * 1e3 for gap in line.itls], ".-", label=name, linewidth=1)
     axes.axvline(0, color="grey", linestyle=":", label=f"a prompt of {LONG} tokens arrives")
     axes.set(xlabel="seconds", ylabel="gap between a reader's tokens, ms", yscale="log")
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 

@@ -7,17 +7,16 @@ median of its steps; the cases' steps are interleaved, so that a noisy machine d
 is weight and KV bytes over the read bandwidth measured in the same run; a prefill has none here.
 """
 
-import argparse
 import dataclasses
-import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from make_model import SHAPES
+from results import parser, write
 
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec, spec_from_config
@@ -26,21 +25,6 @@ from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming,
 from penstock.runtime import ModelRunner
 from penstock.runtime.heap import keep_freed_memory
 
-QWEN3_06B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-}
 BLOCK_SIZE = 16
 PREFILL_TOKENS = 256
 DECODE_ROWS = (1, 8, 32)
@@ -181,27 +165,18 @@ def measure(bench: Bench, spec: ModelSpec, steps: int, context: int) -> list[dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--context", type=int, default=300)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--threads", type=int, default=0)
+    options.add_argument("--steps", type=int, default=5)
+    options.add_argument("--context", type=int, default=300)
+    arguments = options.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     keep_freed_memory()
-    spec = spec_from_config(QWEN3_06B)
+    spec = spec_from_config(SHAPES["qwen3-0.6b"])
     bench = Bench(spec, arguments.context, arguments.steps, torch.bfloat16)
     results = measure(bench, spec, arguments.steps, arguments.context)
-    for result in results:
-        shares = ", ".join(f"{op} {share:.0%}" for op, share in result["share"].items() if share >= 0.005)
-        bound = f"roofline {result['roofline_ms']:.1f}, " if result["roofline_ms"] else ""
-        print(
-            f"{result['case']:<12} {result['forward_ms']:8.1f} ms  "
-            f"(best {result['best_ms']:.1f}, {bound}host {result['host_us']:.0f} µs)  {shares}"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"threads": torch.get_num_threads(), "results": results}, indent=2))
+    write({"benchmark": "forward", "threads": torch.get_num_threads(), "results": results}, arguments.json)
 
 
 if __name__ == "__main__":
