@@ -1,0 +1,1 @@
+"""The recipe of the models that Penstock ships: corpus, tokenizer, network, training, export and evaluation."""
