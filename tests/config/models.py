@@ -19,7 +19,6 @@ FULL = ModelFacts(
     windows=(0,),
     kv_elements_per_token=(28 * 2 * 8 * 128,),
     max_position=40_960,
-    tie_embeddings=True,
     checkpoint_dtype="bfloat16",
 )
 # Gemma-3-1B's proportions: 22 layers with a window of 512, 4 without.

@@ -59,6 +59,13 @@ def status(url: str) -> int:
         return 0
 
 
+def gauge(text: str, name: str) -> float:
+    """The value of a metric in a scrape, summed over its labels."""
+    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{")]
+    assert values, f"{name} is not among the metrics"
+    return sum(values)
+
+
 class Server:
     """A running server: its address and its processes."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import Server, alive, serving, status, wait_for
+from tests.e2e.server import Server, alive, gauge, serving, status, wait_for
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB")
 
@@ -46,8 +46,7 @@ def started(server: Server, count: int, max_tokens: int = 1800) -> list[Stream]:
 
 
 def running(server: Server) -> float:
-    lines = httpx.get(server.url + "/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("penstock_num_requests_running{"))
+    return gauge(httpx.get(server.url + "/metrics").text, "penstock_num_requests_running")
 
 
 def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.server import Server, serving, wait_for
+from tests.e2e.server import Server, gauge, serving, wait_for
 
 pytestmark = pytest.mark.xdist_group("embedded-server")
 
@@ -157,12 +157,6 @@ async def test_many_at_once_say_what_each_says_alone(model: str, server: Server)
     again = await asyncio.gather(*map(ask, prompts))
     assert all(together)
     assert sum(a == b for a, b in zip(together, again, strict=True)) >= 22  # bf16 near-ties may fall either way
-
-
-def gauge(text: str, name: str) -> float:
-    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{")]
-    assert values, f"{name} is not among the metrics"
-    return sum(values)
 
 
 def test_metrics_carry_both_names(client: openai.OpenAI, model: str, server: Server) -> None:

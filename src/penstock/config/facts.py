@@ -17,6 +17,5 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]  # per KV group the tokens a query sees, itself included; 0: all
     kv_elements_per_token: tuple[int, ...]  # per KV group: K and V of all its layers
     max_position: int
-    tie_embeddings: bool
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()

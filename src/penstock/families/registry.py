@@ -92,7 +92,6 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         windows=spec.windows,
         kv_elements_per_token=tuple(spec.kv_bytes_per_token(g, 1) for g in range(len(spec.windows))),
         max_position=spec.max_position,
-        tie_embeddings=spec.tie_embeddings,
         checkpoint_dtype=spec.checkpoint_dtype,
         eos_token_ids=spec.eos_token_ids,
     )
