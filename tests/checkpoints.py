@@ -33,7 +33,7 @@ _LLAMA3_ROPE = {  # with this head size, frequencies fall below, into and above 
     "original_max_position_embeddings": 64,
 }
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-_GEMMA = {"hidden_size": 72, "num_hidden_layers": 6, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 16}
+_GEMMA = {"hidden_size": 72, "num_hidden_layers": 6, "head_dim": 48, "query_pre_attn_scalar": 20, "sliding_window": 16}
 
 # variant: the class's prefix in transformers, and what differs from _SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,7 +51,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_linear": ("Llama", {"rope_parameters": _LINEAR_ROPE, "head_dim": 32, "tie_word_embeddings": False}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2_window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 48, "tie_word_embeddings": True}),
     "qwen3_bias": ("Qwen3", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": False}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral_window": ("Mistral", {"sliding_window": 16}),

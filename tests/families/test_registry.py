@@ -279,8 +279,8 @@ def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
     spec = load_spec(tiny_checkpoint("gemma3"))
     facts = model_facts(spec)
     assert facts.num_parameters == spec.num_parameters() == sum(p.size for p in spec.parameters)
-    assert facts.kv_elements_per_token == (1 * 2 * 2 * 24, 5 * 2 * 2 * 24)
-    assert (facts.widest_query, facts.widest_kv, facts.widest_mlp) == (96, 48, 112)
+    assert facts.kv_elements_per_token == (1 * 2 * 2 * 48, 5 * 2 * 2 * 48)
+    assert (facts.widest_query, facts.widest_kv, facts.widest_mlp) == (192, 96, 112)
     assert facts.windows == (0, 16)
 
 
@@ -291,5 +291,5 @@ def test_layers_of_one_group_share_their_page(tiny_checkpoint: Callable[..., Pat
 
     spec = load_spec(tiny_checkpoint("gemma3"))
     wider = replace(spec.layers[0], head_dim=32)
-    with pytest.raises(UnsupportedModel, match=r"window 16 .* \[\(2, 24\), \(2, 32\)\]"):
+    with pytest.raises(UnsupportedModel, match=r"window 16 .* \[\(2, 32\), \(2, 48\)\]"):
         check_pages(replace(spec, layers=(wider, *spec.layers[1:])))

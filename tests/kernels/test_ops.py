@@ -6,19 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from penstock.kernels import OPS, Op, Platform, Provider, select_kernels
+from penstock.kernels import OPS, Needs, Op, Platform, Provider, detect_platform, select_kernels
 from penstock.kernels.attention import ReferenceAttention, attention_inputs
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, qk_norm_rope, rms_norm, silu_and_mul
+from penstock.kernels.linear import TorchLinear
 from penstock.kernels.registry import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PLATFORMS = [Platform("cpu", "AVX2", False), Platform("cpu", "AVX512", True)]
+PLATFORMS = [Platform("cpu", "AVX2", False), Platform("cpu", "AVX512", True), detect_platform()]
 CASES = [
     pytest.param(op, provider, dtype, id=f"{op.name}-{provider.name}-{str(dtype)[6:]}")
     for op in OPS
     for provider in op.providers
     for dtype in DTYPES
-    if any(provider.supports(platform, dtype) for platform in PLATFORMS)
+    if any(provider.supports(platform, Needs(dtype)) for platform in PLATFORMS)
 ]
 
 
@@ -56,21 +57,25 @@ def test_inputs_have_one_row_and_none(op: Op) -> None:
 
 
 def test_the_check_notices_a_wrong_provider() -> None:
+    class Wrong(TorchLinear):
+        def _product(self, *arguments: Any) -> torch.Tensor:
+            return super()._product(*arguments) + 0.01
+
     op = next(op for op in OPS if op.name == "linear")
     with pytest.raises(AssertionError):
-        check(op, lambda x, weight, bias: F.linear(x, weight, bias) + 0.01, torch.float32)
+        check(op, Wrong(), torch.float32)
 
 
 def test_selection_prefers_a_supported_provider_and_falls_back() -> None:
-    fast = Provider("fast", lambda: abs, lambda platform, dtype: platform.capability == "AVX512")
+    fast = Provider("fast", lambda: abs, lambda platform, needs: platform.capability == "AVX512")
     op = Op("op", reference(abs), {}, lambda dtype, seed: iter(()), (fast,))
-    assert [op.select(platform, torch.float32).name for platform in PLATFORMS] == ["torch", "fast"]
+    assert [op.select(platform, Needs(torch.float32)).name for platform in PLATFORMS[:2]] == ["torch", "fast"]
 
 
-def test_bf16_is_widened_only_where_the_machine_cannot_multiply_it() -> None:
-    without, native = (select_kernels(platform, torch.bfloat16).fingerprint for platform in PLATFORMS)
-    assert "linear=blocked_fp32" in without and "linear=torch" in native
-    assert "linear=torch" in select_kernels(PLATFORMS[0], torch.float32).fingerprint
+def test_without_native_kernels_bf16_is_widened_only_where_the_machine_cannot_multiply_it() -> None:
+    without, with_bf16 = (select_kernels(p, Needs(torch.bfloat16)).fingerprint for p in PLATFORMS[:2])
+    assert "linear=blocked_fp32" in without and "linear=torch" in with_bf16
+    assert "linear=torch" in select_kernels(PLATFORMS[0], Needs(torch.float32)).fingerprint
 
 
 def test_rms_norm_is_the_formula_in_fp64() -> None:

@@ -1,7 +1,7 @@
 """A real scheduler driving a real runner on a tiny checkpoint, with physical blocks in scattered order."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.config import EngineConfig
 from penstock.families import load_spec
-from penstock.kernels import detect_platform, select_kernels
+from penstock.kernels import Needs, detect_platform, select_kernels
 from penstock.messages import GenerateRequest, StepPlan, TokenDelta
 from penstock.runtime import ModelRunner
 from penstock.schedule import Scheduler, SchedulerConfig
@@ -19,9 +19,15 @@ NUM_BLOCKS = 512
 
 
 def make_runner(
-    folder: Path, *, dtype: str = "float32", block_size: int = 4, max_num_seqs: int = 16, max_model_len: int = 256
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    block_size: int = 16,
+    max_num_seqs: int = 16,
+    max_model_len: int = 256,
+    edit: Callable[[dict[str, torch.Tensor]], None] = lambda parameters: None,
 ) -> ModelRunner:
-    """Without load_runner's sizing and process-wide settings."""
+    """Without load_runner's sizing and process-wide settings; `edit` may change the weights."""
     spec = load_spec(folder)
     config = EngineConfig(
         model=str(folder),
@@ -33,7 +39,8 @@ def make_runner(
     )
     torch_dtype = getattr(torch, dtype)
     parameters = load_parameters(folder, spec, torch_dtype, progress=False)
-    kernels = select_kernels(detect_platform(), torch_dtype)
+    edit(parameters)
+    kernels = select_kernels(detect_platform(), Needs(torch_dtype, block_size, tuple(x.head_dim for x in spec.layers)))
     return ModelRunner(spec, parameters, kernels, config, [NUM_BLOCKS] * len(spec.windows))
 
 

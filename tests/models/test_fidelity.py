@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.families import load_spec
-from penstock.kernels import detect_platform, select_kernels
+from penstock.kernels import Needs, detect_platform, select_kernels
 from penstock.messages import GenerateRequest, NewSequence, SamplingParams
 from penstock.models import Decoder
 from penstock.runtime.batch import PersistentBatch
@@ -23,7 +23,7 @@ from tests.models.serving import Server, make_runner, outputs
 
 LENGTHS = (1, 3, 7, 16, 17, 30, 41, 50)  # with 64 more, all but a few pass the window of 16
 VOCAB = 307
-BLOCK_SIZE = 4
+BLOCK_SIZE = 16
 # In bf16 both are wrong: the distance to the fp32 model may be a quarter larger than that of transformers in bf16.
 BF16_BOUND = 1.25
 
@@ -44,7 +44,8 @@ def expected_logits(model: Any, tokens: Sequence[int]) -> Tensor:
 def our_logits(folder: Path, dtype: str, prompts: Sequence[Sequence[int]], chunk: int) -> list[Tensor]:
     """Logits after every token, computed in steps of at most `chunk` tokens of each prompt, all side by side."""
     spec = load_spec(folder)
-    kernels = select_kernels(detect_platform(), getattr(torch, dtype))
+    head_dims = tuple(layer.head_dim for layer in spec.layers)
+    kernels = select_kernels(detect_platform(), Needs(getattr(torch, dtype), BLOCK_SIZE, head_dims))
     decoder = Decoder(spec, load_parameters(folder, spec, getattr(torch, dtype), progress=False), kernels)
     blocks_each = 20
     pages = KVPages(spec, [1 + len(prompts) * blocks_each] * len(spec.windows), BLOCK_SIZE, getattr(torch, dtype))
@@ -60,7 +61,9 @@ def our_logits(folder: Path, dtype: str, prompts: Sequence[Sequence[int]], chunk
         rows = [batch.row(i) for i in left]
         counts = [min(chunk, len(prompts[i]) - int(batch.num_computed[row])) for i, row in zip(left, rows, strict=True)]
         units = segments(batch, rows, counts, [False] * len(rows))
-        step = step_input(batch, pages, spec.windows, units, kernels.paged_attention)
+        step = step_input(
+            batch, spec.windows, units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
+        )
         hidden = decoder.forward(step, pages.layers)
         for i, part in zip(left, decoder.logits(hidden).split(counts), strict=True):
             logits[i].append(part)

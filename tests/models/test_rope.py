@@ -8,7 +8,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from penstock.families import RopeSpec
-from penstock.models.rope import inverse_frequencies, rotation
+from penstock.kernels.attention import TorchPages
+from penstock.models.rope import inverse_frequencies
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -35,7 +36,7 @@ def test_frequencies_and_angles(parameters: dict[str, object], spec: RopeSpec) -
     assert torch.equal(frequencies, theirs.inv_freq)
     positions = torch.tensor([0, 1, 77, 9000, 131071])
     for dtype in (torch.float32, torch.bfloat16):
-        cos, sin = rotation(frequencies, positions, dtype)
+        cos, sin = TorchPages().rotation(positions, frequencies, dtype)
         want_cos, want_sin = theirs(torch.zeros(1, dtype=dtype), positions[None])
         assert torch.equal(cos[:, 0], want_cos[0])
         assert torch.equal(sin[:, 0, 64:], want_sin[0, :, 64:]) and torch.equal(-sin[:, 0, :64], want_sin[0, :, :64])

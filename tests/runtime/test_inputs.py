@@ -1,34 +1,14 @@
 """A step's inputs, compared with what a loop over tokens says."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from penstock.families import spec_from_config
-from penstock.kernels import AttentionBatch
 from penstock.messages import NewSequence, SamplingParams
 from penstock.runtime.batch import PersistentBatch
 from penstock.runtime.inputs import segments, step_input
-from penstock.runtime.pages import KVPages
-from tests.checkpoints import tiny_model
 
 SIZE = 4
 SAMPLING = SamplingParams(seed=0, max_tokens=1)
-
-
-@dataclass
-class Seen:
-    """Attention that only keeps what it is told."""
-
-    def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionBatch:
-        return batch
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
-        raise NotImplementedError
 
 
 def make_batch(lengths: dict[int, int]) -> PersistentBatch:
@@ -45,13 +25,11 @@ def make_batch(lengths: dict[int, int]) -> PersistentBatch:
 @pytest.mark.parametrize("work", [{7: (3, 1), 9: (20, 1)}, {5: (0, 6), 7: (3, 1), 9: (11, 9)}, {9: (0, 30)}])
 def test_tokens_positions_and_slots(work: dict[int, tuple[int, int]]) -> None:
     batch = make_batch({5: 6, 7: 10, 9: 30})
-    config = tiny_model("gemma3").config.to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
-    pages = KVPages(spec_from_config(config), (21, 21), SIZE, torch.float32)
     rows = [batch.row(seq) for seq in work]
     for row, (start, _) in zip(rows, work.values(), strict=True):
         batch.num_computed[row] = start
     units = segments(batch, rows, [count for _, count in work.values()], [False] * len(work))
-    step = step_input(batch, pages, (0, 6), units, Seen())
+    step = step_input(batch, (0, 6), units, lambda group, seen: seen)
     where = [
         (row, p) for row, (start, count) in zip(rows, work.values(), strict=True) for p in range(start, start + count)
     ]

@@ -16,7 +16,7 @@ def make_pages() -> KVPages:
 
 def test_a_page_holds_a_block_for_all_layers_of_its_group() -> None:
     pages = make_pages()
-    assert [tuple(group.shape) for group in pages.groups] == [(6, 2, 2, 2, 4, 24), (9, 2, 2, 2, 4, 24)]
+    assert [tuple(group.shape) for group in pages.groups] == [(6, 2, 2, 2, 4, 48), (9, 2, 2, 2, 4, 48)]
     assert all(group.is_contiguous() for group in pages.groups)
     for group in pages.groups:
         group[1:] = 0
@@ -28,7 +28,7 @@ def test_a_page_holds_a_block_for_all_layers_of_its_group() -> None:
     full, sliding = pages.groups
     assert full[3, 0, 0, 1, 2].unique().tolist() == [1.0] and full[3, 1, 1, 0, 0].unique().tolist() == [2.0]
     assert sliding[3, 0, 0].unique().tolist() == [3.0] and sliding[8, 1, 1].unique().tolist() == [4.0]
-    assert full.sum() == 24 * 3.0 and sliding.sum() == 2 * 4 * 24 * 7.0
+    assert full.sum() == 48 * 3.0 and sliding.sum() == 2 * 4 * 48 * 7.0
 
 
 def test_clear_and_copy_touch_only_their_blocks() -> None:

@@ -71,7 +71,7 @@ class Driver:
 
 @pytest.fixture
 def driver(tiny_checkpoint: Checkpoint) -> Driver:
-    return Driver(make_runner(tiny_checkpoint("llama2"), max_num_seqs=4))
+    return Driver(make_runner(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4))
 
 
 def greedy(driver: Driver, tokens: tuple[int, ...], count: int) -> list[int]:
@@ -135,13 +135,14 @@ def test_blocks_appended_as_a_sequence_grows(driver: Driver) -> None:
     assert got == expected
 
 
+@pytest.mark.parametrize("block_size", [4, 16])  # torch's attention, and where there are native kernels theirs
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
-def test_what_a_page_held_before_does_not_matter(variant: str, tiny_checkpoint: Checkpoint) -> None:
+def test_what_a_page_held_before_does_not_matter(variant: str, block_size: int, tiny_checkpoint: Checkpoint) -> None:
     requests = [
         GenerateRequest(request_id=str(n), prompt_ids=prompt(n, n), sampling=GREEDY, n=2) for n in (1, 6, 21, 40)
     ]
-    expected = outputs(Server(make_runner(tiny_checkpoint(variant))).run(requests))
-    poisoned = make_runner(tiny_checkpoint(variant))
+    expected = outputs(Server(make_runner(tiny_checkpoint(variant), block_size=block_size)).run(requests))
+    poisoned = make_runner(tiny_checkpoint(variant), block_size=block_size)
     for pages in poisoned.pages.groups:
         pages[1:] = torch.nan
     assert outputs(Server(poisoned, budget=50).run(requests)) == expected
@@ -149,10 +150,12 @@ def test_what_a_page_held_before_does_not_matter(variant: str, tiny_checkpoint: 
 
 def poison(tiny_checkpoint: Checkpoint) -> Driver:
     """A model whose embedding of BAD_TOKEN is NaN, and which never chooses it by itself."""
-    runner = make_runner(tiny_checkpoint("llama2"), max_num_seqs=4)
-    runner.parameters["embedding.weight"][BAD_TOKEN] = torch.nan
-    runner.parameters["head.weight"][BAD_TOKEN] = 0.0
-    return Driver(runner)
+
+    def edit(parameters: dict[str, torch.Tensor]) -> None:
+        parameters["embedding.weight"][BAD_TOKEN] = torch.nan
+        parameters["head.weight"][BAD_TOKEN] = 0.0
+
+    return Driver(make_runner(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4, edit=edit))
 
 
 def test_a_row_that_is_not_finite_fails_alone(tiny_checkpoint: Checkpoint) -> None:

@@ -2,56 +2,47 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from penstock.kernels.attention import WRITE_KV, AttentionBatch, PagedAttention
-from penstock.kernels.elementwise import EMBEDDING, GELU_TANH_AND_MUL, QK_NORM_ROPE, RMS_NORM, SILU_AND_MUL
-from penstock.kernels.gathered_attention import PAGED_ATTENTION
-from penstock.kernels.linear import LINEAR
-from penstock.kernels.registry import Op, Platform, Provider, detect_platform
+from penstock.kernels.attention import AttentionBatch, PagedAttention
+from penstock.kernels.elementwise import RMS_NORM
+from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
+from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
+from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 
-OPS: tuple[Op, ...] = (
-    EMBEDDING,
-    RMS_NORM,
-    LINEAR,
-    QK_NORM_ROPE,
-    WRITE_KV,
-    PAGED_ATTENTION,
-    SILU_AND_MUL,
-    GELU_TANH_AND_MUL,
-)
+OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, STORE_KV, PAGED_ATTENTION)
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The functions a model calls, one per op and named like it. Signatures and meaning: see each op's reference."""
+    """What a model calls. Signatures and meaning: see the protocols, and the op's reference."""
 
-    embedding: Callable[[Tensor, Tensor, float], Tensor]
+    linear: Linear
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    qk_norm_rope: Callable[[Tensor, Tensor | None, Tensor, Tensor, float, float], Tensor]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    paged_attention: PagedAttention
-    silu_and_mul: Callable[[Tensor], Tensor]
-    gelu_tanh_and_mul: Callable[[Tensor], Tensor]
+    attention: PagedAttention
     fingerprint: str  # which provider computes which op: part of what makes two results comparable bit for bit
+    session: Session | None = None  # what can record them, where all are native
 
 
-def select_kernels(platform: Platform, dtype: torch.dtype) -> Kernels:
-    """The best provider of every op for weights and activations of `dtype`."""
-    chosen = {op.name: op.select(platform, dtype) for op in OPS}
+def select_kernels(platform: Platform, needs: Needs) -> Kernels:
+    """The best provider of every op for a model's needs."""
+    chosen = {op.name: op.select(platform, needs) for op in (LINEAR, RMS_NORM, PAGED_ATTENTION)}
     fingerprint = ",".join(f"{name}={provider.name}" for name, provider in chosen.items())
-    functions: dict[str, Any] = {name: provider.make() for name, provider in chosen.items()}
-    return Kernels(**functions, fingerprint=fingerprint)
+    if platform.isa:
+        fingerprint += f",isa={platform.isa}"
+    linear, rms_norm, attention = (provider.make() for provider in chosen.values())
+    native = all(provider.name == "native" for provider in chosen.values())
+    return Kernels(linear, rms_norm, attention, fingerprint, native_session() if native else None)
 
 
 __all__ = [
     "OPS",
     "AttentionBatch",
     "Kernels",
+    "Linear",
+    "Needs",
     "Op",
     "PagedAttention",
     "Platform",

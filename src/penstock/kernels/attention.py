@@ -5,7 +5,7 @@ prefill and a chunk of it are one case: the queries of a sequence are its last t
 from the cache.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.registry import EXACT, Op, reference
+from penstock.kernels.elementwise import qk_norm_rope
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,84 @@ class AttentionBatch:
 
 
 class PagedAttention(Protocol):
-    """A provider of attention. What depends on the step alone is prepared once and used by all layers of the group."""
+    """A provider of attention and of the cache it reads. What depends on the step alone is prepared once and used by
+    all layers of the group."""
+
+    # Whether it reads more of a block than its sequence has written: what is there must then be finite.
+    reads_whole_blocks: bool
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Any:
         """`keys` of any layer of the group gives their shape and strides."""
+        ...
+
+    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Any:
+        """What `store` turns heads by, at int64 positions [tokens]; fp32 frequencies [head_dim / 2] in radians."""
+        ...
+
+    def store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        weight: Tensor | None,
+        rotation: Any,
+        keys: Tensor,
+        values: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        """Norm (where there is a weight [heads + kv_heads, head_dim]) and rotate the query and key heads of qkv
+        [tokens, (heads + 2 kv_heads) * head_dim]; store keys and values at offset `offsets[i]` of block `blocks[i]`,
+        all distinct. Returns the queries [tokens, heads, head_dim]. How the pages hold them is the provider's."""
         ...
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
         """Queries [tokens, heads, head_dim] in, the same shape and dtype out. Consecutive heads share a KV head."""
         ...
 
-
-def write_kv(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, blocks: Tensor, offsets: Tensor) -> None:
-    """Store k and v [tokens, kv_heads, head_dim] at offset `offsets[i]` of block `blocks[i]`, all distinct."""
-    keys[blocks, :, offsets] = k
-    values[blocks, :, offsets] = v
+    def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
+        """Pages [..., block_size, head_dim] of a token in each row, as the provider lays them out."""
+        ...
 
 
-class ReferenceAttention:
+class TorchPages:
+    """Pages that hold a token's key, or value, in a row; and torch's way to write them."""
+
+    reads_whole_blocks = True
+
+    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [tokens, 1, head_dim], the first half of sin negated, as qk_norm_rope wants them."""
+        angles = positions.float()[:, None, None] * frequencies
+        sin = angles.sin()
+        cos = angles.cos()
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+    def store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        weight: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        _, kv_heads, _, head_dim = keys.shape
+        split = qkv.view(-1, heads + 2 * kv_heads, head_dim)
+        qk = qk_norm_rope(split[:, : heads + kv_heads], weight, *rotation, eps, offset)
+        keys[blocks, :, offsets] = qk[:, heads:]
+        values[blocks, :, offsets] = split[:, heads + kv_heads :]
+        return qk[:, :heads]
+
+    def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
+        return pages
+
+
+class ReferenceAttention(TorchPages):
     """One sequence after the other, in fp32."""
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionBatch:
@@ -98,13 +158,15 @@ def attention_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
     """(query, keys, values, batch, scale): lengths mixed, blocks scattered, and garbage where nobody may look."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
-    size, head_dim = 4, 24
+    size, head_dim = 16, 48
     for kv_heads, groups, window, lens in (
         (2, 2, 0, [(1, 1)]),
         (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)]),
         (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)]),
         (3, 1, 0, [(300, 301), (1, 200)]),
         (2, 2, 33, [(290, 300), (1, 200), (1, 1)]),
+        (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)]),  # several segments of the cache
+        (2, 1, 700, [(1, 1400), (5, 1030)]),
         (2, 2, 0, []),
     ):
         query_lens, context_lens = np.array(lens, np.int64).reshape(-1, 2).T
@@ -121,20 +183,40 @@ def attention_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
         yield query, pages[:, 0], pages[:, 1], batch, head_dim**-0.5
 
 
-def _write_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """Arguments of `store`, with positions and frequencies in the place of the rotation."""
     generator = torch.Generator().manual_seed(seed)
-    for tokens in (0, 1, 7, 30):
-        pages = torch.zeros(9, 3, 2, 2, 4, 24, dtype=dtype)
-        slots = torch.randperm(36, generator=generator)[:tokens]
-        k, v = torch.randn((2, tokens, 2, 24), generator=generator).to(dtype)
-        yield pages[:, 1, 0], pages[:, 1, 1], k, v, slots // 4, slots % 4
+    heads, kv_heads, size, head_dim = 4, 2, 16, 48
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    frequencies = 100.0 ** -torch.linspace(0, 1, head_dim // 2)
+    for tokens in (0, 1, 7, 70):
+        pages = torch.zeros(9, 3, 2, kv_heads, size, head_dim, dtype=dtype)
+        slots = torch.randperm(9 * size, generator=generator)[:tokens]
+        positions = torch.randint(5000, (tokens,), generator=generator)
+        qkv = normal(tokens, (heads + 2 * kv_heads) * head_dim)
+        for weight, offset in ((None, 0.0), (normal(heads + kv_heads, head_dim), 0.0), (normal(6, head_dim), 1.0)):
+            where = slots // size, slots % size
+            yield qkv, heads, weight, (positions, frequencies), pages[:, 1, 0], pages[:, 1, 1], *where, 1e-6, offset
 
 
-def _run_write(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    keys, values, *rest = arguments
+def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """(queries, keys, values), these with a token in each row."""
+    qkv, heads, weight, angles, keys, values, *rest = arguments
     keys, values = keys.clone(), values.clone()
-    function(keys, values, *rest)
-    return keys, values
+    query = attention.store(qkv, heads, weight, attention.rotation(*angles, qkv.dtype), keys, values, *rest)
+    # Where each element of a page lies: the arrangement of their numbers.
+    size = keys[0, 0].numel()
+    numbers = torch.arange(size, dtype=torch.int32 if keys.itemsize == 4 else torch.int16).view(keys.shape[-2:])
+    for pages, are_keys in ((keys, True), (values, False)):
+        place = attention.arrange(numbers, keys=are_keys).flatten().argsort()
+        pages.copy_(pages.flatten(-2)[..., place].view(pages.shape))
+    return query, keys, values
 
 
-WRITE_KV = Op("write_kv", reference(write_kv), EXACT, _write_inputs, run=_run_write)
+def run_attention(attention: PagedAttention, arguments: tuple[Any, ...]) -> Tensor:
+    query, keys, values, batch, scale = arguments
+    keys, values = attention.arrange(keys, keys=True), attention.arrange(values, keys=False)
+    return attention(query.contiguous(), keys, values, attention.prepare(batch, keys), scale)

@@ -1,4 +1,4 @@
-"""Ops that visit each element once: embedding, norms, rotary embedding and the gated activation.
+"""What visits each element once: embedding, norms, rotary positions and the gated activation, in torch.
 
 Their roundings are transformers': norms run in fp32, and where the weight joins differs by family.
 """
@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.registry import EXACT, ROUNDING, Op, reference
+from penstock.kernels.native.norm import NativeNorm
+from penstock.kernels.native.session import native_session
+from penstock.kernels.registry import ROUNDING, Needs, Op, Platform, Provider, reference
 
 ROWS = (0, 1, 7, 33)  # for the input generators
 
@@ -69,14 +71,6 @@ def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generat
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def _embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator().manual_seed(seed)
-    weight = _normal((19, 24), dtype, generator)
-    for rows in ROWS:
-        for scale in (1.0, 24**0.5):
-            yield torch.randint(19, (rows,), generator=generator), weight, scale
-
-
 def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     generator = torch.Generator().manual_seed(seed)
     for rows in ROWS:
@@ -86,28 +80,14 @@ def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
         yield x, _normal((rows, 72), dtype, generator), weight, 1e-5, 1.0
 
 
-def _qk_norm_rope_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator().manual_seed(seed)
-    for rows in ROWS:
-        qkv = _normal((rows, 8, 24), dtype, generator)
-        angles = torch.rand((rows, 1, 24), generator=generator) * 6
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        for weight, offset in (
-            (None, 0.0),
-            (_normal((6, 24), dtype, generator), 0.0),
-            (_normal((6, 24), dtype, generator), 1.0),
-        ):
-            yield qkv[:, :6], weight, cos, sin, 1e-6, offset
+def _native(platform: Platform, needs: Needs) -> bool:
+    return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16)
 
 
-def _gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator().manual_seed(seed)
-    for rows in ROWS:
-        yield (_normal((rows, 2 * 56), dtype, generator),)
-
-
-EMBEDDING = Op("embedding", reference(embedding), EXACT, _embedding_inputs)
-RMS_NORM = Op("rms_norm", reference(rms_norm), ROUNDING, _rms_norm_inputs)
-QK_NORM_ROPE = Op("qk_norm_rope", reference(qk_norm_rope), ROUNDING, _qk_norm_rope_inputs)
-SILU_AND_MUL = Op("silu_and_mul", reference(silu_and_mul), ROUNDING, _gated_inputs)
-GELU_TANH_AND_MUL = Op("gelu_tanh_and_mul", reference(gelu_tanh_and_mul), ROUNDING, _gated_inputs)
+RMS_NORM = Op(
+    "rms_norm",
+    reference(rms_norm),
+    ROUNDING,
+    _rms_norm_inputs,
+    (Provider("native", lambda: NativeNorm(native_session()), _native),),
+)

@@ -4,9 +4,7 @@ Sequences with one query are taken together, a few at a time so that what is gat
 queries is taken alone, its queries in tiles, by torch's flash attention.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +12,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch, ReferenceAttention, attention_inputs
-from penstock.kernels.registry import Op, Platform, Provider
+from penstock.kernels.attention import (
+    AttentionBatch,
+    ReferenceAttention,
+    TorchPages,
+    attention_inputs,
+    run_attention,
+    run_store,
+    store_inputs,
+)
+from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.session import native_session
+from penstock.kernels.registry import Needs, Op, Platform, Provider
 
 DECODE_ELEMENTS = 1 << 20  # of keys gathered at once, and then as many values: 4 MiB in fp32, which stay in cache
 QUERY_TILE = 256  # bounds the scores of a long prompt; a tile sees no further than its last query
@@ -50,7 +58,7 @@ class _Prepared:
     prompts: tuple[_Prompt, ...]
 
 
-class GatheredAttention:
+class GatheredAttention(TorchPages):
     """Owns the scratch it gathers into: fresh memory of that size would cost more page faults than the copy."""
 
     def __init__(self) -> None:
@@ -204,20 +212,21 @@ def _buckets(spans: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [*buckets, (start, len(values))] if values else []
 
 
-def _run(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    query, keys, values, batch, scale = arguments
-    return function(query, keys, values, function.prepare(batch, keys), scale)  # type: ignore[attr-defined]
-
-
-def _on_cpu(platform: Platform, dtype: torch.dtype) -> bool:
+def _on_cpu(platform: Platform, needs: Needs) -> bool:
     return platform.device == "cpu"
 
 
-PAGED_ATTENTION = Op(
-    "paged_attention",
-    Provider("torch", ReferenceAttention, lambda platform, dtype: True),
-    {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3},
-    attention_inputs,
-    (Provider("gathered", GatheredAttention, _on_cpu),),
-    _run,
+def _native(platform: Platform, needs: Needs) -> bool:
+    whole_lines = needs.block_size % 16 == 0 and all(dim % 16 == 0 for dim in needs.head_dims)
+    return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16) and whole_lines
+
+
+_PROVIDERS = (
+    Provider("native", lambda: NativeAttention(native_session()), _native),
+    Provider("gathered", GatheredAttention, _on_cpu),
 )
+_TORCH = Provider("torch", ReferenceAttention, lambda platform, needs: True)
+_SEVERAL_ROUNDINGS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+PAGED_ATTENTION = Op("paged_attention", _TORCH, _SEVERAL_ROUNDINGS, attention_inputs, _PROVIDERS, run_attention)
+# The same providers by their other method.
+STORE_KV = Op("store_kv", _TORCH, _SEVERAL_ROUNDINGS, store_inputs, _PROVIDERS, run_store)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from penstock.kernels.native.library import instruction_sets
+
 
 @dataclass(frozen=True)
 class Platform:
@@ -18,13 +20,24 @@ class Platform:
     device: str  # "cpu" or "cuda"
     capability: str  # torch's name of the instruction set: "AVX2", "AVX512", ...
     bf16_gemm: bool  # whether torch's own library multiplies bf16 matrices at speed
+    isa: str = ""  # the instruction set of the native kernels; "": there are none for this machine
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model asks of its kernels."""
+
+    dtype: torch.dtype
+    block_size: int = 16
+    head_dims: tuple[int, ...] = (64,)
 
 
 def detect_platform(device: str = "cpu") -> Platform:
     """The machine this process runs on."""
     if device != "cpu":
         return Platform(device, "", True)
-    return Platform(device, torch.backends.cpu.get_cpu_capability(), torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    isa = next(iter(instruction_sets()), "")
+    return Platform(device, torch.backends.cpu.get_cpu_capability(), torch.ops.mkldnn._is_mkldnn_bf16_supported(), isa)
 
 
 @dataclass(frozen=True)
@@ -33,12 +46,12 @@ class Provider:
 
     name: str
     make: Callable[[], Callable[..., Any]]
-    supports: Callable[[Platform, torch.dtype], bool]
+    supports: Callable[[Platform, Needs], bool]
 
 
 def reference(function: Callable[..., Any]) -> Provider:
     """Plain torch, which runs everywhere."""
-    return Provider("torch", lambda: function, lambda platform, dtype: True)
+    return Provider("torch", lambda: function, lambda platform, needs: True)
 
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -61,9 +74,9 @@ class Op:
     providers: tuple[Provider, ...] = ()  # the best first
     run: Callable[[Callable[..., Any], tuple[Any, ...]], Any] = call
 
-    def select(self, platform: Platform, dtype: torch.dtype) -> Provider:
+    def select(self, platform: Platform, needs: Needs) -> Provider:
         """The first provider that supports the platform, else the reference."""
-        return next((p for p in self.providers if p.supports(platform, dtype)), self.reference)
+        return next((p for p in self.providers if p.supports(platform, needs)), self.reference)
 
 
 EXACT: Mapping[torch.dtype, float] = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}

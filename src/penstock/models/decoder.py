@@ -1,15 +1,15 @@
 """A decoder-only transformer that executes a ModelSpec."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.families import LayerSpec, ModelSpec
-from penstock.kernels import Kernels
-from penstock.models.rope import inverse_frequencies, rotation
+from penstock.kernels import Kernels, Linear
+from penstock.models.rope import inverse_frequencies
 
 
 @dataclass(frozen=True)
@@ -37,110 +37,125 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
-class _Linear:
-    weight: Tensor
-    bias: Tensor | None
-
-
-@dataclass(frozen=True)
 class _Layer:
-    """A layer's spec and its parameters, looked up once."""
+    """A layer's spec and its parameters, the matrices as the kernels packed them."""
 
     spec: LayerSpec
     attention_norm: Tensor
-    qkv: _Linear
+    qkv: Any
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight for each query head, k's for each KV head
-    output: _Linear
+    output: Any
     attention_post_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: _Linear
-    down: _Linear
+    gate_up: Any
+    down: Any
     mlp_post_norm: Tensor | None
 
 
 class Decoder:
-    """Parameters are those of `spec.parameters`, by name, all of one dtype: that of the activations as well."""
+    """Executes a spec. `parameters` are those of `spec.parameters`, by name, all of one dtype, which is that of the
+    activations as well. They are taken out of the mapping one by one and packed: nothing is in memory twice."""
 
-    def __init__(self, spec: ModelSpec, parameters: Mapping[str, Tensor], kernels: Kernels) -> None:
+    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Tensor], kernels: Kernels) -> None:
         self._spec = spec
         self._kernels = kernels
-        self._embedding = parameters["embedding.weight"]
-        self._norm = parameters["norm.weight"]
-        self._head = self._embedding if spec.tie_embeddings else parameters["head.weight"]
-        self._layers = tuple(_layer(layer, f"layers.{i}.", parameters) for i, layer in enumerate(spec.layers))
+        self._dtype = parameters["embedding.weight"].dtype
+        self._embedding = kernels.linear.pack(parameters.pop("embedding.weight"))
+        self._norm = parameters.pop("norm.weight")
+        tied = spec.tie_embeddings
+        self._head = self._embedding if tied else kernels.linear.pack(parameters.pop("head.weight"))
+        self._layers = tuple(
+            _layer(layer, f"layers.{i}.", parameters, kernels.linear) for i, layer in enumerate(spec.layers)
+        )
         self._frequencies = {
             (layer.rope, layer.head_dim): inverse_frequencies(layer.rope, layer.head_dim) for layer in spec.layers
         }
-        self._activations = {"silu": kernels.silu_and_mul, "gelu_tanh": kernels.gelu_tanh_and_mul}
+
+    @property
+    def nbytes(self) -> int:
+        """Of all weights; a tied one counts once."""
+        tensors: list[Any] = [self._embedding, self._norm]
+        if self._head is not self._embedding:
+            tensors.append(self._head)
+        for layer in self._layers:
+            tensors += [getattr(layer, field.name) for field in fields(layer) if field.name != "spec"]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
         """Hidden states [tokens, hidden] of the last layer, before the final norm. Writes keys and values to `caches`,
         one per layer."""
         kernels, spec = self._kernels, self._spec
-        eps, offset = spec.norm_eps, spec.norm_offset
+        linear, eps, offset = kernels.linear, spec.norm_eps, spec.norm_offset
         rotations = {
-            key: rotation(frequencies, step.positions, self._embedding.dtype)
+            key: kernels.attention.rotation(step.positions, frequencies, self._dtype)
             for key, frequencies in self._frequencies.items()
         }
-        residual = kernels.embedding(step.token_ids, self._embedding, spec.embedding_scale)
-        addend: Tensor | None = None  # the last block's output, which joins the residual in the next norm
+        hidden = linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype)
+        addend: Tensor | None = None  # the last block's output where a norm follows it: joins in the next block's norm
         for layer, cache in zip(self._layers, caches, strict=True):
-            normed, residual = kernels.rms_norm(residual, addend, layer.attention_norm, eps, offset)
-            cos, sin = rotations[(layer.spec.rope, layer.spec.head_dim)]
-            addend = self._attend(layer, normed, cos, sin, step.groups[layer.spec.kv_group], cache)
-            addend = self._post_norm(addend, layer.attention_post_norm)
-            normed, residual = kernels.rms_norm(residual, addend, layer.mlp_norm, eps, offset)
-            gate_up = kernels.linear(normed, layer.gate_up.weight, layer.gate_up.bias)
-            inner = self._activations[layer.spec.activation](gate_up)
-            addend = kernels.linear(inner, layer.down.weight, layer.down.bias)
-            addend = self._post_norm(addend, layer.mlp_post_norm)
-        return residual if addend is None else residual + addend
+            normed, hidden = kernels.rms_norm(hidden, addend, layer.attention_norm, eps, offset)
+            qkv = linear(normed, layer.qkv)
+            rotation = rotations[(layer.spec.rope, layer.spec.head_dim)]
+            attended = self._attend(layer, qkv, rotation, step.groups[layer.spec.kv_group], cache)
+            hidden, addend = self._project(attended, layer.output, layer.attention_post_norm, hidden)
+            normed, hidden = kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)
+            inner = linear.gated(normed, layer.gate_up, layer.spec.activation)
+            hidden, addend = self._project(inner, layer.down, layer.mlp_post_norm, hidden)
+        return hidden if addend is None else kernels.rms_norm(hidden, addend, self._norm, eps, offset)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [rows, vocab] of rows that `forward` gave."""
         normed, _ = self._kernels.rms_norm(hidden, None, self._norm, self._spec.norm_eps, self._spec.norm_offset)
-        return self._kernels.linear(normed, self._head, None).float()
+        return self._kernels.linear.logits(normed, self._head)
 
-    def _attend(
-        self, layer: _Layer, normed: Tensor, cos: Tensor, sin: Tensor, group: GroupInput, cache: LayerCache
-    ) -> Tensor:
-        kernels, spec = self._kernels, layer.spec
-        heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        qkv = kernels.linear(normed, layer.qkv.weight, layer.qkv.bias).view(-1, heads + 2 * kv_heads, spec.head_dim)
-        qk = kernels.qk_norm_rope(
-            qkv[:, : heads + kv_heads], layer.qk_norm, cos, sin, self._spec.norm_eps, self._spec.norm_offset
+    def _attend(self, layer: _Layer, qkv: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
+        attention, spec = self._kernels.attention, layer.spec
+        query = attention.store(
+            qkv,
+            spec.num_heads,
+            layer.qk_norm,
+            rotation,
+            cache.keys,
+            cache.values,
+            group.blocks,
+            group.offsets,
+            self._spec.norm_eps,
+            self._spec.norm_offset,
         )
-        kernels.write_kv(
-            cache.keys, cache.values, qk[:, heads:], qkv[:, heads + kv_heads :], group.blocks, group.offsets
-        )
-        attended = kernels.paged_attention(
-            qk[:, :heads], cache.keys, cache.values, group.attention, spec.attention_scale
-        )
-        return kernels.linear(attended.view(-1, heads * spec.head_dim), layer.output.weight, layer.output.bias)
+        attended = attention(query, cache.keys, cache.values, group.attention, spec.attention_scale)
+        return attended.view(-1, spec.num_heads * spec.head_dim)
 
-    def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        if weight is None:
-            return x
-        return self._kernels.rms_norm(x, None, weight, self._spec.norm_eps, self._spec.norm_offset)[0]
+    def _project(
+        self, x: Tensor, weight: Any, post_norm: Tensor | None, hidden: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """A block's end: (hidden states, what is still to be added to them)."""
+        if post_norm is None:
+            return self._kernels.linear(x, weight, hidden), None
+        output = self._kernels.linear(x, weight)
+        return hidden, self._kernels.rms_norm(output, None, post_norm, self._spec.norm_eps, self._spec.norm_offset)[0]
 
 
-def _layer(spec: LayerSpec, prefix: str, parameters: Mapping[str, Tensor]) -> _Layer:
-    def linear(name: str) -> _Linear:
-        return _Linear(parameters[f"{prefix}{name}.weight"], parameters.get(f"{prefix}{name}.bias"))
+def _layer(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Tensor], linear: Linear) -> _Layer:
+    def packed(name: str, *, gated: bool = False) -> Any:
+        weight = parameters.pop(f"{prefix}{name}.weight")
+        return linear.pack(weight, parameters.pop(f"{prefix}{name}.bias", None), gated=gated)
+
+    def norm(name: str) -> Tensor | None:
+        return parameters.pop(f"{prefix}{name}.weight", None)
 
     qk_norm = None
     if spec.qk_norm:
-        q, k = (parameters[f"{prefix}{x}_norm.weight"] for x in "qk")
+        q, k = (parameters.pop(f"{prefix}{x}_norm.weight") for x in "qk")
         qk_norm = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
     return _Layer(
         spec,
-        parameters[f"{prefix}attention_norm.weight"],
-        linear("qkv"),
+        parameters.pop(f"{prefix}attention_norm.weight"),
+        packed("qkv"),
         qk_norm,
-        linear("output"),
-        parameters.get(f"{prefix}attention_post_norm.weight"),
-        parameters[f"{prefix}mlp_norm.weight"],
-        linear("gate_up"),
-        linear("down"),
-        parameters.get(f"{prefix}mlp_post_norm.weight"),
+        packed("output"),
+        norm("attention_post_norm"),
+        parameters.pop(f"{prefix}mlp_norm.weight"),
+        packed("gate_up", gated=True),
+        packed("down"),
+        norm("mlp_post_norm"),
     )

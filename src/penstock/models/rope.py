@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of a RopeSpec, and a step's cosines and sines."""
+"""Rotary position embedding: the frequencies of a RopeSpec."""
 
 import math
 
@@ -30,12 +30,3 @@ def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
     )
     blended = (1 - smooth) * scaled / spec.factor + smooth * scaled
     return torch.where((wavelengths >= shortest) & (wavelengths <= longest), blended, scaled)
-
-
-def rotation(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [tokens, 1, head_dim] at int64 positions [tokens], the first half of sin negated, as qk_norm_rope
-    wants them."""
-    angles = positions.float()[:, None, None] * frequencies
-    sin = angles.sin()
-    cos = angles.cos()
-    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)

@@ -1,16 +1,15 @@
 """From the persistent batch to a step's tensors, without a loop over tokens."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.kernels import AttentionBatch, PagedAttention
+from penstock.kernels import AttentionBatch
 from penstock.models import GroupInput, StepInput
 from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.pages import KVPages
 
 
 class Segments(NamedTuple):
@@ -41,9 +40,9 @@ def segments(batch: PersistentBatch, rows: Sequence[int], lengths: Sequence[int]
 
 
 def step_input(
-    batch: PersistentBatch, pages: KVPages, windows: Sequence[int], units: Segments, attention: PagedAttention
+    batch: PersistentBatch, windows: Sequence[int], units: Segments, prepare: Callable[[int, AttentionBatch], Any]
 ) -> StepInput:
-    """What the model needs to compute `units`. `windows` are those of the KV groups."""
+    """What the model needs to compute `units`. `windows` are those of the KV groups, which `prepare` is called for."""
     if units.offset[-1] == len(units.rows):  # one token each
         rows, positions = units.rows, units.start
     else:
@@ -58,7 +57,6 @@ def step_input(
     for group, window in enumerate(windows):
         table = batch.tables[group]
         seen = AttentionBatch(size, window, units.offset, context, table[units.rows, :most_blocks])
-        prepared = attention.prepare(seen, pages.group_keys(group))
-        groups.append(GroupInput(prepared, torch.from_numpy(table[rows, block_index]), offsets))
+        groups.append(GroupInput(prepare(group, seen), torch.from_numpy(table[rows, block_index]), offsets))
     token_ids = torch.from_numpy(batch.token_ids[rows, positions])
     return StepInput(token_ids, torch.from_numpy(positions), tuple(groups))

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.config import EngineConfig, MemoryPlan, detect_hardware, size_memory
+from penstock.config import EngineConfig, detect_hardware, size_memory
 from penstock.families import ModelSpec, load_spec, model_facts
-from penstock.kernels import Kernels, Platform, detect_platform, select_kernels
-from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
+from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels
+from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.heap import keep_freed_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
@@ -38,11 +38,12 @@ def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
     dtype = getattr(torch, config.dtype)
     parameters = load_parameters(folder, spec, dtype, progress=progress)
     platform = detect_platform(config.device)
-    kernels = select_kernels(platform, dtype)
+    head_dims = tuple(layer.head_dim for layer in spec.layers)
+    kernels = select_kernels(platform, Needs(dtype, config.block_size, head_dims))
+    if kernels.session:  # it has the threads; torch's would only fight them for the processors
+        torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
-    runner = ModelRunner(
-        spec, parameters, kernels, config, plan.num_blocks, cache_root=root, memory=_measured(plan, parameters)
-    )
+    runner = ModelRunner(spec, parameters, kernels, config, plan.num_blocks, cache_root=root, memory=plan.rows)
     began = time.perf_counter()
     warm_up(runner)
     logger.info(
@@ -85,9 +86,3 @@ def warm_up(runner: ModelRunner) -> None:
     new = NewSequence(-1, tokens, len(tokens), 0, blocks, SamplingParams(seed=0, max_tokens=1), 0)
     runner.execute(StepPlan(-1, (Work(-1, len(tokens), True),), (new,)))
     runner.execute(StepPlan(0, (), gone=(-1,)))
-
-
-def _measured(plan: MemoryPlan, parameters: Mapping[str, Tensor]) -> tuple[MemoryRow, ...]:
-    """The memory plan's rows, with the weights as they were in fact allocated."""
-    weights = sum(tensor.nbytes for tensor in parameters.values())
-    return tuple(MemoryRow(row.name, weights, row.note) if row.name == "weights" else row for row in plan.rows)

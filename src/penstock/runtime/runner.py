@@ -1,7 +1,8 @@
 """The model runner: plans in, results out."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec
-from penstock.kernels import Kernels
+from penstock.kernels import AttentionBatch, Kernels
 from penstock.messages import (
     Capacity,
     KVGroup,
@@ -25,6 +26,7 @@ from penstock.runtime.batch import PersistentBatch
 from penstock.runtime.inputs import Segments, segments, step_input
 from penstock.runtime.logprobs import prompt_logprob_rows
 from penstock.runtime.pages import KVPages
+from penstock.runtime.recorded import RecordedDecoder
 from penstock.runtime.sampler import Sampler
 
 PROMPT_LOGPROB_ROWS = 128  # logits of a long prompt are sliced, never whole
@@ -34,13 +36,14 @@ NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
 class ModelRunner:
     """Executes plans in order. What goes wrong within one sequence becomes its result's error, and it alone stops.
 
-    `num_blocks` per KV group, the null block included. One thread calls.
+    `parameters` are taken out of their mapping and packed. `num_blocks` per KV group, the null block included. One
+    thread calls.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        parameters: Mapping[str, Tensor],
+        parameters: MutableMapping[str, Tensor],
         kernels: Kernels,
         config: EngineConfig,
         num_blocks: Sequence[int],
@@ -50,13 +53,26 @@ class ModelRunner:
     ) -> None:
         self._spec = spec
         self._kernels = kernels
-        self.parameters = parameters
-        self._model = Decoder(spec, parameters, kernels)
         dtype = parameters["embedding.weight"].dtype
+        model = Decoder(spec, parameters, kernels)
         self.pages = KVPages(spec, num_blocks, config.block_size, dtype)
         self._batch = PersistentBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(spec.windows))
         self._sampler = Sampler(spec.vocab_size, config.max_num_seqs)
+        self._model: Decoder | RecordedDecoder = model
+        if kernels.session:
+            self._model = RecordedDecoder(
+                model,
+                kernels.session,
+                spec,
+                self.pages.layers,
+                tokens=config.max_num_batched_tokens,
+                sequences=config.max_num_seqs,
+                blocks=-(-config.max_model_len // config.block_size),
+                logit_rows=max(config.max_num_seqs, PROMPT_LOGPROB_ROWS),
+            )
         groups = tuple(KVGroup(n, w) for n, w in zip(num_blocks, spec.windows, strict=True))
+        # With the weights as they were in fact packed.
+        memory = tuple(MemoryRow(r.name, model.nbytes, r.note) if r.name == "weights" else r for r in memory)
         self.capacity = Capacity(config.block_size, groups, config.depth, cache_root, spec.vocab_size, memory)
 
     @torch.inference_mode()
@@ -73,15 +89,15 @@ class ModelRunner:
         sampled: dict[int, tuple[int, bytes]] = {}
         if able:
             units = segments(self._batch, *zip(*able, strict=True))
-            inputs = step_input(self._batch, self.pages, self._spec.windows, units, self._kernels.paged_attention)
+            inputs = step_input(self._batch, self._spec.windows, units, self._prepare)
             began_forward = time.perf_counter()
             hidden = self._model.forward(inputs, self.pages.layers)
             samples = np.flatnonzero(units.sample)
             if len(hidden) > len(samples):
                 self._fail_where_not_finite(units, hidden)
+            prompt_logprobs = self._prompt_logprobs(units, hidden)
             last = torch.from_numpy(units.offset[samples + 1] - 1)
             logits = self._model.logits(hidden[last]) if len(samples) else None
-            prompt_logprobs = self._prompt_logprobs(units, hidden)
             began_sampling = time.perf_counter()
             forward = began_sampling - began_forward
             self._batch.num_computed[units.rows] += units.length
@@ -96,7 +112,12 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of the model's memory."""
-        del self._model, self.parameters, self.pages, self._batch, self._sampler
+        del self._model, self.pages, self._batch, self._sampler
+
+    def _prepare(self, group: int, batch: AttentionBatch) -> Any:
+        if isinstance(self._model, RecordedDecoder):
+            return self._model.prepare(group, batch)
+        return self._kernels.attention.prepare(batch, self.pages.group_keys(group))
 
     # -- the batch --------------------------------------------------------------------------------------------
 
@@ -122,6 +143,8 @@ class ModelRunner:
 
         Blocks that hold any of its `computed` tokens are left alone: others may share them.
         """
+        if not self._kernels.attention.reads_whole_blocks:
+            return
         size = self._batch.block_size
         first = max(-(-computed // size), (computed + count) // size)
         for group, ids in enumerate(blocks):

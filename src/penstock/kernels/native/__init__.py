@@ -1,0 +1,1 @@
+"""Native kernels: C++ for each instruction set, chosen when the process starts (see docs/kernels.md)."""

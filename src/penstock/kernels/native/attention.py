@@ -1,0 +1,170 @@
+"""Attention over pages whose keys and values lie as the multiplications read them (see CacheOp in ops.h)."""
+
+from ctypes import addressof, c_int64
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.native.library import AttentionOp, CacheOp, RotationOp
+from penstock.kernels.native.linear import DTYPES
+from penstock.kernels.native.session import Session
+
+SEGMENT = 512  # kSegment of ops.h
+TILE_QUERIES = 16  # of an item; its rows are these, times the heads that share a KV head
+PARTIALS = 1024  # segments of decoding sequences that may wait to be merged; beyond, a sequence goes through in turn
+
+
+class Prepared:
+    """A step's work for one KV group. Made with room for the largest step, it can be filled again for each."""
+
+    def __init__(self, sequences: int, tokens: int, blocks: int, window: int) -> None:
+        self.window = window
+        self.item_count, self.merge_count = c_int64(), c_int64()
+        self.items = np.zeros((tokens + PARTIALS, 5), np.int32)
+        self.merges = np.zeros((sequences, 3), np.int32)
+        self.query_start = np.zeros(sequences + 1, np.int64)
+        self.context_lens = np.zeros(sequences, np.int64)
+        self.tables = np.zeros((sequences, blocks), np.int64)
+
+    def fill(self, batch: AttentionBatch) -> None:
+        sequences, blocks = batch.block_tables.shape
+        self.query_start[: sequences + 1] = batch.query_start
+        self.context_lens[:sequences] = batch.context_lens
+        self.tables[:sequences, :blocks] = batch.block_tables
+        lengths = batch.query_lens
+        first_segment = batch.first_seen() // SEGMENT
+        segments = -(-batch.context_lens // SEGMENT) - first_segment
+        split = (lengths == 1) & (segments > 1)
+        split &= np.cumsum(np.where(split, segments, 0)) <= PARTIALS
+        whole, parts = np.flatnonzero(~split), np.flatnonzero(split)
+        items = _items(whole, -(-lengths[whole] // TILE_QUERIES))
+        count = len(items)
+        items[:, 1] *= TILE_QUERIES
+        items[:, 2] = np.minimum(lengths[items[:, 0]] - items[:, 1], TILE_QUERIES)
+        items[:, 3] = -1
+        self.items[:count] = items
+        if len(parts):
+            divided = _items(parts, segments[parts])
+            more = len(divided)
+            divided[:, 3] = divided[:, 1] + first_segment[divided[:, 0]]
+            divided[:, 1], divided[:, 2] = 0, 1
+            divided[:, 4] = np.arange(more)
+            self.items[count : count + more] = divided
+            count += more
+            merges = self.merges[: len(parts)]
+            merges[:, 0], merges[:, 2] = parts, segments[parts]
+            merges[:, 1] = np.cumsum(segments[parts]) - segments[parts]
+        self.item_count.value, self.merge_count.value = count, len(parts)
+
+
+def _items(sequences: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows (sequence, 0 to its count, 0, 0, 0)."""
+    rows = np.zeros((int(counts.sum()), 5), np.int64)
+    rows[:, 0] = sequences.repeat(counts)
+    rows[:, 1] = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
+    return rows
+
+
+class NativeAttention:
+    """Provides PagedAttention (see kernels/attention.py)."""
+
+    reads_whole_blocks = False
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._partials = torch.empty(0)
+
+    def prepare(self, batch: AttentionBatch, keys: Tensor) -> Prepared:
+        sequences, blocks = batch.block_tables.shape
+        prepared = Prepared(sequences, int(batch.query_start[-1]), blocks, batch.window)
+        prepared.fill(batch)
+        return prepared
+
+    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+        half = frequencies.shape[0]
+        out = self._session.empty(positions, 2, half, dtype=torch.float32)
+        op = RotationOp(
+            self._session.rows(positions), positions.data_ptr(), frequencies.data_ptr(), out.data_ptr(), half
+        )
+        self._session.run(op, frequencies)
+        return out
+
+    def store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        weight: Tensor | None,
+        rotation: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        _, kv_heads, block_size, head_dim = keys.shape
+        query = self._session.empty(qkv, heads, head_dim, dtype=qkv.dtype)
+        op = CacheOp(
+            self._session.rows(qkv),
+            qkv.data_ptr(),
+            None if weight is None else weight.data_ptr(),
+            rotation.data_ptr(),
+            blocks.data_ptr(),
+            offsets.data_ptr(),
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            heads,
+            kv_heads,
+            head_dim,
+            block_size,
+            keys.stride(0),
+            keys.stride(1),
+            eps,
+            offset,
+            DTYPES[qkv.dtype],
+        )
+        self._session.run(op, weight, keys, values)
+        return query
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
+        _, kv_heads, block_size, head_dim = keys.shape
+        heads = query.shape[1]
+        out = self._session.empty(query, heads, head_dim, dtype=query.dtype)
+        needed = PARTIALS * heads * (head_dim + 2)
+        if self._partials.numel() < needed:
+            self._partials = torch.empty(needed)
+        op = AttentionOp(
+            addressof(prepared.item_count),
+            addressof(prepared.merge_count),
+            prepared.items.ctypes.data,
+            prepared.merges.ctypes.data,
+            prepared.query_start.ctypes.data,
+            prepared.context_lens.ctypes.data,
+            prepared.tables.ctypes.data,
+            prepared.tables.shape[1],
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            self._partials.data_ptr(),
+            heads,
+            kv_heads,
+            head_dim,
+            block_size,
+            keys.stride(0),
+            keys.stride(1),
+            prepared.window,
+            scale,
+            DTYPES[query.dtype],
+        )
+        self._session.run(op, prepared, self._partials, keys, values)
+        return out
+
+    def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
+        per_word = 4 // pages.itemsize
+        rows = pages.transpose(-1, -2) if keys else pages
+        return rows.unflatten(-2, (-1, per_word)).transpose(-1, -2).reshape(pages.shape).contiguous()

@@ -1,0 +1,180 @@
+// Ops that visit each element once: embedding, norm, rotary positions, and the storing of keys and values.
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// -- embedding ---------------------------------------------------------------------------------------------------
+
+inline float bf16_to_float(uint16_t x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
+
+// Row `n` of a packed weight, `stride` floats of it at `out`.
+inline void unpack_row(const Matrix& weight, int64_t n, float* out) {
+  const int64_t padded = padded_k(weight), block = n / kColumns, column = n % kColumns;
+  const uint8_t* lines;
+  const auto word = [&](int64_t line) { return reinterpret_cast<const uint32_t*>(lines + line * kLineBytes)[column]; };
+  switch (weight.scheme) {
+    case Scheme::f32:
+      lines = weight.lines + block * padded * kLineBytes;
+      for (int64_t i = 0; i < padded; ++i) out[i] = __builtin_bit_cast(float, word(i));
+      return;
+    case Scheme::bf16:
+      lines = weight.lines + block * padded / 2 * kLineBytes;
+      for (int64_t i = 0; i < padded / 2; ++i) {
+        out[2 * i] = bf16_to_float(static_cast<uint16_t>(word(i)));
+        out[2 * i + 1] = bf16_to_float(static_cast<uint16_t>(word(i) >> 16));
+      }
+      return;
+    case Scheme::int8:
+      lines = weight.lines + block * padded / 4 * kLineBytes;
+      for (int64_t i = 0; i < padded; ++i) {
+        out[i] = static_cast<int8_t>(word(i / 4) >> (8 * (i % 4))) * weight.column_scales[n];
+      }
+      return;
+    case Scheme::int4:
+      lines = weight.lines + block * padded / 8 * kLineBytes;
+      for (int64_t i = 0; i < padded; ++i) {
+        const int nibble = static_cast<int32_t>(word(i / 8) << (28 - 4 * (i % 8))) >> 28;
+        const uint16_t* scales = weight.group_scales + (block * (padded / weight.group) + i / weight.group) * kColumns;
+        float wide[16];
+        store(wide, load_half(scales));
+        out[i] = nibble * wide[column];
+      }
+  }
+}
+
+template <class T>
+void embedding_as(Worker& worker, const EmbeddingOp& op) {
+  const int64_t width = op.table.k;
+  auto* row = reinterpret_cast<float*>(worker.own((padded_k(op.table) + 16) * sizeof(float)));
+  worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      unpack_row(op.table, op.ids[i], row);
+      for (int64_t j = 0; j < width; j += 16) {
+        store_part(static_cast<T*>(op.out) + i * width + j, mul(load_part(row + j, width - j), splat(op.scale)),
+                   width - j);
+      }
+    }
+  });
+}
+
+void embedding(Worker& worker, const EmbeddingOp& op) {
+  if (op.dtype == Dtype::f32) return embedding_as<float>(worker, op);
+  embedding_as<uint16_t>(worker, op);
+}
+
+// -- norm --------------------------------------------------------------------------------------------------------
+
+// x scaled to a root mean square of 1, times weight + offset.
+template <class T>
+inline void normalize(const T* x, const T* weight, T* out, int64_t width, float eps, float offset) {
+  F16 squares = zero_f();
+  for (int64_t i = 0; i < width; i += 16) {
+    const F16 v = load_part(x + i, width - i);
+    squares = fma(v, v, squares);
+  }
+  const F16 scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + eps));
+  for (int64_t i = 0; i < width; i += 16) {
+    const F16 factor = add(load_part(weight + i, width - i), splat(offset));
+    store_part(out + i, mul(mul(load_part(x + i, width - i), scale), factor), width - i);
+  }
+}
+
+template <class T>
+void norm_as(Worker& worker, const NormOp& op) {
+  const int64_t width = op.width;
+  const auto* weight = static_cast<const T*>(op.weight);
+  worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* x = static_cast<const T*>(op.x) + row * width;
+      if (op.residual != nullptr) {
+        const T* residual = static_cast<const T*>(op.residual) + row * width;
+        T* sums = static_cast<T*>(op.sum) + row * width;
+        for (int64_t i = 0; i < width; i += 16) {
+          const int64_t left = width - i;
+          store_part(sums + i, add(load_part(x + i, left), load_part(residual + i, left)), left);
+        }
+        x = sums;
+      }
+      normalize(x, weight, static_cast<T*>(op.normed) + row * width, width, op.eps, op.offset);
+    }
+  });
+}
+
+void norm(Worker& worker, const NormOp& op) {
+  if (op.dtype == Dtype::f32) return norm_as<float>(worker, op);
+  norm_as<uint16_t>(worker, op);
+}
+
+// -- rotary positions, and the cache -----------------------------------------------------------------------------
+
+void rotation(Worker& worker, const RotationOp& op) {
+  worker.for_each(*op.rows, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* cosines = op.out + row * 2 * op.half;
+      const auto position = static_cast<float>(op.positions[row]);
+      for (int64_t i = 0; i < op.half; ++i) {
+        const float angle = position * op.frequencies[i];
+        cosines[i] = std::cos(angle);
+        cosines[op.half + i] = std::sin(angle);
+      }
+    }
+  });
+}
+
+// One head: normed where there is a weight, then the halves turned against each other.
+template <class T>
+inline void rotate(const T* head, const T* weight, const float* rotation, const CacheOp& op, T* out, float* scratch) {
+  const int64_t half = op.head_dim / 2;
+  if (weight != nullptr) {
+    T* normed = reinterpret_cast<T*>(scratch);
+    normalize(head, weight, normed, op.head_dim, op.eps, op.offset);
+    head = normed;
+  }
+  for (int64_t i = 0; i < half; i += 16) {
+    const int64_t left = half - i;
+    const F16 a = load_part(head + i, left), b = load_part(head + half + i, left);
+    const F16 cosine = load_part(rotation + i, left), sine = load_part(rotation + half + i, left);
+    const F16 minus = sub(zero_f(), sine);
+    store_part(out + i, fma(a, cosine, mul(b, minus)), left);
+    store_part(out + half + i, fma(b, cosine, mul(a, sine)), left);
+  }
+}
+
+template <class T>
+void cache_as(Worker& worker, const CacheOp& op) {
+  constexpr int64_t p = 4 / sizeof(T);
+  const int64_t dim = op.head_dim, all = op.heads + 2 * op.kv_heads;
+  auto* scratch = reinterpret_cast<float*>(worker.own(2 * (dim + 16) * sizeof(float)));
+  T* key = reinterpret_cast<T*>(scratch + dim + 16);
+  worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* heads = static_cast<const T*>(op.qkv) + row * all * dim;
+      const T* weight = static_cast<const T*>(op.weight);
+      const float* turn = op.rotation + row * dim;
+      T* query = static_cast<T*>(op.query) + row * op.heads * dim;
+      for (int64_t head = 0; head < op.heads; ++head) {
+        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, turn, op, query + head * dim, scratch);
+      }
+      const int64_t page = op.blocks[row] * op.block_stride, at = op.offsets[row];
+      for (int64_t head = 0; head < op.kv_heads; ++head) {
+        const int64_t place = op.heads + head;
+        rotate(heads + place * dim, weight ? weight + place * dim : nullptr, turn, op, key, scratch);
+        T* keys = static_cast<T*>(op.keys) + page + head * op.head_stride;
+        T* values = static_cast<T*>(op.values) + page + head * op.head_stride;
+        const T* value = heads + (place + op.kv_heads) * dim;
+        for (int64_t i = 0; i < dim; ++i) {
+          keys[(i / p * op.block_size + at) * p + i % p] = key[i];
+          values[(at / p * dim + i) * p + at % p] = value[i];
+        }
+      }
+    }
+  });
+}
+
+void cache(Worker& worker, const CacheOp& op) {
+  if (op.dtype == Dtype::f32) return cache_as<float>(worker, op);
+  cache_as<uint16_t>(worker, op);
+}
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

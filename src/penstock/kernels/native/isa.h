@@ -1,0 +1,24 @@
+// What an instruction set's file offers.
+#pragma once
+
+#include <cstddef>
+
+#include "ops.h"
+#include "team.h"
+
+namespace penstock {
+
+struct Isa {
+  const char* name;
+  void (*embedding)(Worker&, const EmbeddingOp&);
+  void (*norm)(Worker&, const NormOp&);
+  void (*linear)(Worker&, const LinearOp&);
+  void (*rotation)(Worker&, const RotationOp&);
+  void (*cache)(Worker&, const CacheOp&);
+  void (*attention)(Worker&, const AttentionOp&);
+  size_t (*linear_shared_bytes)(const LinearOp&);
+};
+
+extern const Isa kAvx2;
+
+}  // namespace penstock

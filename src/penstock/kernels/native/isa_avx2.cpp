@@ -1,0 +1,21 @@
+// Every op, for processors with AVX2, FMA and F16C.
+#include <cmath>
+#include <cstdint>
+
+#include "isa.h"
+#include "ops.h"
+#include "team.h"
+#include "vec_avx2.h"
+
+#define PENSTOCK_ISA avx2
+#include "math.h"
+#include "linear.h"
+#include "elementwise.h"
+#include "attention.h"
+
+namespace penstock {
+
+const Isa kAvx2 = {"avx2",           avx2::embedding, avx2::norm,      avx2::linear,
+                   avx2::rotation,   avx2::cache,     avx2::attention, avx2::linear_shared_bytes};
+
+}  // namespace penstock

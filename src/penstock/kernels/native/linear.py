@@ -1,0 +1,61 @@
+"""Packed weights: multiplied, and looked up as an embedding."""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.native.library import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
+from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.session import Session
+
+DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
+SCHEMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class NativeLinear:
+    """Provides Linear (see kernels/linear.py)."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
+        return pack(weight, bias, SCHEMES[weight.dtype], gated=gated)
+
+    def __call__(self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None) -> Tensor:
+        return self._multiply(x, weight, residual, "", weight.n, x.dtype)
+
+    def gated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
+        return self._multiply(x, weight, None, activation, weight.n // 2, x.dtype)
+
+    def logits(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        return self._multiply(x, weight, None, "", weight.n, torch.float32)
+
+    def rows(self, token_ids: Tensor, weight: PackedWeight, scale: float, dtype: torch.dtype) -> Tensor:
+        out = self._session.empty(token_ids, weight.k, dtype=dtype)
+        rounded = torch.tensor(scale, dtype=dtype).item()
+        fields = (token_ids.data_ptr(), weight.matrix(), out.data_ptr(), rounded, DTYPES[dtype])
+        self._session.run(EmbeddingOp(self._session.rows(token_ids), *fields), weight)
+        return out
+
+    def _multiply(
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        residual: Tensor | None,
+        activation: str,
+        width: int,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        out = self._session.empty(x, width, dtype=out_dtype)
+        op = LinearOp(
+            self._session.rows(x),
+            x.data_ptr(),
+            weight.matrix(),
+            None if weight.bias is None else weight.bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            EPILOGUES.index(activation),
+            DTYPES[x.dtype],
+            DTYPES[out_dtype],
+        )
+        self._session.run(op, weight)
+        return out

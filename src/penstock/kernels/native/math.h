@@ -1,0 +1,89 @@
+// What the kernels have in common. Included once per instruction set, after its vectors (see isa_*.cpp).
+//
+// In a max or min of two, the second operand is returned when one is not a number: the order of operands matters.
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// 16 values of `p`, of which only the first `count` are read; the others are 0.
+template <class T>
+inline F16 load_part(const T* p, int64_t count) {
+  if (count >= 16) return load(p);
+  T all[16] = {};
+  for (int64_t i = 0; i < count; ++i) all[i] = p[i];
+  return load(all);
+}
+
+template <class T>
+inline void store_part(T* p, F16 x, int64_t count) {
+  if (count >= 16) return store(p, x);
+  T all[16];
+  store(all, x);
+  for (int64_t i = 0; i < count; ++i) p[i] = all[i];
+}
+
+// e^x to about 1e-7, relative; 0 below -87.7, infinity above 88.4. After Cephes' expf (S. Moshier).
+inline F16 exponential(F16 x) {
+  x = min(splat(89.0f), max(splat(-88.0f), x));
+  const F16 n = round(mul(x, splat(1.44269504088896341f)));
+  F16 r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F16 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = add(fma(mul(r, r), p, r), splat(1.0f));
+  return mul(p, power_of_two(n));
+}
+
+inline F16 sigmoid(F16 x) { return div(splat(1.0f), add(splat(1.0f), exponential(sub(zero_f(), x)))); }
+
+inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
+  if (epilogue == Epilogue::silu_and_mul) return mul(mul(gate, sigmoid(gate)), other);
+  // 0.5 (1 + tanh(u)) is sigmoid(2u)
+  const F16 cube = mul(mul(gate, gate), gate);
+  const F16 u = mul(splat(1.5957691216057308f), fma(splat(0.044715f), cube, gate));
+  return mul(mul(gate, sigmoid(u)), other);
+}
+
+// Adds to `sums`, for M rows of x (words, `x_stride` apart) and N blocks of 16 columns (`block_stride` bytes apart),
+// the products along `steps` lines, in their order: a sum depends on nothing but its own row and column.
+template <class Dot, int M, int N>
+[[gnu::always_inline]] inline void dot(const typename Dot::Word* x, int64_t x_stride, const uint8_t* lines,
+                                       int64_t line_stride, int64_t block_stride, int64_t steps,
+                                       typename Dot::Vector (&sums)[M][N]) {
+  for (int64_t step = 0; step < steps; ++step) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      typename Dot::Vector weights[Dot::kWords];
+      Dot::widen(lines + n * block_stride, weights);
+#pragma GCC unroll 16
+      for (int word = 0; word < Dot::kWords; ++word) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+          sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word], weights[word]);
+        }
+      }
+    }
+    x += Dot::kWords;
+    lines += line_stride;
+  }
+}
+
+template <class Vector, int M, int N>
+[[gnu::always_inline]] inline void clear(Vector (&sums)[M][N], Vector zero) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) sums[m][n] = zero;
+  }
+}
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

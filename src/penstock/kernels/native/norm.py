@@ -1,0 +1,35 @@
+"""RMSNorm, with the residual that joins before it."""
+
+from torch import Tensor
+
+from penstock.kernels.native.library import NormOp
+from penstock.kernels.native.linear import DTYPES
+from penstock.kernels.native.session import Session
+
+
+class NativeNorm:
+    """Provides rms_norm (see kernels/elementwise.py)."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        session, width = self._session, x.shape[-1]
+        normed = session.empty(x, width, dtype=x.dtype)
+        total = x if residual is None else session.empty(x, width, dtype=x.dtype)
+        op = NormOp(
+            session.rows(x),
+            x.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            normed.data_ptr(),
+            total.data_ptr(),
+            width,
+            eps,
+            offset,
+            DTYPES[x.dtype],
+        )
+        session.run(op, weight)
+        return normed, total

@@ -1,0 +1,150 @@
+// What Python hands over: one struct per op. `native/library.py` mirrors them field by field.
+//
+// Shapes are in elements. Sizes that vary by step (rows, sequences, items) stand behind pointers, so that a recorded
+// program can be run again after only these numbers have changed. Matrices are row-major, and rows are dense unless a
+// stride is given.
+#pragma once
+
+#include <cstdint>
+
+namespace penstock {
+
+enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+
+// How a weight [n, k] is packed. Always in blocks of 16 output columns; a line of 64 bytes holds, for each of the
+// 16 columns, the next 1 (f32), 2 (bf16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
+enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
+
+enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
+
+enum class OpCode : int32_t { embedding = 0, norm, linear, rotation, cache, attention, count };
+
+struct Matrix {  // a packed weight
+  const uint8_t* lines;
+  const float* column_scales;    // int8: [n]
+  const uint16_t* group_scales;  // int4: fp16 [n / 16][k / group][16]
+  int64_t n, k;
+  Scheme scheme;
+  int32_t group;  // int4: values along k that share a scale
+};
+
+struct EmbeddingOp {
+  const int64_t* rows;
+  const int64_t* ids;
+  Matrix table;
+  void* out;
+  float scale;
+  Dtype dtype;
+};
+
+struct NormOp {
+  const int64_t* rows;
+  const void* x;
+  const void* residual;  // or null
+  const void* weight;
+  void* normed;
+  void* sum;  // x + residual; null without a residual
+  int64_t width;
+  float eps, offset;
+  Dtype dtype;
+};
+
+// out = x weight^T + bias, then either + residual, or an activation of one half times the other: with an epilogue
+// every block of 16 columns is 8 of the gate and the 8 of the other half that belong to them.
+struct LinearOp {
+  const int64_t* rows;
+  const void* x;
+  Matrix weight;
+  const void* bias;      // or null
+  const void* residual;  // or null
+  void* out;
+  Epilogue epilogue;
+  Dtype dtype;      // of x, bias, residual
+  Dtype out_dtype;  // of out
+};
+
+struct RotationOp {
+  const int64_t* rows;
+  const int64_t* positions;
+  const float* frequencies;  // [half]
+  float* out;                // [rows][2][half]: cosines, then sines
+  int64_t half;
+};
+
+// Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages.
+//
+// A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is
+// how many elements 4 bytes hold: what the multiplications read as lines.
+struct CacheOp {
+  const int64_t* rows;
+  const void* qkv;     // [rows][heads + 2 kv_heads][head_dim]
+  const void* weight;  // [heads + kv_heads][head_dim], or null
+  const float* rotation;
+  const int64_t* blocks;   // [rows]
+  const int64_t* offsets;  // [rows]
+  void* query;             // [rows][heads][head_dim]
+  void* keys;
+  void* values;
+  int64_t heads, kv_heads, head_dim, block_size;
+  int64_t block_stride, head_stride;
+  float eps, offset;
+  Dtype dtype;
+};
+
+struct AttentionItem {  // queries of one sequence; all segments it sees in turn, or only one of them
+  int32_t sequence, first, count;
+  int32_t segment;  // or -1
+  int32_t partial;  // with a segment: where its result goes
+};
+
+struct AttentionMerge {  // the results of a sequence's segments, to be merged in order
+  int32_t sequence, partial, count;
+};
+
+struct AttentionOp {
+  const int64_t* item_count;
+  const int64_t* merge_count;
+  const AttentionItem* items;
+  const AttentionMerge* merges;
+  const int64_t* query_start;   // [sequences + 1]
+  const int64_t* context_lens;  // [sequences]
+  const int64_t* block_tables;  // [sequences][table_stride]
+  int64_t table_stride;
+  const void* query;
+  const void* keys;
+  const void* values;
+  void* out;
+  float* partials;  // [partial][kv_heads][group of heads][head_dim + 2]: sums, then maximum and weight
+  int64_t heads, kv_heads, head_dim, block_size;
+  int64_t block_stride, head_stride;
+  int64_t window;
+  float scale;
+  Dtype dtype;
+};
+
+struct Op {
+  OpCode code;
+  union {
+    EmbeddingOp embedding;
+    NormOp norm;
+    LinearOp linear;
+    RotationOp rotation;
+    CacheOp cache;
+    AttentionOp attention;
+  };
+};
+
+// k as it is stored: whole lines, and whole tiles for the instruction sets that have them.
+inline int64_t padded_k(const Matrix& weight) {
+  const int64_t multiple = weight.scheme == Scheme::f32    ? 1
+                           : weight.scheme == Scheme::bf16 ? 32
+                           : weight.scheme == Scheme::int8 ? 64
+                                                           : weight.group;
+  return (weight.k + multiple - 1) / multiple * multiple;
+}
+
+constexpr int64_t kColumns = 16;     // of a block of a packed weight
+constexpr int64_t kLineBytes = 64;   // the values of 16 columns for one step along k
+constexpr int64_t kSegment = 512;    // positions of the cache whose results are merged one after the other
+
+}  // namespace penstock

@@ -1,0 +1,104 @@
+"""Weights as the native kernels read them (see Scheme in ops.h)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.native.library import SCHEMES, Matrix
+
+COLUMNS = 16  # of a block
+PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the result
+_VALUES = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8}  # along k in a line
+_MULTIPLES = {"f32": 1, "bf16": 32, "int8": 64}  # k is padded to; int4: to a group
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight [n, k] and its bias. Of a gated one, every 16 columns are 8 of the gate and 8 of the other half."""
+
+    lines: Tensor  # uint8
+    column_scales: Tensor | None  # int8: fp32 [n padded]
+    group_scales: Tensor | None  # int4: fp16 [blocks, groups, 16]
+    bias: Tensor | None  # fp32 [n padded]
+    n: int
+    k: int
+    scheme: str
+    group: int = 0
+    gated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.lines, self.column_scales, self.group_scales, self.bias) if t is not None)
+
+    def matrix(self) -> Matrix:
+        scales = (
+            tensor.data_ptr() if tensor is not None else None for tensor in (self.column_scales, self.group_scales)
+        )
+        return Matrix(self.lines.data_ptr(), *scales, self.n, self.k, SCHEMES.index(self.scheme), self.group)
+
+
+def pack(weight: Tensor, bias: Tensor | None, scheme: str, *, group: int = 32, gated: bool = False) -> PackedWeight:
+    """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first.
+
+    int8 has one scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest.
+    """
+    n, k = weight.shape
+    padded = -(-k // (group if scheme == "int4" else _MULTIPLES[scheme]))
+    padded *= group if scheme == "int4" else _MULTIPLES[scheme]
+    blocks = -(-n // COLUMNS) if not gated else -(-(n // 2) // 8)
+    lines = torch.empty(blocks, padded // _VALUES[scheme], 64, dtype=torch.uint8)
+    column_scales = torch.zeros(blocks * COLUMNS) if scheme == "int8" else None
+    group_scales = torch.zeros(blocks, padded // group, COLUMNS, dtype=torch.float16) if scheme == "int4" else None
+    at_once = max(PIECE // (padded * COLUMNS), 1)
+    for start in range(0, blocks, at_once):
+        stop = min(start + at_once, blocks)
+        rows = F.pad(_rows(weight, start, stop, gated), (0, padded - k))  # [blocks, 16, padded]
+        if scheme == "int8":
+            assert column_scales is not None
+            rows, column_scales[start * COLUMNS : stop * COLUMNS] = _int8(rows)
+        elif scheme == "int4":
+            assert group_scales is not None
+            rows, group_scales[start:stop] = _int4(rows, group)
+        else:
+            rows = rows.to({"f32": torch.float32, "bf16": torch.bfloat16}[scheme])
+        words = rows.reshape(stop - start, COLUMNS, -1, 4 // rows.itemsize if scheme != "f32" else 1)
+        lines[start:stop] = words.transpose(1, 2).contiguous().view(torch.uint8).view(stop - start, -1, 64)
+    packed_bias = None
+    if bias is not None:
+        packed_bias = _rows(bias[:, None], 0, blocks, gated).float().reshape(-1).contiguous()
+    shape = (n, k, scheme, group if scheme == "int4" else 0, gated)
+    return PackedWeight(lines.view(-1), column_scales, group_scales, packed_bias, *shape)
+
+
+def _rows(weight: Tensor, start: int, stop: int, gated: bool) -> Tensor:
+    """Blocks start to stop: [blocks, 16, k], padded with zeros."""
+    halves = (weight,) if not gated else (weight[: len(weight) // 2], weight[len(weight) // 2 :])
+    height = COLUMNS // len(halves)
+    parts = []
+    for half in halves:
+        part = half[start * height : stop * height]
+        part = F.pad(part, (0, 0, 0, (stop - start) * height - len(part)))
+        parts.append(part.view(stop - start, height, -1))
+    return torch.cat(parts, 1)
+
+
+def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    wide = rows.float()
+    scales = wide.abs().amax(-1) / 127
+    values = (wide / scales.clamp_min(1e-30)[..., None]).round_().to(torch.int8)
+    return values, scales.reshape(-1)
+
+
+def _int4(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Eight values a word, the first in the lowest bits. Values are -8 to 7: the scale lets the largest be -8 or 7."""
+    wide = rows.float().view(*rows.shape[:2], -1, group)
+    largest = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))[..., 0]
+    scales = (largest / -8).half()
+    factors = torch.where(scales == 0, 0.0, 1.0 / scales.float())
+    values = (wide * factors[..., None]).round_().clamp_(-8, 7).to(torch.int32).view(*rows.shape[:2], -1, 8)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    words = ((values & 15) << shifts).sum(-1, dtype=torch.int64)
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    return words, scales.transpose(1, 2)

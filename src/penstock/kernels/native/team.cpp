@@ -1,0 +1,117 @@
+#include "team.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <new>
+
+namespace penstock {
+namespace {
+
+// About 100 µs: longer than the Python between two programs of a step, shorter than anybody notices of an idle core.
+constexpr int kSpins = 4000;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Returns when `value` is no longer `old`: spinning first, then asleep.
+void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& asleep) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    relax();
+  }
+  asleep.fetch_add(1);
+  value.wait(old);
+  asleep.fetch_sub(1);
+}
+
+// Sets `value`. Sequentially consistent, as is the count of sleepers: either the sleeper is seen here, or it sees the
+// new value before it sleeps.
+void set_and_wake(std::atomic<uint32_t>& value, uint32_t next, std::atomic<int>& asleep) {
+  value.store(next);
+  if (asleep.load() != 0) value.notify_all();
+}
+
+void pin(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a refusal leaves the thread where it may run
+}
+
+std::unique_ptr<std::byte[], void (*)(void*)> aligned(size_t bytes) {
+  void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (memory == nullptr) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), std::free};
+}
+
+}  // namespace
+
+Team::Team(int threads, const std::vector<int>& cpus) : size_(threads), shared_(nullptr, std::free) {
+  for (int i = 0; i < size_; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
+  const bool pinned = cpus.size() == static_cast<size_t>(size_);
+  if (pinned) pin(cpus[0]);
+  for (int i = 1; i < size_; ++i) {
+    threads_.emplace_back([this, i, cpu = pinned ? cpus[i] : -1] {
+      if (cpu >= 0) pin(cpu);
+      serve(i);
+    });
+  }
+}
+
+Team::~Team() {
+  stopping_.store(1);
+  set_and_wake(generation_, generation_.load() + 1, asleep_);
+  for (auto& thread : threads_) thread.join();
+}
+
+void Team::run(const std::function<void(Worker&)>& body) {
+  body_ = &body;
+  if (size_ > 1) set_and_wake(generation_, generation_.load(std::memory_order_relaxed) + 1, asleep_);
+  body(*workers_[0]);
+  if (size_ > 1) barrier();
+}
+
+void Team::serve(int index) {
+  uint32_t seen = 0;
+  for (;;) {
+    wait_while(generation_, seen, asleep_);
+    const uint32_t now = generation_.load(std::memory_order_acquire);
+    if (now == seen) continue;
+    seen = now;
+    if (stopping_.load()) return;
+    (*body_)(*workers_[index]);
+    barrier();
+  }
+}
+
+void Team::barrier() {
+  const uint32_t phase = phase_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    claimed_.store(0, std::memory_order_relaxed);
+    set_and_wake(phase_, phase + 1, asleep_);
+  } else {
+    wait_while(phase_, phase, asleep_);
+  }
+}
+
+void Team::reserve_shared(size_t bytes) {
+  if (bytes <= shared_bytes_) return;
+  shared_ = aligned(bytes);
+  shared_bytes_ = bytes;
+}
+
+std::byte* Worker::own(size_t bytes) {
+  if (bytes > own_bytes_) {
+    own_ = aligned(bytes);
+    own_bytes_ = bytes;
+  }
+  return own_.get();
+}
+
+}  // namespace penstock
