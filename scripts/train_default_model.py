@@ -17,8 +17,8 @@ from default_model.card import write_card
 from default_model.corpus import Document, held_out_sources, read_corpus
 from default_model.evaluation import evaluate
 from default_model.export import export_model
+from default_model.lines import Lines
 from default_model.network import SHAPES
-from default_model.repetition import line_starts
 from default_model.training import Run, train
 from default_model.vocabulary import encode_document, load_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
@@ -60,7 +60,7 @@ def command_train(args: argparse.Namespace) -> None:
     train(
         run,
         encoded,
-        line_starts(tokenizer),
+        Lines.of(tokenizer),
         minutes=args.minutes,
         checkpoint=checkpoint,
         finish_file=args.finish_file,

@@ -7,7 +7,16 @@ from typing import Any
 
 from .corpus import HELD_OUT
 from .network import ROPE_THETA, Shape
-from .training import DECAY_SHARE, GROWTH_AT, LENGTHS, REPEATS_AT, STEP_TOKENS
+from .training import (
+    DECAY_SHARE,
+    ENDING_WEIGHT,
+    ENDINGS_AT,
+    GROWTH_AT,
+    LENGTHS,
+    LOOPS_AT,
+    LOOPS_EVERY,
+    STEP_TOKENS,
+)
 
 _CARD = """\
 ---
@@ -48,9 +57,11 @@ modules, which are held out for evaluation: {held_out}.
 `scripts/train_default_model.py`, in fp32 on {hardware}: {minutes:.0f} minutes, {steps:,} steps of
 {step_tokens:,} tokens, {tokens_m:.2f} M tokens in all (one pass is {pass_m:.2f} M), training loss {loss:.3f}
 nats per token at the end. The network has half its layers for the first {growth_at:.0%} of the time; then each
-becomes two. Windows of {lengths} tokens in turn, cut across file borders. From {repeats_at:.0%} of the time on,
-most windows have pieces repeated, and in a copy the target is what truly follows, so that the model learns to
-leave a loop. Muon (learning rate {muon_lr}) for the hidden matrices, Adam ({adam_lr}) for embeddings and norms;
+becomes two. Windows of {lengths} tokens in turn, cut across file borders. From {endings_at:.0%} of the time on,
+the place where a function ends counts {ending_weight:.0f} times; from {loops_at:.0%} on the model also completes
+functions of the training text at every {loops_every}th step, and what it repeats there is made less likely
+(unlikelihood training), so that it leaves loops and comes to an end. Muon (learning rate {muon_lr}) for the
+hidden matrices, Adam ({adam_lr}) for embeddings and norms;
 a minute of warm-up, then constant, then linear to zero over the last {decay_share:.0%} of the time.{note}
 
 ## Figures
@@ -136,7 +147,10 @@ def model_card(kind: str, name: str, shape: Shape, training: dict[str, Any], fig
         lengths=", ".join(str(length) for _, length in LENGTHS),
         growth_at=GROWTH_AT,
         decay_share=DECAY_SHARE,
-        repeats_at=REPEATS_AT,
+        endings_at=ENDINGS_AT,
+        ending_weight=ENDING_WEIGHT,
+        loops_at=LOOPS_AT,
+        loops_every=LOOPS_EVERY,
         note=f" {training['note']}" if training["note"] else "",
         muon_lr=training["muon_lr"],
         adam_lr=training["adam_lr"],

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 RMS_EPS = 1e-6
 ROPE_THETA = 10_000.0
+Cache = list[Tensor]  # keys and values [batch, kv_heads, length, head_dim]; empty at first
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,18 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(rotate(q, cos, sin), k, v, is_causal=True)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
+    def extend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache) -> Tensor:
+        """The same for tokens that follow those in the cache, which get into it."""
+        batch, length, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
+        v = self.v_proj(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
+        new = (rotate(k, cos, sin), v)
+        cache[:] = [torch.cat(pair, 2) for pair in zip(cache, new, strict=True)] if cache else new
+        keys, values = cache
+        out = F.scaled_dot_product_attention(rotate(q, cos, sin), keys, values, is_causal=length > 1, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
 
 class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
@@ -133,6 +146,31 @@ class Network(nn.Module):
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+
+    @torch.no_grad()
+    def complete(self, ids: Tensor, count: int) -> Tensor:
+        """Append ``count`` greedy tokens to each row of ``[batch, length]``.
+
+        On one thread: a token is too little work to share, and threads that wait for each other are slow where others
+        use the processors as well.
+        """
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        caches: list[Cache] = [[] for _ in self.model.layers]
+        new = ids
+        for _ in range(count):
+            start, end = ids.shape[1] - new.shape[1], ids.shape[1]
+            x = self.model.embed_tokens(new)
+            for layer, cache in zip(self.model.layers, caches, strict=True):
+                attended = layer.self_attn.extend(
+                    layer.input_layernorm(x), self.cos[start:end], self.sin[start:end], cache
+                )
+                x = x + attended
+                x = x + layer.mlp(layer.post_attention_layernorm(x))
+            new = F.linear(self.model.norm(x[:, -1:]), self.model.embed_tokens.weight).argmax(-1)
+            ids = torch.cat((ids, new), 1)
+        torch.set_num_threads(threads)
+        return ids
 
     def loss(self, ids: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted mean cross entropy in nats of ``targets``, all ``[batch, length]``."""

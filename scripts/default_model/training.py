@@ -12,16 +12,20 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .lines import Lines
+from .loops import LoopBreaker
 from .network import Network, Shape, doubled, layer_before_growth
 from .optimizer import AdamW, Muon
-from .repetition import REPEATED_WINDOWS, as_it_is, with_repeats
 
 LONGEST_STEP_S = 30.0  # a longer one was suspended; the rest of it does not count as training
 STEP_TOKENS = 2048  # more do not fit the caches of a CPU, and many small steps learn more in little time
 # Shares of the run's time, from its start. A shallow network learns more in little time; short windows are cheaper, and
 # the last ones teach the far positions.
 GROWTH_AT = 0.65  # the network has half its layers up to here
-REPEATS_AT = 0.75  # pieces of the text are repeated from here on
+ENDINGS_AT = 0.6  # from here on it counts more where a function ends: greedy decoding seldom comes to an end otherwise
+ENDING_WEIGHT = 3.0
+LOOPS_AT = 0.75  # from here on, what the model repeats when it completes functions counts as well,
+LOOPS_EVERY = 4  # at each so manieth step
 LENGTHS = ((0.5, 512), (0.85, 1024), (1.01, 2048))
 DECAY_SHARE = 0.45  # of the time, at its end
 
@@ -66,6 +70,14 @@ def windows(documents: list[Tensor], length: int, rng: random.Random) -> Iterato
             yield stream[start : start + length + 1]
 
 
+def example(window: Tensor, lines: Lines, ending_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and the targets' weights, each one token shorter than ``window``."""
+    window = window.long()
+    weights = torch.ones(len(window))
+    weights[lines.endings(window.tolist())] = ending_weight
+    return window[:-1], window[1:], weights[1:]
+
+
 class Run:
     """One training run: network, optimisers, and the counts that a checkpoint keeps."""
 
@@ -89,10 +101,14 @@ class Run:
     def is_full_depth(self) -> bool:
         return self.network.shape.layers == self.shape.layers
 
-    def train_step(self, ids: Tensor, targets: Tensor, weights: Tensor, factor: float) -> float:
+    def train_step(
+        self, ids: Tensor, targets: Tensor, weights: Tensor, factor: float, breaker: LoopBreaker | None
+    ) -> float:
         """Take one step on ``[batch, length]`` tokens, targets and weights; return the loss in nats per token."""
         loss = self.network.loss(ids, targets, weights)
         loss.backward()
+        if breaker:
+            breaker.loss(self.network).backward()
         torch.nn.utils.clip_grad_norm_(self.adam.parameters.values(), 1.0)
         self.muon.step(factor)
         self.adam.step(factor)
@@ -145,7 +161,7 @@ class Run:
 def train(
     run: Run,
     documents: list[Tensor],
-    starts: Tensor,
+    lines: Lines,
     *,
     minutes: float,
     checkpoint: Path,
@@ -154,12 +170,13 @@ def train(
 ) -> None:
     """Train for ``minutes`` of active time; a checkpoint every four minutes and at the end.
 
-    ``documents`` are token ids, one tensor a file; ``starts`` says of each token id whether a line starts with it.
+    ``documents`` are token ids, one tensor a file.
 
     When ``finish_file`` appears, the run decays at once and ends within the minutes written in it.
     """
     schedule = Schedule(minutes * 60)
     rng = random.Random(seed + run.step)
+    breaker = LoopBreaker(documents, lines, rng)
     length, source = 0, iter(())
     saved_s = run.elapsed_s
     window_tokens, window_s = 0, 0.0
@@ -175,13 +192,12 @@ def train(
             length = window_length(progress)
             source = windows(documents, length, rng)
         batch = [next(source) for _ in range(STEP_TOKENS // length)]
-        repeated = REPEATED_WINDOWS if progress >= REPEATS_AT else 0.0
-        examples = [
-            with_repeats(window, starts, rng) if rng.random() < repeated else as_it_is(window) for window in batch
-        ]
+        ending_weight = ENDING_WEIGHT if progress >= ENDINGS_AT else 1.0
+        examples = [example(window, lines, ending_weight) for window in batch]
         ids, targets, weights = (torch.stack(column) for column in zip(*examples, strict=True))
         factor = schedule.factor(run.elapsed_s)
-        loss = run.train_step(ids, targets, weights, factor)
+        breaks_loops = progress >= LOOPS_AT and run.step % LOOPS_EVERY == 0
+        loss = run.train_step(ids, targets, weights, factor, breaker if breaks_loops else None)
         spent = min(time.monotonic() - started, LONGEST_STEP_S)
         run.count(loss, spent)
         window_tokens, window_s = window_tokens + STEP_TOKENS, window_s + spent
@@ -189,7 +205,8 @@ def train(
             eta = (schedule.end_s - run.elapsed_s) / 60
             print(
                 f"{time.strftime('%H:%M:%S')} step {run.step:5d} loss {loss:.3f} mean {run.loss:.3f} lr x{factor:.2f} "
-                f"length {length} tokens {run.tokens / 1e6:.2f}M {window_tokens / window_s:.0f}/s left {eta:.1f} min",
+                f"length {length} repeated {breaker.share:.2f} "
+                f"tokens {run.tokens / 1e6:.2f}M {window_tokens / window_s:.0f}/s left {eta:.1f} min",
                 flush=True,
             )
             window_tokens, window_s = 0, 0.0

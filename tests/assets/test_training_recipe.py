@@ -7,10 +7,11 @@ import pytest
 import torch
 from default_model.corpus import read_corpus
 from default_model.evaluation import choose_headers, end_of_function
+from default_model.lines import Lines
+from default_model.loops import repetitions
 from default_model.network import Network, Shape, doubled
 from default_model.optimizer import orthogonalise
-from default_model.repetition import WAY_OUT, line_starts, with_repeats
-from default_model.training import Run, Schedule, windows
+from default_model.training import Run, Schedule, example, windows
 from default_model.vocabulary import load_tokenizer
 
 ASSETS = Path(__file__).parents[2] / "src" / "penstock" / "assets" / "python-8m"
@@ -100,16 +101,16 @@ def test_a_run_continues_from_its_checkpoint_exactly(tmp_path: Path) -> None:
     with torch.compiler.set_stance("force_eager"):
         run = Run(shape, muon_lr=0.02, adam_lr=3e-3)
         for _ in range(2):
-            run.count(run.train_step(ids, ids, torch.ones(2, 17), 1.0), 1.0)
+            run.count(run.train_step(ids, ids, torch.ones(2, 17), 1.0, None), 1.0)
         run.grow()
-        run.count(run.train_step(ids, ids, torch.ones(2, 17), 1.0), 1.0)
+        run.count(run.train_step(ids, ids, torch.ones(2, 17), 1.0, None), 1.0)
         run.save(tmp_path / "run.safetensors")
         resumed = Run(shape, muon_lr=0.02, adam_lr=3e-3)
         resumed.restore(tmp_path / "run.safetensors")
         assert (resumed.step, resumed.tokens, resumed.is_full_depth) == (run.step, run.tokens, True)
         for _ in range(2):
-            assert resumed.train_step(ids, ids, torch.ones(2, 17), 1.0) == run.train_step(
-                ids, ids, torch.ones(2, 17), 1.0
+            assert resumed.train_step(ids, ids, torch.ones(2, 17), 1.0, None) == run.train_step(
+                ids, ids, torch.ones(2, 17), 1.0, None
             )
 
 
@@ -147,33 +148,52 @@ def test_headers_take_the_first_ordinary_functions_of_each_module_in_turn() -> N
     assert headers[2].prompt.endswith("'''Doc.'''")
 
 
-def test_in_a_copy_only_the_way_out_is_learnt() -> None:
-    window = torch.arange(1024)
-    ids, targets, weights = with_repeats(window, window % 10 == 0, random.Random(0))
-    assert ids.shape == targets.shape == weights.shape == (1023,)
-    assert (ids.diff() <= 0).sum() > 3  # copies begin
-    assert set(weights.tolist()) == {0.0, 1.0, WAY_OUT}
-    # Each token is one above the one before it, so what truly follows is one above all that was shown.
-    learnt = weights > 0
-    assert torch.equal(targets[learnt], ids.cummax(0).values[learnt] + 1)
-    shown_next = ids[1:]
-    assert torch.equal(weights[:-1] == 1.0, shown_next == ids.cummax(0).values[:-1] + 1)
+SOURCE = """class C:
+    def one(self):
+        if self:
+            return 1
+
+    def two(
+        self,
+    ):
+        return 2
 
 
-def test_a_copy_is_learnt_as_far_as_the_text_repeats_itself() -> None:
-    # Every line begins 0, 1 and goes on with a number of its own.
-    window = torch.tensor([token for line in range(100) for token in (0, 1, 2 + line)])
-    ids, targets, weights = with_repeats(window, torch.arange(200) == 0, random.Random(0))
-    assert (weights == WAY_OUT).any()
-    after_the_start = (ids == 0) & (weights > 0)
-    assert (targets[after_the_start] == 1).all()
-    numbers = targets[(targets > 1) & (weights > 0)]
-    assert (numbers.diff() >= 0).all()
+x = 3
+"""
 
 
-def test_line_starts_are_the_tokens_of_a_newline() -> None:
+def test_functions_are_found_in_tokens() -> None:
     tokenizer = load_tokenizer(ASSETS)
-    starts = line_starts(tokenizer)
-    ids = tokenizer.encode("if x:\n        return\n\n\ny = 1").ids
-    assert [starts[i].item() for i in ids] == [tokenizer.decode([i]).startswith("\n") for i in ids]
-    assert sum(starts[i].item() for i in ids) == 2
+    lines, ids = Lines.of(tokenizer), tokenizer.encode(SOURCE).ids
+    bodies = [tokenizer.decode(ids[place:]) for place, _ in lines.headers(ids)]
+    assert [body.split("\n")[1].strip() for body in bodies] == ["if self:", "return 2"]
+    assert [indent for _, indent in lines.headers(ids)] == [4, 4]
+    for (place, indent), rest in zip(lines.headers(ids), ("def two", "x = 3"), strict=True):
+        assert tokenizer.decode(ids[place + lines.end(ids[place:], indent) :]).strip().startswith(rest)
+    assert [tokenizer.decode(ids[place:]).strip()[:5] for place in lines.endings(ids)] == ["def t", "x = 3"]
+
+
+def test_where_a_function_ends_counts_more() -> None:
+    tokenizer = load_tokenizer(ASSETS)
+    window = torch.tensor(tokenizer.encode(SOURCE).ids)
+    ids, targets, weights = example(window, Lines.of(tokenizer), 3.0)
+    assert torch.equal(ids, window[:-1]) and torch.equal(targets, window[1:])
+    heavy = [tokenizer.decode([token]) for token in targets[weights == 3.0].tolist()]
+    assert heavy == ["\n\n    ", "\n\n\n"] and (weights == 1.0).sum() == len(weights) - 2
+
+
+def test_a_repetition_is_a_gram_that_stood_before() -> None:
+    line = list(range(10))
+    assert repetitions(line) == []
+    assert repetitions([*line, 99, *line]) == [18, 19, 20]
+
+
+def test_completing_with_a_cache_is_completing_without() -> None:
+    torch.manual_seed(0)
+    network = Network(Shape(hidden=32, layers=2, intermediate=48, heads=2, kv_heads=1, head_dim=16, vocab=97))
+    ids = torch.randint(97, (3, 7))
+    completed = network.complete(ids, 5)
+    assert torch.equal(completed[:, :7], ids)
+    for length in range(7, 12):
+        assert torch.equal(completed[:, length], network(completed[:, :length])[:, -1].argmax(-1))
