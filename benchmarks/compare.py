@@ -1,9 +1,13 @@
-"""Penstock and its peers on the same work, in turns, in one run: medians and their ratios.
+"""Penstock and its peers on the same work, in turns, in one run: medians, and their ratios to the best peer.
 
-A peer is a command that takes `--cases` and prints a JSON line for each case with "case" and "output_tok_s":
+A peer is a command that takes `--cases` and prints a JSON line for each case with "case" and "output_tok_s". Ours may
+be given several times, with flags of `penstock bench throughput`:
 
-    python benchmarks/compare.py MODEL_DIR --peer "vllm=/path/to/python vllm_cpu_bench.py MODEL_DIR" --runs 3 \\
-        --json benchmarks/results/compare.json
+    python benchmarks/compare.py MODEL_DIR --runs 3 --json benchmarks/results/compare.json \\
+        --ours "bf16=" --ours "int8=--quantization int8 --kv-cache-dtype int8" \\
+        --peer "vllm=/path/to/python vllm_cpu_bench.py MODEL_DIR"
+
+A case of one output token is a prefill: its rate is IN / seconds.
 """
 
 import json
@@ -12,55 +16,75 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from results import parser, write
 
+Row = dict[str, Any]
 
-def ours(model: str, cases: str) -> list[dict[str, object]]:
+
+def ours(model: str, flags: str, cases: str) -> list[Row]:
     """One run of `penstock bench throughput`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "penstock.cli.main", "bench", "throughput", model]
+        command = [sys.executable, "-m", "penstock.cli.main", "bench", "throughput", model, *shlex.split(flags)]
         subprocess.run([*command, "--cases", cases, "--runs", "1", "--json", file.name], check=True, stdout=sys.stderr)
-        rows: list[dict[str, object]] = json.loads(Path(file.name).read_text())
+        rows: list[Row] = json.loads(Path(file.name).read_text())
         return rows
 
 
-def peer(command: str, cases: str) -> list[dict[str, object]]:
+def peer(command: str, cases: str) -> list[Row]:
     """One run of a peer's command; whatever else it prints is passed over."""
     done = subprocess.run([*shlex.split(command), "--cases", cases], check=True, stdout=subprocess.PIPE, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def rate(row: Row) -> float:
+    """Tokens a second: output tokens, or the prompt's where there is but one output token."""
+    prompt, _, output = str(row["case"]).split("x")[1].partition("/")
+    return float(row["output_tok_s"]) * (int(prompt) if output == "1" else 1)
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("model")
+    arguments.add_argument("--ours", action="append", default=[], metavar="NAME=FLAGS")
     arguments.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
-    arguments.add_argument("--cases", default="1x256/64,8x256/64,32x256/128")
+    arguments.add_argument("--cases", default="1x256/64,8x256/64,32x256/128,1x1024/1")
     arguments.add_argument("--runs", type=int, default=3)
     args = arguments.parse_args()
-    engines = {"penstock": lambda: ours(args.model, args.cases)}
+    engines: dict[str, Callable[[], list[Row]]] = {}
+    mine = []
+    for text in args.ours or ["penstock="]:
+        name, _, flags = text.partition("=")
+        mine.append(name)
+        engines[name] = lambda flags=flags: ours(args.model, flags, args.cases)
     for text in args.peer:
         name, _, command = text.partition("=")
         engines[name] = lambda command=command: peer(command, args.cases)
     rates: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
-    details: dict[str, dict[str, object]] = {}
+    details: dict[str, dict[str, Row]] = {name: {} for name in mine}
     for run in range(args.runs):
         for name, measure in engines.items():
             for row in measure():
-                rates[name].setdefault(str(row["case"]), []).append(float(str(row["output_tok_s"])))
-                print(f"run {run + 1}: {name} {row['case']}: {row['output_tok_s']} tok/s", file=sys.stderr, flush=True)
-                if name == "penstock":
-                    details[str(row["case"])] = row
+                case = str(row["case"])
+                rates[name].setdefault(case, []).append(round(rate(row), 2))
+                print(f"run {run + 1}: {name} {case}: {rates[name][case][-1]} tok/s", file=sys.stderr, flush=True)
+                if name in mine:
+                    details[name][case] = row
     medians = {name: {case: statistics.median(values) for case, values in by.items()} for name, by in rates.items()}
-    ratios = {
-        name: {case: round(medians["penstock"][case] / value, 3) for case, value in by.items() if value}
-        for name, by in medians.items()
-        if name != "penstock"
+    best = {
+        case: max((by[case] for name, by in medians.items() if name not in mine and case in by), default=None)
+        for case in args.cases.split(",")
     }
-    result = {"benchmark": "compare", "output_tok_s": medians, "runs": rates, "penstock_over_peer": ratios}
-    write({**result, "penstock_last_run": details}, args.json)
+    over_best = {
+        name: {case: round(value / best[case], 2) for case, value in medians[name].items() if best.get(case)}
+        for name in mine
+    }
+    roofline = {name: {case: row.get("roofline_fraction") for case, row in by.items()} for name, by in details.items()}
+    result = {"benchmark": "compare", "tok_s": medians, "runs": rates, "over_best_peer": over_best}
+    write({**result, "roofline_fraction": roofline, "last_run": details}, args.json)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""Cost of sampling, in microseconds per row of logits.
+"""Cost of sampling a batch of rows, in milliseconds: native kernels beside NumPy, and what reading the logits costs.
 
-    python benchmarks/sampler.py [--vocab 151936] [--rows 32] [--steps 15] [--json FILE]
+    python benchmarks/sampler.py [--vocab 151936] [--rows 32] [--steps 15] [--threads 2] [--json FILE]
 
 Two kinds of logits: `zipf` falls off with the rank as a language model's do (1.5 ln rank, some noise); `flat` is normal
-with a deviation of 1, as random weights give them, where top_p 0.9 keeps more than half the vocabulary. Medians over
-the steps of wall time, and of the sampler's own processor time: it is one thread, so they differ where others compete.
+with a deviation of 1, as random weights give them, where top_p 0.9 keeps more than half the vocabulary. Wall times: the
+least of the steps, as other processes can only add to it, and the median. `read_ms` is a maximum over the same logits
+in NumPy, on one thread: the roofline, where one thread can have the memory to itself.
+`python_us` is what sampling costs with a vocabulary of 32: the calls.
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from results import parser, write
 
+from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.session import Session
 from penstock.messages import SamplingParams
 from penstock.runtime.sampler import Sampler
 
@@ -45,24 +50,36 @@ def make_logits(kind: str, rows: int, vocab: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(logits)
 
 
-def measure(case: dict[str, object], kind: str, rows: int, vocab: int, steps: int) -> dict[str, float]:
-    sampler = Sampler(vocab, rows)
+def step_times(step: Callable[[], object], steps: int) -> list[float]:
+    """Milliseconds of each, after one that does not count."""
+    step()
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def sampling(case: dict[str, object], logits: torch.Tensor, session: Session | None) -> Callable[[], object]:
+    rows, vocab = logits.shape
+    sampler = Sampler(vocab, rows, session)
     prompt = np.random.default_rng(1).integers(0, vocab, 500).tolist()
     for row in range(rows):
         sampler.add(row, SamplingParams(seed=row, max_tokens=1 << 20, **case), 0, prompt, prompt[:100])  # type: ignore[arg-type]
-    kept = make_logits(kind, rows, vocab, 0)
-    wall, cpu = [], []
-    for _ in range(steps + 1):
-        logits = kept.clone()
-        begin, cpu_begin = time.perf_counter(), time.thread_time()
-        sampler.sample(logits, range(rows))
-        wall.append(time.perf_counter() - begin)
-        cpu.append(time.thread_time() - cpu_begin)
-    per_row = 1e6 / rows
-    return {
-        "us_per_row": round(float(np.median(wall[1:])) * per_row, 1),
-        "cpu_us_per_row": round(float(np.median(cpu[1:])) * per_row, 1),
-    }
+    return lambda: sampler.sample(logits, range(rows))
+
+
+def measure(case: dict[str, object], logits: torch.Tensor, session: Session | None, steps: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, chooser in (("native", session), ("numpy", None)):
+        if name == "numpy" or chooser:
+            times = step_times(sampling(case, logits, chooser), steps)
+            figures |= {f"{name}_ms": round(min(times), 2), f"{name}_median_ms": round(float(np.median(times)), 2)}
+    if session:
+        few = step_times(sampling(case, logits[:, :32].contiguous(), session), 10 * steps)
+        figures["python_us"] = round(min(few) * 1e3)
+    return figures
 
 
 def main() -> None:
@@ -70,13 +87,21 @@ def main() -> None:
     options.add_argument("--vocab", type=int, default=151936)
     options.add_argument("--rows", type=int, default=32)
     options.add_argument("--steps", type=int, default=15)
+    options.add_argument("--threads", type=int, default=2)
     args = options.parse_args()
-    figures = [
-        {"case": name, "logits": kind, **measure(case, kind, args.rows, args.vocab, args.steps)}
-        for name, case in CASES.items()
-        for kind in ("zipf", "flat")
-    ]
-    write({"vocab": args.vocab, "rows": args.rows, "steps": args.steps, "figures": figures}, args.json)
+    torch.set_num_threads(args.threads)
+    isa = instruction_sets()[:1]
+    session = Session(Engine(isa[0], args.threads)) if isa else None
+    figures: list[dict[str, object]] = []
+    for kind in ("zipf", "flat"):
+        logits = make_logits(kind, args.rows, args.vocab, 0)
+        figures.append(
+            {"logits": kind, "read_ms": round(min(step_times(lambda x=logits.numpy(): x.max(-1), args.steps)), 2)}
+        )  # type: ignore[misc]
+        for name, case in CASES.items():
+            figures.append({"logits": kind, "case": name, **measure(case, logits, session, args.steps)})
+    about = {"vocab": args.vocab, "rows": args.rows, "steps": args.steps, "threads": args.threads, "isa": isa}
+    write({**about, "figures": figures}, args.json)
 
 
 if __name__ == "__main__":

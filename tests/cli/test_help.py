@@ -17,7 +17,10 @@ def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("plan",), ("bench",), ("bench", "throughput")])
+@pytest.mark.parametrize(
+    "command",
+    [(), ("serve",), ("run",), ("plan",), ("bench",), *(("bench", one) for one in ("throughput", "kernels", "step"))],
+)
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     code = (
         "import sys; from penstock.cli.main import app\n"
@@ -50,6 +53,9 @@ def test_version() -> None:
         (("plan", "--kv-cache-memory", "1KiB"), ("--kv-cache-memory",)),
         (("plan", "--config", "no-such-file.yaml"), ("no-such-file.yaml",)),
         (("bench", "throughput", "--cases", "8x"), ("8x", "NxIN/OUT")),
+        (("bench", "step", "--rows", "1,0"), ("--rows", "1,0")),
+        (("bench", "kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
+        (("bench", "kernels", "--isa", "mmx"), ("--isa", "mmx")),
         (("bench", "serve", "--slo", "speed=1"), ("ttft", "speed=1")),
     ],
 )

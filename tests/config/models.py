@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from penstock.config import Hardware, ModelFacts
+from penstock.config.facts import MatrixFacts
 
 GIB = 1 << 30
 
@@ -10,6 +11,14 @@ GIB = 1 << 30
 FULL = ModelFacts(
     family="qwen3",
     num_parameters=596_049_920,
+    matrices=(
+        MatrixFacts(rows=151_936, columns=1024, vocabulary=True),
+        MatrixFacts(rows=4096, columns=1024, count=28),
+        MatrixFacts(rows=1024, columns=2048, count=28),
+        MatrixFacts(rows=6144, columns=1024, count=28, gated=True),
+        MatrixFacts(rows=1024, columns=3072, count=28),
+    ),
+    vector_elements=28 * (2 * 1024 + 24 * 128) + 1024,
     num_layers=28,
     vocab_size=151_936,
     hidden_size=1024,
@@ -18,14 +27,28 @@ FULL = ModelFacts(
     widest_kv=1024,
     windows=(0,),
     kv_elements_per_token=(28 * 2 * 8 * 128,),
+    kv_vectors_per_token=(28 * 2 * 8,),
     max_position=40_960,
     checkpoint_dtype="bfloat16",
 )
 # Gemma-3-1B's proportions: 22 layers with a window of 512, 4 without.
-MIXED = replace(FULL, windows=(0, 512), kv_elements_per_token=(4 * 512, 22 * 512), max_position=32_768)
+MIXED = replace(
+    FULL,
+    windows=(0, 512),
+    kv_elements_per_token=(4 * 512, 22 * 512),
+    kv_vectors_per_token=(4 * 2, 22 * 2),
+    max_position=32_768,
+)
 WINDOWED = replace(FULL, windows=(4096,), max_position=32_768)
 SMALL = replace(
-    FULL, num_parameters=10_000_000, vocab_size=8000, kv_elements_per_token=(6 * 2 * 2 * 64,), max_position=2048
+    FULL,
+    num_parameters=10_048_000,
+    matrices=(MatrixFacts(rows=8000, columns=256, vocabulary=True), MatrixFacts(rows=5200, columns=256, count=6)),
+    vector_elements=12_800,
+    vocab_size=8000,
+    kv_elements_per_token=(6 * 2 * 2 * 64,),
+    kv_vectors_per_token=(6 * 2 * 2,),
+    max_position=2048,
 )
 
 

@@ -25,7 +25,8 @@ def rows(facts: ModelFacts, config: EngineConfig, available: int) -> dict[str, i
 def test_the_table_of_a_known_model() -> None:
     table = rows(FULL, engine(kv_cache_bytes=2 * GIB), 16 * GIB)
     assert list(table) == ["weights", "KV cache", "activations", "workspace", "runtime", "free"]
-    assert table["weights"] == 2 * 596_049_920
+    repeated = 28 * 22 * 128  # the norms of q and k, once for every head
+    assert table["weights"] == 2 * (596_049_920 + repeated)
     assert table["KV cache"] <= 2 * GIB < table["KV cache"] + 16 * 114_688
     assert table["workspace"] == 256 * 151_936 * 4
     assert sum(table.values()) == 16 * GIB
@@ -90,6 +91,8 @@ def remedy(facts: ModelFacts, config: EngineConfig, available: int) -> tuple[str
         ({"max_model_len": 512, "max_num_batched_tokens": 131_072}, 4, "max-num-batched-tokens"),
         ({"max_model_len": 512, "max_num_seqs": 2048}, 4, "max-num-seqs"),
         ({"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 32, "max_num_seqs": 1}, 2.3, "dtype"),
+        ({"max_model_len": 16, "max_num_batched_tokens": 32, "max_num_seqs": 1}, 1.3, "quantization"),
+        ({"quantization": "int8", "max_model_len": 16, "max_num_batched_tokens": 16}, 0.95, "quantization"),
         ({"kv_cache_bytes": 100 << 20}, 16, "kv-cache-memory"),
         ({"kv_cache_bytes": 20 * GIB}, 16, "kv-cache-memory"),
     ],
@@ -104,7 +107,7 @@ def test_the_setting_named_makes_it_fit(changes: dict[str, Any], gib: float, set
 def applied(config: EngineConfig, name: str, value: str) -> EngineConfig:
     if name == "kv-cache-memory":
         return replace(config, kv_cache_bytes=parse_bytes(value))
-    return replace(config, **{name.replace("-", "_"): value if name == "dtype" else int(value)})
+    return replace(config, **{name.replace("-", "_"): value if name in ("dtype", "quantization") else int(value)})
 
 
 def test_where_no_setting_helps_it_says_so() -> None:
@@ -115,6 +118,7 @@ def test_where_no_setting_helps_it_says_so() -> None:
 @given(
     facts=st.sampled_from([FULL, MIXED, WINDOWED, SMALL]),
     dtype=st.sampled_from(["bfloat16", "float32"]),
+    quantization=st.sampled_from(["none", "int8", "int4"]),
     length=st.integers(1, 40_960),
     seqs=st.integers(1, 512),
     tokens=st.integers(1, 8192),
@@ -123,10 +127,19 @@ def test_where_no_setting_helps_it_says_so() -> None:
     available=st.integers(GIB // 4, 24 * GIB),
 )
 def test_a_plan_adds_up_and_holds_one_sequence_or_names_a_remedy_that_works(
-    facts: ModelFacts, dtype: str, length: int, seqs: int, tokens: int, block: int, kv: int | None, available: int
+    facts: ModelFacts,
+    dtype: str,
+    quantization: str,
+    length: int,
+    seqs: int,
+    tokens: int,
+    block: int,
+    kv: int | None,
+    available: int,
 ) -> None:
     config = engine(
         dtype=dtype,
+        quantization=quantization,
         max_model_len=length,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,

@@ -36,11 +36,14 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         api_key="secret",
         seed=7,
         dtype="float32",
+        quantization="int4",
+        quantization_group=64,
         max_model_len=512,
         max_num_seqs=8,
         max_num_batched_tokens=64,
         block_size=32,
         kv_cache_memory="100MiB",
+        kv_cache_dtype="int8",
         enable_prefix_caching=False,
         max_waiting=5,
         threads=2,
@@ -59,11 +62,14 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         name="mine",
         revision="v2",
         dtype="float32",
+        quantization="int4",
+        quantization_group=64,
         max_model_len=512,
         max_num_seqs=8,
         max_num_batched_tokens=64,
         block_size=32,
         kv_cache_bytes=100 << 20,
+        kv_cache_dtype="int8",
         enable_prefix_caching=False,
         max_waiting=5,
         threads=2,
@@ -163,6 +169,8 @@ def test_the_pool_decided_is_the_pool_sized(facts: ModelFacts, gib: float) -> No
         ({"max_num_batched_tokens": 8}, ["--max-num-batched-tokens", "256 sequences"]),
         ({"max_num_seqs": 600, "max_num_batched_tokens": 512}, ["600", "512"]),
         ({"threads": 5}, ["--threads", "5", "4"]),
+        ({"quantization_group": 64}, ["--quantization-group (command line) is 64", "--quantization int4"]),
+        ({"quantization": "int8", "quantization_group": 32}, ["--quantization (command line) is int8"]),
         ({"host": "0.0.0.0"}, ["--host", "--api-key", "--allow-insecure-bind"]),
         ({"host": "example.org"}, ["--host"]),
     ],
@@ -185,6 +193,24 @@ def test_contradictions_are_refused_with_limit_and_remedy(flags: dict[str, Any],
 )
 def test_addresses_that_may_be_listened_on(flags: dict[str, Any]) -> None:
     assert resolve(**flags).server.host == flags["host"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("quantization", "int3"), ("quantization_group", 48)])
+def test_what_no_kernel_multiplies_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} .* is .?{value}"):
+        resolve(**{name: value})
+
+
+def test_groups_of_a_file_or_the_environment() -> None:
+    given = gather_settings({}, {"PENSTOCK_QUANTIZATION": "int4", "PENSTOCK_QUANTIZATION_GROUP": "128"})
+    resolved = resolve_settings(given, SMALL, machine(16), folder="/models/tiny")
+    assert (resolved.engine.quantization, resolved.engine.quantization_group) == ("int4", 128)
+    assert resolved.provenance["quantization_group"] == (128, "environment variable PENSTOCK_QUANTIZATION_GROUP")
+
+
+def test_quantised_weights_leave_room_for_a_longer_context() -> None:
+    dense, quantised = resolve(FULL, gib=4), resolve(FULL, gib=4, quantization="int4")
+    assert quantised.engine.max_model_len > dense.engine.max_model_len
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:

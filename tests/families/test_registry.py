@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config.facts import MatrixFacts
 from penstock.families import UnsupportedModel, load_generation_defaults, load_spec, model_facts, spec_from_config
 from penstock.families.registry import FAMILIES
 from penstock.families.spec import RopeSpec
@@ -279,6 +280,12 @@ def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
     spec = load_spec(tiny_checkpoint("gemma3"))
     facts = model_facts(spec)
     assert facts.num_parameters == spec.num_parameters() == sum(p.size for p in spec.parameters)
+    # Norms of heads are counted once for each head; matrices are what they are.
+    repeated = sum((x.num_heads + x.num_kv_heads - 2) * x.head_dim for x in spec.layers)
+    sizes = sum(m.count * m.rows * m.columns for m in facts.matrices)
+    assert sizes + facts.vector_elements == spec.num_parameters() + repeated
+    assert [m for m in facts.matrices if m.vocabulary] == [MatrixFacts(rows=307, columns=72, vocabulary=True)]
+    assert [m for m in facts.matrices if m.gated] == [MatrixFacts(rows=224, columns=72, count=6, gated=True)]
     assert facts.kv_elements_per_token == (1 * 2 * 2 * 48, 5 * 2 * 2 * 48)
     assert (facts.widest_query, facts.widest_kv, facts.widest_mlp) == (192, 96, 112)
     assert facts.windows == (0, 16)

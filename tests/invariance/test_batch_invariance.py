@@ -9,6 +9,7 @@ positions at most.
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,10 +52,12 @@ def tiny_vocab(variant: str) -> int:
 
 
 class Machine:
-    """A runner for one checkpoint, and the number of preemptions and cached tokens of its last run."""
+    """A runner for one checkpoint, and what its last run had of preemptions, cached tokens and packed logprobs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
+        self.settings = {"dtype": "float32", **settings}
+        self.logprobs: dict[str, list[bytes]] = {}
         self.preemptions = 0
         self.cached = 0
 
@@ -66,11 +69,12 @@ class Machine:
         budget: int = 512,
         blocks: int = 1024,
         caching: bool = False,
+        threads: int = 1,
     ) -> Tokens:
         """Output ids of the last wave's requests. A wave begins when the one before it is done."""
         config = EngineConfig(
-            model=str(self.folder), name="tiny", dtype="float32", max_model_len=128, max_num_seqs=seqs, threads=1,
-            max_num_batched_tokens=budget, kv_cache_bytes=16 << 20, enable_prefix_caching=caching,
+            model=str(self.folder), name="tiny", max_model_len=128, max_num_seqs=seqs, threads=threads,
+            max_num_batched_tokens=budget, kv_cache_bytes=16 << 20, enable_prefix_caching=caching, **self.settings,
         )  # fmt: skip
         runner = load_runner(config, progress=False)
         groups = tuple(KVGroup(min(blocks, group.num_blocks), group.window) for group in runner.capacity.groups)
@@ -82,6 +86,7 @@ class Machine:
         tokens: Tokens = {}
         for wave in waves:
             tokens = {request.request_id: list(request.output_ids) for request in wave}
+            self.logprobs = {request.request_id: [] for request in wave}
             for request in wave:
                 scheduler.add(request, 0.0)
             while (plan := scheduler.plan(0.0)) is not None:
@@ -89,6 +94,7 @@ class Machine:
                     assert not delta.error
                     assert delta.offset == len(tokens[delta.request_id])
                     tokens[delta.request_id] += delta.token_ids
+                    self.logprobs[delta.request_id] += [delta.logprobs] if delta.logprobs else []
             scheduler.check()
         stats = scheduler.stats()
         self.preemptions, self.cached = stats.preemptions, stats.prefix_hits

@@ -1,5 +1,6 @@
 """A real scheduler driving a real runner on a tiny checkpoint, with physical blocks in scattered order."""
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,8 +27,10 @@ def make_runner(
     max_num_seqs: int = 16,
     max_model_len: int = 256,
     edit: Callable[[dict[str, torch.Tensor]], None] = lambda parameters: None,
+    recorded: bool = True,
 ) -> ModelRunner:
-    """Without load_runner's sizing and process-wide settings; `edit` may change the weights."""
+    """Without load_runner's sizing and process-wide settings; `edit` may change the weights. Steps are recorded where
+    kernels can record, unless told otherwise."""
     spec = load_spec(folder)
     config = EngineConfig(
         model=str(folder),
@@ -41,6 +44,8 @@ def make_runner(
     parameters = load_parameters(folder, spec, torch_dtype, progress=False)
     edit(parameters)
     kernels = select_kernels(detect_platform(), Needs(torch_dtype, block_size, tuple(x.head_dim for x in spec.layers)))
+    if not recorded:
+        kernels = dataclasses.replace(kernels, session=None)
     return ModelRunner(spec, parameters, kernels, config, [NUM_BLOCKS] * len(spec.windows))
 
 

@@ -1,4 +1,5 @@
-"""Prints by how many MiB anonymous memory grew at most while an fp32 tensor of `rows` x 4096 was loaded as bf16."""
+"""Prints by how many MiB anonymous memory grew at most while an fp32 tensor of `rows` x 4096 was loaded in bf16, and
+how many it takes. With a third argument it is packed by the native kernels, quantised as that says."""
 
 import json
 import struct
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+import penstock.kernels as kernels
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.weights.load import load_parameters
 
@@ -27,11 +29,14 @@ def write_sparse(path: Path, rows: int) -> None:
         file.truncate(8 + len(header) + size)
 
 
-def main(folder: Path, rows: int) -> None:
+def main(folder: Path, rows: int, quantization: str | None) -> None:
     write_sparse(folder / "model.safetensors", rows)
     parameter = Parameter("w", (rows, COLUMNS), (TensorSource("w", 0, rows),))
     spec = ModelSpec("none", 1, 1, (), (), 1, 1.0, False, parameters=(parameter,))
     torch.zeros(512, 512) @ torch.zeros(512, 512)  # what the first operation allocates does not count
+    packing = None
+    if quantization is not None:
+        packing = kernels.select_packing(kernels.detect_platform(), kernels.Needs(torch.bfloat16), quantization)
     before, peak, done = anonymous_mib(), 0, threading.Event()
 
     def watch() -> None:
@@ -41,11 +46,11 @@ def main(folder: Path, rows: int) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    parameters = load_parameters(folder, spec, torch.bfloat16)
+    parameters = load_parameters(folder, spec, torch.bfloat16, packing=packing)
     done.set()
     watcher.join()
     print(max(peak, anonymous_mib()) - before, parameters["w"].nbytes >> 20)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

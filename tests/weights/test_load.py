@@ -12,13 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from penstock.config.weights import schemes
 from penstock.families import ModelSpec, load_spec
+from penstock.kernels import Needs, detect_platform, select_packing
+from penstock.kernels.native.packing import pack
 from penstock.weights import load
 from penstock.weights.load import load_parameters
 from penstock.weights.safetensors_file import CheckpointError
 from tests.checkpoints import VARIANTS, split_checkpoint, tiny_model
 from tests.weights.files import edit
 
+needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -235,6 +239,51 @@ def test_memory_while_loading_is_the_result_and_a_few_pieces(tmp_path: Path) -> 
     peak, size = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert size == 192
     assert 180 <= peak <= size + (load.READERS * load.PIECE_BYTES >> 20) + 16
+
+
+@needs_native
+@pytest.mark.parametrize(("quantization", "size"), [("none", 96), ("int4", 27)])
+def test_memory_while_packing_is_the_packed_size_and_a_few_pieces(tmp_path: Path, quantization: str, size: int) -> None:
+    script = Path(__file__).with_name("peak_memory.py")
+    command = [sys.executable, str(script), str(tmp_path), str(12 * 1024), quantization]
+    peak, taken = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert taken == size
+    assert size - 12 <= peak <= 1.15 * size + 16
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3"])
+def test_packed_while_read_is_what_packing_the_tensors_gives(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, variant: str, quantization: str
+) -> None:
+    monkeypatch.setattr(load, "PIECE_BYTES", 3000)  # some pieces end within a block of packed columns
+    folder = tiny_checkpoint(variant, dtype="bfloat16")
+    spec = load_spec(folder)
+    packing = select_packing(detect_platform(), Needs(torch.bfloat16), quantization)
+    packed = load_parameters(folder, spec, torch.bfloat16, packing=packing)
+    dense = load_parameters(folder, spec, torch.bfloat16)
+    assert list(packed) == list(dense)
+    matrices, vocabulary = schemes("bfloat16", quantization)
+    for parameter in spec.parameters:
+        got, tensor = packed[parameter.name], dense[parameter.name]
+        if parameter.kind == "vector":
+            assert torch.equal(got, tensor)
+            continue
+        scheme = vocabulary if parameter.kind == "vocabulary" else matrices
+        want = pack(tensor, None, scheme, gated=parameter.kind == "gated")
+        assert (got.n, got.k, got.scheme, got.gated) == (want.n, want.k, want.scheme, want.gated)
+        assert all(torch.equal(x, y) for x, y in zip(got.tensors, want.tensors, strict=True)), parameter.name
+
+
+@needs_native
+def test_a_tensor_that_cannot_be_quantised_is_named(copy: Callable[..., Path]) -> None:
+    folder = copy("qwen3")
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit(folder, lambda t: t[name].__setitem__((5, 7), torch.nan))
+    packing = select_packing(detect_platform(), Needs(torch.bfloat16), "int8")
+    with pytest.raises(CheckpointError, match=rf"'{name}': 1 rows hold infinity or NaN.*--quantization none"):
+        load_parameters(folder, load_spec(folder), torch.bfloat16, packing=packing)
 
 
 def test_nothing_is_allocated_for_a_checkpoint_that_is_refused(

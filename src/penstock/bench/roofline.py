@@ -6,7 +6,9 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.bench.workload import Case
-from penstock.families import ModelSpec
+from penstock.config import EngineConfig, ModelFacts
+from penstock.config.memory import token_bytes
+from penstock.config.weights import matmul_bytes
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -24,8 +26,9 @@ def _rate(work: float, run: Callable[[], object], seconds: float = 0.5) -> float
     return best
 
 
-def measure(dtype: str, threads: int = 0) -> Machine:
-    """Reads 512 MB and multiplies matrices of 1024³ in `dtype` and in float32; takes about two seconds."""
+def measure(dtype: str, threads: int = 0, *, quantized: bool = False) -> Machine:
+    """Reads 512 MB and multiplies matrices of 1024³ in `dtype`, in float32, and if `quantized` in int8 with the native
+    kernels; takes about two seconds."""
     import torch
 
     if threads:
@@ -37,25 +40,28 @@ def measure(dtype: str, threads: int = 0) -> Machine:
     for kind in {dtype, "float32"}:
         left = torch.rand(size, size).to(getattr(torch, kind))
         flops = max(flops, _rate(2.0 * size**3, lambda left=left: left @ left))  # type: ignore[misc]
+    if quantized:
+        from penstock.kernels.native.linear import NativeLinear
+        from penstock.kernels.native.packing import pack
+        from penstock.kernels.native.session import native_session
+
+        linear, weight, x = NativeLinear(native_session()), pack(torch.rand(size, size), None, "int8"), left.float()
+        flops = max(flops, _rate(2.0 * size**3, lambda: linear(x, weight)))
     return Machine(bandwidth, flops)
 
 
-def matmul_parameters(spec: ModelSpec) -> int:
-    """Those every token is multiplied with: all but embedding and head."""
-    return sum(part.size for part in spec.parameters if len(part.shape) == 2 and part.name.startswith("layers."))
-
-
-def least_seconds(case: Case, spec: ModelSpec, element_size: int, machine: Machine) -> float:
+def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: Machine) -> float:
     """Prefill of every prompt, then output_len - 1 decode steps of the whole batch, each at the roofline.
 
-    prefill = 2 P IN N / F with P the layers' matrices; a decode step reads every weight once, the head included,
-    and the KV cache of every request: max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
+    prefill = 2 P IN N / F with P the layers' matrices; a decode step reads every weight once as it is stored, the head
+    included, and the KV cache of every request: max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
     """
-    layers = matmul_parameters(spec)
-    with_head = layers + spec.vocab_size * spec.hidden_size
-    kv_bytes = sum(spec.kv_bytes_per_token(group, element_size) for group in range(len(spec.windows)))
+    layers = sum(m.count * m.rows * m.columns for m in facts.matrices if not m.vocabulary)
+    with_head = layers + facts.vocab_size * facts.hidden_size
+    stored = matmul_bytes(facts, engine)
+    kv_bytes = sum(token_bytes(facts, engine))
     prefill = 2.0 * layers * case.prompt_len * case.count / machine.flops
-    weights = max(with_head * element_size / machine.bandwidth, 2.0 * with_head * case.count / machine.flops)
+    weights = max(stored / machine.bandwidth, 2.0 * with_head * case.count / machine.flops)
     steps = case.output_len - 1
     context = case.prompt_len + steps / 2
     return prefill + steps * (weights + case.count * context * kv_bytes / machine.bandwidth)

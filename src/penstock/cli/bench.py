@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -17,9 +19,9 @@ from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, Span, mixed, parse_cases
 from penstock.cli.options import Flags
 from penstock.cli.prepare import Prepared, prepare
+from penstock.config.weights import stored_as
 from penstock.engine import launch
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from penstock.families import model_facts
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "throughput": (
@@ -62,7 +64,8 @@ class Load:
 def show(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(title=title, title_justify="left")
     for heading, _ in columns:
-        table.add_column(heading, justify="left" if heading == "case" else "right")
+        name = heading in ("case", "op", "shape")
+        table.add_column(heading, justify="left" if name else "right", no_wrap=name)
     for row in rows:
         table.add_row(*(_cell(key, row.get(key)) for _, key in columns))
     Console().print(table)
@@ -71,7 +74,7 @@ def show(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return "–"
-    if key == "roofline_fraction":
+    if key in ("roofline_fraction", "share"):
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
@@ -95,11 +98,11 @@ def offline(
     engine = prepared.resolved.engine
     console = Console(stderr=True)
     with console.status("measuring this machine's bandwidth and arithmetic"):
-        machine = measure(engine.dtype, engine.threads)
+        machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
     rows = asyncio.run(_run(prepared, wanted, runs))
-    size = ELEMENT_BYTES[engine.dtype]
+    facts = model_facts(prepared.spec)
     for case, row in zip(wanted, rows, strict=True):
-        least = least_seconds(case, prepared.spec, size, machine)
+        least = least_seconds(case, facts, engine, machine)
         row["roofline_fraction"] = round(least / row["elapsed_s"], 4)
         row["roofline"] = {
             "bandwidth_gb_s": round(machine.bandwidth / 1e9, 1),
@@ -107,6 +110,100 @@ def offline(
         }
     show(f"{engine.name}, {engine.dtype}: {_machine(machine)}", COLUMNS[columns], rows)
     keep(rows, json_file)
+
+
+STEP_COLUMNS = (
+    ("op", "name"),
+    ("calls", "calls"),
+    ("µs/step", "us"),
+    ("share", "share"),
+    ("GB/s", "gb_s"),
+    ("GFLOP/s", "gflop_s"),
+    ("of roofline", "roofline_fraction"),
+)
+
+
+def step(
+    model: str | None, rows: str, context: int, steps: int, plot: str | None, json_file: str | None, flags: Flags
+) -> None:
+    """Decode steps of a runner in this process."""
+    from penstock.bench.flame import flame
+    from penstock.bench.step import Steps, room
+    from penstock.runtime import load_runner
+
+    cases = parse_counts("--rows", rows)
+    prepared = prepare(model, {"max_model_len": room(context, cases, steps), "max_num_seqs": max(cases), **flags})
+    engine = prepared.resolved.engine
+    with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic"):
+        machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
+    found = Steps(load_runner(engine), context, cases, steps).measure(machine)
+    for each in found:
+        title = (
+            f"{engine.name}, {stored_as(engine)}: {each.rows} decoding at {each.context} tokens of context; "
+            f"{each.wall_us:,.0f} µs by the clock"
+        )
+        show(title, STEP_COLUMNS, [msgspec.to_builtins(line) for line in each.lines])
+    Console().print(
+        f"[dim]{_machine(machine)}; an op of these that computes faster raises it, and what stays in the processor's "
+        "caches may pass it[/dim]"
+    )
+    keep(msgspec.to_builtins(found), json_file)
+    if plot is not None:
+        Path(plot).write_text(flame(found, f"Where a decode step's time goes: {engine.name}, {stored_as(engine)}"))
+
+
+KERNEL_COLUMNS = (
+    ("op", "op"),
+    ("shape", "shape"),
+    ("dtype", "dtype"),
+    ("rows", "rows"),
+    ("µs", "us"),
+    ("GB/s", "gb_s"),
+    ("GFLOP/s", "gflop_s"),
+    ("of roofline", "roofline_fraction"),
+)
+
+
+def kernels(isa: str | None, threads: int, ops: str | None, json_file: str | None) -> None:
+    """Native ops by themselves, in this process."""
+    import torch
+
+    from penstock.bench.kernels import OPS, measure_kernels
+    from penstock.kernels.native.library import instruction_sets
+    from penstock.kernels.native.session import native_session
+
+    wanted = list(OPS) if ops is None else ops.split(",")
+    if unknown := [op for op in wanted if op not in OPS]:
+        raise ValueError(f"--ops {unknown[0]}: there are {', '.join(OPS)}")
+    available = instruction_sets()
+    if isa not in (None, *available) or not available:
+        raise ValueError(f"--isa {isa or '(default)'}: this build and processor have {', '.join(available) or 'none'}")
+    threads = threads or len(os.sched_getaffinity(0))
+    with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic") as status:
+        torch_reaches = measure("bfloat16", threads)
+        torch.set_num_threads(1)
+        session = native_session(isa or "", threads)
+        found, machine = measure_kernels(session, torch_reaches, wanted, status.update)
+    rows = [msgspec.to_builtins(each) for each in found]
+    show(f"Native kernels, {session.engine.isa}, {threads} threads", KERNEL_COLUMNS, rows)
+    Console().print(
+        f"[dim]The roofline is the better of what torch reaches ({torch_reaches.bandwidth / 1e9:.1f} GB/s, "
+        f"{torch_reaches.flops / 1e9:.0f} GFLOP/s) and the best of these, arithmetic by dtype: "
+        f"{machine.bandwidth / 1e9:.1f} GB/s, up to {machine.flops / 1e9:.0f} GFLOP/s.[/dim]"
+    )
+    roofline = {"torch": msgspec.to_builtins(torch_reaches), "best": msgspec.to_builtins(machine)}
+    keep({"isa": session.engine.isa, "threads": threads, "machine": roofline, "kernels": rows}, json_file)
+
+
+def parse_counts(flag: str, text: str) -> list[int]:
+    """The distinct numbers, of at least 1, in a text such as 1,8,32. ValueError names the flag."""
+    try:
+        counts = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise ValueError(f"{flag} {text}: give whole numbers of at least 1, with commas between them")
+    return counts
 
 
 def _room_for(cases: Sequence[Case]) -> dict[str, Any]:

@@ -13,6 +13,12 @@ ENGINE: Flags = {
     "config": Annotated[str | None, typer.Option(metavar="FILE", help="YAML file of settings, named as these flags.")],
     "revision": Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")],
     "dtype": Annotated[str | None, typer.Option(help="float32 or bfloat16. Default: as the checkpoint.")],
+    "quantization": Annotated[
+        str | None, typer.Option(help="int8 or int4: quantise the weights while loading. Default: none.")
+    ],
+    "quantization_group": Annotated[
+        int | None, typer.Option(metavar="N", help="int4: 32, 64 or 128 values share a scale. Default: 32.")
+    ],
     "max_model_len": Annotated[int | None, typer.Option(help="Longest prompt and output together, in tokens.")],
     "max_num_seqs": Annotated[int | None, typer.Option(help="Sequences that run at a time.")],
     "max_num_batched_tokens": Annotated[
@@ -20,6 +26,7 @@ ENGINE: Flags = {
     ],
     "block_size": Annotated[int | None, typer.Option(help="Tokens in a KV block.")],
     "kv_cache_memory": Annotated[str | None, typer.Option(metavar="SIZE", help="For the KV cache: 4GiB, 500MB.")],
+    "kv_cache_dtype": Annotated[str | None, typer.Option(help="auto or int8, which halves the KV cache.")],
     "enable_prefix_caching": Annotated[
         bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share equal prefixes.")
     ],

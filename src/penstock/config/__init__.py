@@ -11,6 +11,7 @@ from penstock.config.resolve import Resolved, resolve
 from penstock.config.server import ServerConfig
 from penstock.config.sizes import format_bytes, parse_bytes
 from penstock.config.sources import ConfigError, Given, gather
+from penstock.config.weights import stored_as
 
 __all__ = [
     "ConfigError",
@@ -28,4 +29,5 @@ __all__ = [
     "parse_bytes",
     "resolve",
     "size_memory",
+    "stored_as",
 ]

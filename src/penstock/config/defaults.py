@@ -28,7 +28,15 @@ class Known:
 
     def engine(self, **changes: Any) -> EngineConfig:
         """An engine of the values decided so far, to size memory with."""
-        names = ("dtype", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        names = (
+            "dtype",
+            "quantization",
+            "quantization_group",
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+        )
         settled = {name: self.values[name] for name in names if name in self.values}
         return EngineConfig(model="", name="", **{**settled, **changes})
 
@@ -106,7 +114,10 @@ DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
         "dtype": _dtype,
+        "quantization": _constant("none", "weights in the dtype lose nothing"),
+        "quantization_group": _constant(32, "the smallest: in int4, quality comes from small groups"),
         "block_size": _constant(16, "small blocks waste little at a sequence's end"),
+        "kv_cache_dtype": _constant("auto", "keys and values in the dtype lose nothing"),
         "enable_prefix_caching": _constant(True, "equal prefixes are computed once"),
         "max_num_seqs": _max_num_seqs,
         "max_num_batched_tokens": _max_num_batched_tokens,

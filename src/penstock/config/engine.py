@@ -12,12 +12,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # as shown to users
     revision: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of weights, activations and KV cache
+    quantization: Literal["none", "int8", "int4"] = "none"  # of matrices, while they are loaded
+    quantization_group: int = 32  # int4: values of a row that share a scale
     device: str = "cpu"
     max_model_len: int = 2048  # tokens of prompt and output together
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 2048  # tokens computed in one step
     block_size: int = 16  # tokens per KV block
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: the dtype
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # requests queued before new ones are refused
     depth: int = 1  # plans that may be outstanding
@@ -25,6 +28,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 1
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of the keys and values in the cache."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property
     def element_size(self) -> int:

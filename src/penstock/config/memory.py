@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.sizes import format_bytes
+from penstock.config.weights import stored_as, weights_bytes
 from penstock.messages import MemoryRow
 
 RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with nothing loaded
@@ -18,6 +19,7 @@ LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
 LOGIT_SIZE = 4  # logits are fp32 in every dtype
+KV_SCALE_SIZE = 4  # so are the scales of int8 keys and values
 
 
 class DoesNotFit(ValueError):
@@ -61,7 +63,7 @@ def size_memory(facts: ModelFacts, engine: EngineConfig, available_bytes: int) -
     tokens = min(fit_tokens(facts, engine, budget), _round_up(engine.max_num_seqs * engine.max_model_len, engine))
     blocks = pool_blocks(facts, engine, tokens)
     taken = pool_bytes(facts, engine, tokens)
-    note = f"{tokens} tokens in blocks of {engine.block_size}, {engine.dtype}"
+    note = f"{tokens} tokens in blocks of {engine.block_size}, {engine.kv_dtype}"
     if any(facts.windows):
         note += f"; groups {', '.join(f'window {w}' if w else 'full' for w in facts.windows)}"
     rows = (*fixed[:1], MemoryRow("KV cache", taken, note), *fixed[1:])
@@ -96,9 +98,16 @@ def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[i
 
 def pool_bytes(facts: ModelFacts, engine: EngineConfig, tokens: int) -> int:
     """Bytes of a KV pool for `tokens` tokens, all groups together."""
-    token_bytes = [elements * engine.element_size for elements in facts.kv_elements_per_token]
     blocks = pool_blocks(facts, engine, tokens)
-    return sum(b * engine.block_size * t for b, t in zip(blocks, token_bytes, strict=True))
+    return sum(b * engine.block_size * t for b, t in zip(blocks, token_bytes(facts, engine), strict=True))
+
+
+def token_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
+    """Bytes of one token's keys and values per KV group; in int8 each vector has a scale."""
+    if engine.kv_cache_dtype == "int8":
+        each = zip(facts.kv_elements_per_token, facts.kv_vectors_per_token, strict=True)
+        return tuple(elements + KV_SCALE_SIZE * vectors for elements, vectors in each)
+    return tuple(elements * engine.element_size for elements in facts.kv_elements_per_token)
 
 
 def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
@@ -138,9 +147,12 @@ def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
 
 
 def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
-    weights = facts.num_parameters * engine.element_size
     return (
-        MemoryRow("weights", weights, f"{facts.num_parameters / 1e6:,.1f} M parameters, {engine.dtype}"),
+        MemoryRow(
+            "weights",
+            weights_bytes(facts, engine),
+            f"{facts.num_parameters / 1e6:,.1f} M parameters, {stored_as(engine)}",
+        ),
         MemoryRow(
             "activations", activation_bytes(facts, engine), f"steps of {engine.max_num_batched_tokens} tokens at most"
         ),
@@ -173,6 +185,9 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int) -> str:
             return f"{what}; set --{setting.replace('_', '-')} {value} or less"
     if engine.dtype == "float32" and _need(facts, replace(engine, dtype="bfloat16")) <= available:
         return f"{what}; set --dtype bfloat16"
+    for quantization in ("int8", "int4") if engine.quantization != "int4" else ():
+        if _need(facts, replace(engine, quantization=quantization)) <= available:
+            return f"{what}; set --quantization {quantization}"
     return f"{what}; no single setting makes it fit: use a smaller model, or a machine with more memory"
 
 

@@ -56,12 +56,15 @@ def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> Engin
         name=values["served_model_name"],
         revision=values["revision"],
         dtype=values["dtype"],
+        quantization=values["quantization"],
+        quantization_group=values["quantization_group"],
         device=hardware.device,
         max_model_len=values["max_model_len"],
         max_num_seqs=values["max_num_seqs"],
         max_num_batched_tokens=values["max_num_batched_tokens"],
         block_size=values["block_size"],
         kv_cache_bytes=values["kv_cache_memory"],
+        kv_cache_dtype=values["kv_cache_dtype"],
         enable_prefix_caching=values["enable_prefix_caching"],
         max_waiting=values["max_waiting"],
         threads=values["threads"],
@@ -89,6 +92,12 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hard
         raise ConfigError(
             f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but {seqs} sequences "
             f"decode one token each in a step; set --max-num-batched-tokens {seqs} or more"
+        )
+    if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
+        raise ConfigError(
+            f"--quantization-group ({sources['quantization_group']}) is {values['quantization_group']}, but only int4 "
+            f"has groups, and --quantization ({sources['quantization']}) is {values['quantization']}; leave it out, "
+            "or set --quantization int4"
         )
     if values["threads"] > hardware.cores:
         raise ConfigError(

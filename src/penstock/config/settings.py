@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.config.sizes import parse_bytes
 
@@ -15,6 +15,12 @@ def _no_bool(value: Any) -> Any:
 
 def _bytes(value: Any) -> Any:
     return parse_bytes(value) if isinstance(value, str) else _no_bool(value)
+
+
+def _group(value: int) -> int:
+    if value not in (32, 64, 128):
+        raise ValueError("groups are of 32, 64 or 128 values")
+    return value
 
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**31 - 1)]
@@ -42,6 +48,12 @@ class Settings(BaseModel):
     )
 
     dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Of weights, activations and KV cache")
+    quantization: Literal["none", "int8", "int4"] | None = Field(
+        None, description="Quantise the weights while they are loaded"
+    )
+    quantization_group: Annotated[int, BeforeValidator(_no_bool), AfterValidator(_group)] | None = Field(
+        None, description="Values that share a scale in int4: 32, 64 or 128"
+    )
     max_model_len: Count | None = Field(None, description="Tokens of prompt and output together")
     max_num_seqs: Count | None = Field(None, description="Sequences that run at once")
     max_num_batched_tokens: Count | None = Field(None, description="Tokens computed in one step")
@@ -49,6 +61,7 @@ class Settings(BaseModel):
         None, description="Tokens per KV block"
     )
     kv_cache_memory: Bytes | None = Field(None, description="Memory for the KV cache: 4GiB, 500MB, ...")
+    kv_cache_dtype: Literal["auto", "int8"] | None = Field(None, description="Of keys and values; auto: the dtype")
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     threads: Count | None = Field(None, description="Threads that compute")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an 
 
 PREFIX = "PENSTOCK_"
 FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file where the command line does not
+KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY"})  # of the native kernels, for tests: no settings
 MAX_FILE_BYTES = 1 << 20
 SECRET = frozenset({"api_key"})  # settings whose values are shown nowhere
 
@@ -68,7 +69,7 @@ def _statements(
         for key, value in _read_yaml(file).items():
             yield key, value, str(file)
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable != FILE_VARIABLE:
+        if variable.startswith(PREFIX) and variable not in {FILE_VARIABLE, *KERNELS}:
             yield variable.removeprefix(PREFIX).lower(), environ[variable], f"environment variable {variable}"
     for name, value in flags.items():
         yield name, value, "command line"

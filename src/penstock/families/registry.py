@@ -1,12 +1,13 @@
 """Which architectures there are, and a model's folder read into a spec."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.facts import ModelFacts
+from penstock.config.facts import MatrixFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
@@ -83,6 +84,8 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
     return ModelFacts(
         family=spec.family,
         num_parameters=spec.num_parameters(),
+        matrices=_matrices(spec),
+        vector_elements=_vector_elements(spec),
         num_layers=len(layers),
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -90,11 +93,39 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         widest_query=max(layer.num_heads * layer.head_dim for layer in layers),
         widest_kv=max(layer.num_kv_heads * layer.head_dim for layer in layers),
         windows=spec.windows,
-        kv_elements_per_token=tuple(spec.kv_bytes_per_token(g, 1) for g in range(len(spec.windows))),
+        kv_elements_per_token=tuple(spec.kv_elements_per_token(g) for g in range(len(spec.windows))),
+        kv_vectors_per_token=tuple(
+            sum(2 * layers[i].num_kv_heads for i in spec.group_layers(g)) for g in range(len(spec.windows))
+        ),
         max_position=spec.max_position,
         checkpoint_dtype=spec.checkpoint_dtype,
         eos_token_ids=spec.eos_token_ids,
     )
+
+
+def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
+    names = {parameter.name for parameter in spec.parameters}
+    counts = Counter(
+        (p.shape, p.kind, p.name.replace(".weight", ".bias") in names) for p in spec.parameters if p.kind != "vector"
+    )
+    return tuple(
+        MatrixFacts(
+            rows=shape[0],
+            columns=shape[1],
+            count=count,
+            bias=bias,
+            gated=kind == "gated",
+            vocabulary=kind == "vocabulary",
+        )
+        for (shape, kind, bias), count in counts.items()
+    )
+
+
+def _vector_elements(spec: ModelSpec) -> int:
+    """Of the norms, where those of heads are there once for every head."""
+    stored = sum(p.size for p in spec.parameters if p.kind == "vector" and not p.name.endswith(".bias"))
+    repeated = sum((x.num_heads + x.num_kv_heads - 2) * x.head_dim for x in spec.layers if x.qk_norm)
+    return stored + repeated
 
 
 def _generation_config(folder: Path) -> HFConfig:

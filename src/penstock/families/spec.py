@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
+Kind = Literal["vector", "matrix", "gated", "vocabulary"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,16 @@ class Parameter:
     sources: tuple[TensorSource, ...]
 
     @property
+    def kind(self) -> Kind:
+        """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
+        head are the vocabulary's."""
+        if len(self.shape) == 1:
+            return "vector"
+        if self.name in ("embedding.weight", "head.weight"):
+            return "vocabulary"
+        return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
+
+    @property
     def size(self) -> int:
         size = 1
         for length in self.shape:
@@ -98,10 +109,10 @@ class ModelSpec:
         """Indices of the layers in a KV group, in order: the layer's place in its group's page."""
         return [i for i, layer in enumerate(self.layers) if layer.kv_group == group]
 
-    def kv_bytes_per_token(self, group: int, element_size: int) -> int:
-        """Bytes of K and V that one token takes in a group's pages."""
+    def kv_elements_per_token(self, group: int) -> int:
+        """Of K and V of all layers of a group."""
         layers = (self.layers[i] for i in self.group_layers(group))
-        return sum(2 * layer.num_kv_heads * layer.head_dim * element_size for layer in layers)
+        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers)
 
     def num_parameters(self) -> int:
         return sum(parameter.size for parameter in self.parameters)

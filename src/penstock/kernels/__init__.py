@@ -10,6 +10,7 @@ from penstock.kernels.elementwise import RMS_NORM
 from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
 from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
 from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 
 OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, STORE_KV, PAGED_ATTENTION)
@@ -37,16 +38,32 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     return Kernels(linear, rms_norm, attention, fingerprint, native_session() if native else None)
 
 
+def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
+    """Raise CannotQuantize where no attention on this platform reads pages of the dtype."""
+    if kv_dtype == "int8" and PAGED_ATTENTION.select(platform, needs).name != "native":
+        raise CannotQuantize(
+            "--kv-cache-dtype int8 needs the native kernels (an x86-64 processor with AVX2, and a C++ compiler when "
+            f"penstock is installed), and a block size ({needs.block_size}) and head sizes "
+            f"({', '.join(map(str, sorted(set(needs.head_dims))))}) that are multiples of 16; leave it at auto"
+        )
+
+
 __all__ = [
     "OPS",
     "AttentionBatch",
+    "CannotQuantize",
+    "DensePacker",
     "Kernels",
     "Linear",
     "Needs",
     "Op",
+    "Packer",
+    "Packing",
     "PagedAttention",
     "Platform",
     "Provider",
+    "check_kv_dtype",
     "detect_platform",
     "select_kernels",
+    "select_packing",
 ]

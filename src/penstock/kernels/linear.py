@@ -22,8 +22,9 @@ ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 class Linear(Protocol):
     """A provider of products. A weight is packed once into what the provider reads fastest."""
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> Any:
-        """weight [out, in], bias [out]. A gated weight is two of the same size: the gate, then what it gates."""
+    def pack(self, weight: Any, bias: Tensor | None = None, *, gated: bool = False) -> Any:
+        """weight [out, in], bias [out]. A gated weight is two of the same size: the gate, then what it gates. One that
+        was packed while it was read (see packers.py) stays as it is."""
         ...
 
     def __call__(self, x: Tensor, weight: Any, residual: Tensor | None = None) -> Tensor:

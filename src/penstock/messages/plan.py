@@ -72,6 +72,7 @@ class StepTiming(msgspec.Struct, frozen=True, array_like=True):
     forward: float = 0.0
     sample: float = 0.0
     total: float = 0.0  # the whole of execute(), inputs included
+    inputs: float = 0.0  # from the plan's work to what the model reads
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):

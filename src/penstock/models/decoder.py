@@ -53,13 +53,14 @@ class _Layer:
 
 
 class Decoder:
-    """Executes a spec. `parameters` are those of `spec.parameters`, by name, all of one dtype, which is that of the
-    activations as well. They are taken out of the mapping one by one and packed: nothing is in memory twice."""
+    """Executes a spec. `parameters` are those of `spec.parameters`, by name: the vectors' dtype is that of the
+    activations as well, and matrices are of it too, or packed by `select_packing` of the kernels' platform. They are
+    taken out of the mapping one by one and packed where they are not: nothing is in memory twice."""
 
-    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Tensor], kernels: Kernels) -> None:
+    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Any], kernels: Kernels) -> None:
         self._spec = spec
         self._kernels = kernels
-        self._dtype = parameters["embedding.weight"].dtype
+        self._dtype = parameters["norm.weight"].dtype
         self._embedding = kernels.linear.pack(parameters.pop("embedding.weight"))
         self._norm = parameters.pop("norm.weight")
         tied = spec.tie_embeddings
@@ -135,7 +136,7 @@ class Decoder:
         return hidden, self._kernels.rms_norm(output, None, post_norm, self._spec.norm_eps, self._spec.norm_offset)[0]
 
 
-def _layer(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Tensor], linear: Linear) -> _Layer:
+def _layer(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Any], linear: Linear) -> _Layer:
     def packed(name: str, *, gated: bool = False) -> Any:
         weight = parameters.pop(f"{prefix}{name}.weight")
         return linear.pack(weight, parameters.pop(f"{prefix}{name}.bias", None), gated=gated)

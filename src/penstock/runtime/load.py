@@ -6,19 +6,20 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from penstock.config import EngineConfig, detect_hardware, size_memory
+from penstock.config import EngineConfig, detect_hardware, size_memory, stored_as
 from penstock.families import ModelSpec, load_spec, model_facts
-from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels
+from penstock.kernels import Kernels, Needs, Platform, check_kv_dtype, detect_platform, select_kernels, select_packing
+from penstock.kernels.native.packing import PackedWeight
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.heap import keep_freed_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 
-SAMPLED_BYTES = 4096  # of each parameter, to tell one model's weights from another's
+SAMPLED_BYTES = 4096  # of each tensor, to tell one model's weights from another's
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ logger = logging.getLogger(__name__)
 def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
     """Size memory, read the weights, allocate the KV pages and run a first step.
 
-    Raises DoesNotFit before anything is read, UnsupportedModel, CheckpointError or OSError. The number of threads and
-    the allocator's settings that it changes are the whole process's.
+    Raises DoesNotFit and CannotQuantize before anything is read, UnsupportedModel, CheckpointError or OSError. The
+    number of threads and the allocator's settings that it changes are the whole process's.
     """
     hardware = detect_hardware()
     torch.set_num_threads(config.threads or hardware.cores)
@@ -36,10 +37,14 @@ def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
     spec = load_spec(folder)
     plan = size_memory(model_facts(spec), config, hardware.memory_available)
     dtype = getattr(torch, config.dtype)
-    parameters = load_parameters(folder, spec, dtype, progress=progress)
     platform = detect_platform(config.device)
     head_dims = tuple(layer.head_dim for layer in spec.layers)
-    kernels = select_kernels(platform, Needs(dtype, config.block_size, head_dims))
+    needs = Needs(dtype, config.block_size, head_dims)
+    packing = select_packing(platform, needs, config.quantization, config.quantization_group)
+    check_kv_dtype(platform, needs, config.kv_dtype)
+    parameters = load_parameters(folder, spec, dtype, packing=packing, progress=progress)
+    # After the weights: native kernels pin this thread, and readers that it starts would inherit that.
+    kernels = select_kernels(platform, needs)
     if kernels.session:  # it has the threads; torch's would only fight them for the processors
         torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
@@ -47,7 +52,8 @@ def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
     began = time.perf_counter()
     warm_up(runner)
     logger.info(
-        "kernels on %s %s: %s; first step in %.2f s",
+        "weights in %s; kernels on %s %s: %s; first step in %.2f s",
+        stored_as(config),
         platform.device,
         platform.capability,
         kernels.fingerprint,
@@ -57,17 +63,19 @@ def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
 
 
 def cache_root(
-    spec: ModelSpec, parameters: Mapping[str, Tensor], config: EngineConfig, platform: Platform, kernels: Kernels
+    spec: ModelSpec, parameters: Mapping[str, Any], config: EngineConfig, platform: Platform, kernels: Kernels
 ) -> str:
     """What keys and values depend on besides the tokens, as JSON: the weights' revision, the pages' type and layout,
     and all that may change a bit of them."""
     digest = hashlib.sha256(repr(spec).encode())
     for name in sorted(parameters):
-        flat = parameters[name].view(-1)
-        digest.update(flat[: SAMPLED_BYTES // flat.itemsize].view(torch.uint8).numpy().tobytes())
+        parameter = parameters[name]
+        for tensor in parameter.tensors if isinstance(parameter, PackedWeight) else (parameter,):
+            flat = tensor.view(-1)[: SAMPLED_BYTES // tensor.itemsize]
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
     root = {
-        "weights": [config.revision, digest.hexdigest()],
-        "kv": [config.dtype, "block,layer,kv,head,token,dim", config.block_size],
+        "weights": [config.revision, stored_as(config), digest.hexdigest()],
+        "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
         "numerics": [
             torch.__version__,
             platform.device,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.native.library import SampleEdits
 from penstock.messages import SamplingParams
 
 Row = NDArray[np.float32]  # the logits of one row, [vocab]
@@ -27,6 +28,16 @@ class LogitEdits:
         # A stop id beyond the logits can never be chosen, so it needs no ban.
         self._stops = np.array([token for token in params.stops() if token < vocab_size], np.int64)
         self._banned_steps = max(0, params.min_tokens - len(output_ids)) if self._stops.size else 0
+        # The same for the native kernels: it points to this object's arrays, and is kept up to date.
+        self.struct = SampleEdits(
+            bias_count=self._bias_ids.size,
+            banned_count=self._stops.size if self._banned_steps else 0,
+            bias_ids=self._bias_ids.ctypes.data,
+            biases=self._biases.ctypes.data,
+            banned_ids=self._stops.ctypes.data,
+        )
+        if self._penalties:
+            self._penalties.describe(self.struct)
 
     @property
     def needed(self) -> bool:
@@ -46,8 +57,11 @@ class LogitEdits:
     def record(self, token: int) -> None:
         """The row's next output is `token`."""
         self._banned_steps = max(0, self._banned_steps - 1)
+        if not self._banned_steps:
+            self.struct.banned_count = 0
         if self._penalties:
             self._penalties.record(token)
+            self._penalties.describe(self.struct)
 
 
 class _Penalties:
@@ -64,6 +78,7 @@ class _Penalties:
         self._size = len(self._token_ids)
         self._slots = {token: slot for slot, token in enumerate(self._token_ids.tolist())}
         self._counts = np.zeros(self._size, np.float32)  # in the output, of each distinct token
+        self._described: NDArray[np.int64] | None = None
         np.add.at(self._counts, np.searchsorted(self._token_ids, output_ids), 1)
 
     @staticmethod
@@ -84,6 +99,14 @@ class _Penalties:
             penalised = np.where(penalised < 0, penalised * self._repetition, penalised / self._repetition)
         penalised -= self._frequency * counts + self._presence * (counts > 0)
         logits[token_ids] = penalised
+
+    def describe(self, struct: SampleEdits) -> None:
+        """Bring its fields up to date."""
+        if self._described is not self._token_ids:  # which moves, and the counts with it, when capacity doubles
+            self._described = self._token_ids
+            struct.seen_ids, struct.seen_counts = self._token_ids.ctypes.data, self._counts.ctypes.data
+            struct.repetition, struct.presence, struct.frequency = self._repetition, self._presence, self._frequency
+        struct.seen_count = self._size
 
     def record(self, token: int) -> None:
         slot = self._slots.setdefault(token, self._size)

@@ -11,6 +11,7 @@ from penstock.families import ModelSpec
 from penstock.messages import BlockCopy
 from penstock.models import LayerCache
 
+SCALE_BYTES = 4  # a float for each token and head
 NULL_BLOCK = 0  # always zero; padding reads it, and nobody writes it
 
 
@@ -18,8 +19,11 @@ class KVPages:
     """One tensor per KV group: [num_blocks, layers of the group, 2, kv_heads, block_size, head_dim].
 
     A page, one entry of the first dimension, is a contiguous piece that holds a block's tokens for all layers of its
-    group. The kernel commits their memory when they are first written. What a page held before it is given to a
-    sequence cannot matter: `clear` zeroes it, as attention multiplies even masked values (by 0, and 0 * NaN is NaN).
+    group; how they lie in it is the attention's. In int8 a head's part of a block has the tokens' scales behind it,
+    which widens the last dimension. The kernel commits memory when it is first written.
+
+    What a page held before it is given to a sequence cannot matter: where attention multiplies even masked values (by
+    0, and 0 * NaN is NaN) `clear` zeroes it.
     """
 
     def __init__(self, spec: ModelSpec, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype) -> None:
@@ -30,7 +34,8 @@ class KVPages:
         for group, count in enumerate(num_blocks):
             indices = spec.group_layers(group)
             shape = spec.layers[indices[0]]
-            size = (count, len(indices), 2, shape.num_kv_heads, block_size, shape.head_dim)
+            width = shape.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+            size = (count, len(indices), 2, shape.num_kv_heads, block_size, width)
             # From NumPy, which asks for huge pages: a block's first use is then one page fault, not hundreds.
             memory = np.empty(math.prod(size) * dtype.itemsize, np.uint8)
             pages = torch.from_numpy(memory).view(dtype).view(size)

@@ -5,7 +5,8 @@ once, with the kernels recording; a step then fills in its inputs and runs the r
 decoder stays the one description of the model, and gives the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_int64
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from penstock.families import ModelSpec
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import Prepared
-from penstock.kernels.native.session import Session
+from penstock.kernels.native.session import Program, Session, TimedOp
 from penstock.models import Decoder, GroupInput, LayerCache, StepInput
 
 
@@ -35,6 +36,7 @@ class RecordedDecoder:
     ) -> None:
         """With room for steps of so many tokens and sequences, of at most `blocks` blocks each."""
         self._tokens, self._logit_rows = c_int64(), c_int64()
+        self._profiled: list[tuple[Program, list[float]]] | None = None  # where ops are to be timed
         self.rooms = tuple(Prepared(sequences, tokens, blocks, window) for window in spec.windows)
         with session.record() as self._forward:
             self._step = StepInput(
@@ -63,15 +65,33 @@ class RecordedDecoder:
             ours.blocks[:count] = theirs.blocks
             ours.offsets[:count] = theirs.offsets
         self._tokens.value = count
-        self._forward.run()
+        self._run(self._forward)
         return self._hidden[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
         count = len(hidden)
         self._rows[:count] = hidden
         self._logit_rows.value = count
-        self._head.run()
+        self._run(self._head)
         return self._logits[:count]
+
+    @contextmanager
+    def profile(self) -> Iterator[list[TimedOp]]:
+        """Gets the ops that run within, timed, at its end: so little as possible is done between them."""
+        self._profiled = profiled = []
+        timed: list[TimedOp] = []
+        try:
+            yield timed
+        finally:
+            self._profiled = None
+        for program, seconds in profiled:
+            timed += program.timed(seconds)
+
+    def _run(self, program: Program) -> None:
+        if self._profiled is None:
+            program.run()
+        else:
+            self._profiled.append((program, program.profile()))
 
     def _integers(self, count: int) -> Tensor:
         return self._forward.input(torch.zeros(count, dtype=torch.int64), self._tokens)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec
 from penstock.kernels import AttentionBatch, Kernels
+from penstock.kernels.native.session import TimedOp
 from penstock.messages import (
     Capacity,
     KVGroup,
@@ -43,7 +45,7 @@ class ModelRunner:
     def __init__(
         self,
         spec: ModelSpec,
-        parameters: MutableMapping[str, Tensor],
+        parameters: MutableMapping[str, Any],
         kernels: Kernels,
         config: EngineConfig,
         num_blocks: Sequence[int],
@@ -53,11 +55,10 @@ class ModelRunner:
     ) -> None:
         self._spec = spec
         self._kernels = kernels
-        dtype = parameters["embedding.weight"].dtype
         model = Decoder(spec, parameters, kernels)
-        self.pages = KVPages(spec, num_blocks, config.block_size, dtype)
+        self.pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype))
         self._batch = PersistentBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(spec.windows))
-        self._sampler = Sampler(spec.vocab_size, config.max_num_seqs)
+        self._sampler = Sampler(spec.vocab_size, config.max_num_seqs, kernels.session)
         self._model: Decoder | RecordedDecoder = model
         if kernels.session:
             self._model = RecordedDecoder(
@@ -84,13 +85,15 @@ class ModelRunner:
         # Drafts are none of the tokens a sequence has, and none are proposed here.
         work = [(r, w.count - w.drafts, w.sample) for r, w in zip(rows, plan.work, strict=True)]
         able = [unit for unit in work if unit[0] not in self._batch.errors]
-        forward = sample = 0.0
+        forward = sample = preparing = 0.0
         prompt_logprobs: dict[int, bytes] = {}
         sampled: dict[int, tuple[int, bytes]] = {}
         if able:
+            began_inputs = time.perf_counter()
             units = segments(self._batch, *zip(*able, strict=True))
             inputs = step_input(self._batch, self._spec.windows, units, self._prepare)
             began_forward = time.perf_counter()
+            preparing = began_forward - began_inputs
             hidden = self._model.forward(inputs, self.pages.layers)
             samples = np.flatnonzero(units.sample)
             if len(hidden) > len(samples):
@@ -108,7 +111,14 @@ class ModelRunner:
             self._result(w.seq, row, sampled.get(row), prompt_logprobs.get(row, b""))
             for w, row in zip(plan.work, rows, strict=True)
         ]
-        return StepResult(plan.plan_id, tuple(results), StepTiming(forward, sample, time.perf_counter() - began))
+        timing = StepTiming(forward, sample, time.perf_counter() - began, preparing)
+        return StepResult(plan.plan_id, tuple(results), timing)
+
+    def profile(self) -> AbstractContextManager[list[TimedOp]]:
+        """Gets the ops of the plans executed within, timed, at its end. ValueError where steps are not recorded."""
+        if not isinstance(self._model, RecordedDecoder):
+            raise ValueError(f"there are no native kernels to time here: {self._kernels.fingerprint} are in use")
+        return self._model.profile()
 
     def close(self) -> None:
         """Let go of the model's memory."""

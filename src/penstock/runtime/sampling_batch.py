@@ -1,6 +1,7 @@
 """What the sampler keeps of each row: arrays for what every row has, a sparse object for what few have."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,17 @@ GREEDY_BELOW = (
 
 # How a row's token is chosen. Each kind has its own code, so that a row takes the same way in every batch.
 GREEDY, PLAIN, FILTERED, TOP_K = range(4)
+
+NOT_FINITE = "the model's logits are not finite: NaN, +inf, or -inf for every token"
+ALL_BANNED = "no token is left to choose: the request's logit_bias, penalties and min_tokens ban every one; relax them"
+
+
+class Sampled(NamedTuple):
+    """What each row of logits gave, in their order."""
+
+    token_ids: list[int]
+    logprobs: list[bytes]  # one packed row each; empty where not asked for
+    errors: dict[int, str]  # index in the rows sampled -> why it has no token (its token id is 0 and means nothing)
 
 
 class SamplingBatch:
@@ -53,15 +65,15 @@ class SamplingBatch:
     def remove(self, row: int) -> None:
         self.edits.pop(row, None)
 
-    def record(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
-        """Append one output to each of these distinct rows."""
-        self.num_outputs[rows] += 1
+    def record(self, rows: NDArray[np.int64], sampled: Sampled) -> None:
+        """Append its token to each of these distinct rows that has one."""
+        self.num_outputs[np.delete(rows, list(sampled.errors)) if sampled.errors else rows] += 1
         if not self.edits:
             return
-        for row, token in zip(rows.tolist(), token_ids.tolist(), strict=True):
+        for i, row in enumerate(rows.tolist()):
             edits = self.edits.get(row)
-            if edits:
-                edits.record(token)
+            if edits and i not in sampled.errors:
+                edits.record(sampled.token_ids[i])
                 if not edits.needed:
                     del self.edits[row]
 

@@ -1,23 +1,26 @@
-"""Weights from disk into the tensors a model executes, by parallel reads straight to their final place."""
+"""Weights from disk into what a model executes: read in parallel, by pieces, each packed where it belongs at once."""
 
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from penstock.families.spec import ModelSpec
+from penstock.kernels import DensePacker, Packer, Packing
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.safetensors_file import CheckpointError, StoredTensor
 
-PIECE_BYTES = 16 << 20  # large enough to keep a disk busy, small enough to spread one tensor over the readers
+PIECE_BYTES = 1 << 20  # enough to keep a disk busy, few enough to be in cache still when they are packed
+PIECE_ROWS = 16  # pieces of larger tensors have a multiple of so many rows: whole blocks of packed weights
 READERS = 8
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -26,23 +29,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements `start` to `stop` of a stored tensor, and the equally long flat tensor they go to."""
+    """`count` rows of a stored tensor from row `first` on, and where they go."""
 
     source: StoredTensor
-    start: int
-    stop: int
-    target: torch.Tensor
+    first: int
+    count: int
+    packer: Packer
+    target: int  # the row of the parameter that the first one becomes
+
+    @property
+    def row_bytes(self) -> int:
+        return self.source.size // self.source.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        return self.count * self.row_bytes
 
 
 def load_parameters(
-    folder: Path, spec: ModelSpec, dtype: torch.dtype, *, progress: bool = True
-) -> dict[str, torch.Tensor]:
-    """The spec's parameters by their names, in `dtype`, on the CPU.
+    folder: Path, spec: ModelSpec, dtype: torch.dtype, *, packing: Packing | None = None, progress: bool = True
+) -> dict[str, Any]:
+    """The spec's parameters by their names, on the CPU: vectors as tensors of `dtype`, matrices as `packing` makes them
+    (None: tensors as well).
 
     All is verified before anything is allocated: CheckpointError names missing, unexpected and misshapen tensors.
-    Beyond the result itself, memory holds a few pieces of 16 MiB, and these only where the checkpoint has another
-    dtype. Norm weights are as stored: `spec.norm_offset` is added by the model. With `progress`, a bar is shown where
-    stderr is a terminal.
+    Beyond the result itself, memory holds a piece of 1 MiB, or of a row, for each reader. Norm weights are as stored:
+    `spec.norm_offset` is added by the model. With `progress`, a bar is shown where stderr is a terminal.
     """
     began = time.perf_counter()
     tensors = stored_tensors(folder)
@@ -52,16 +64,19 @@ def load_parameters(
         for name, original in spec.duplicates:
             if name in tensors:
                 _check_duplicate(tensors[name], tensors[original], files)
-        parameters = {parameter.name: torch.empty(parameter.shape, dtype=dtype) for parameter in spec.parameters}
-        pieces = list(_pieces(spec, tensors, parameters))
-        total = sum(_stored_bytes(piece) for piece in pieces)
+        packers: dict[str, Packer] = {
+            p.name: DensePacker(p.shape, dtype) if packing is None or p.kind == "vector" else packing(p.shape, p.kind)
+            for p in spec.parameters
+        }
+        pieces = list(_pieces(spec, tensors, packers))
+        total = sum(piece.bytes for piece in pieces)
         with _progress_bar(folder.name, total, progress) as advance:
             _read_all(pieces, files, advance)
     seconds = time.perf_counter() - began
     logger.info(
         "loaded %.2f GB of weights from %s in %.1f s (%.2f GB/s)", total / 1e9, folder, seconds, total / 1e9 / seconds
     )
-    return parameters
+    return {name: packer.finish() for name, packer in packers.items()}
 
 
 def _open(path: Path, stack: ExitStack) -> int:
@@ -70,37 +85,32 @@ def _open(path: Path, stack: ExitStack) -> int:
     return descriptor
 
 
-def _pieces(spec: ModelSpec, tensors: dict[str, StoredTensor], parameters: dict[str, torch.Tensor]) -> Iterator[_Piece]:
+def _pieces(spec: ModelSpec, tensors: Mapping[str, StoredTensor], packers: Mapping[str, Packer]) -> Iterator[_Piece]:
     for parameter in spec.parameters:
         for source in parameter.sources:
             stored = tensors[source.name]
-            target = parameters[parameter.name][source.start : source.start + source.rows].view(-1)
-            step = PIECE_BYTES // DTYPES[stored.dtype].itemsize
-            for start in range(0, target.numel(), step):
-                stop = min(start + step, target.numel())
-                yield _Piece(stored, start, stop, target[start:stop])
-
-
-def _stored_bytes(piece: _Piece) -> int:
-    return (piece.stop - piece.start) * DTYPES[piece.source.dtype].itemsize
+            count = PIECE_BYTES * source.rows // stored.size
+            count = max(count // PIECE_ROWS * PIECE_ROWS, min(count, PIECE_ROWS), 1)
+            for first in range(0, source.rows, count):
+                rows = min(count, source.rows - first)
+                yield _Piece(stored, first, rows, packers[parameter.name], source.start + first)
 
 
 def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[int], None]) -> None:
-    staging = threading.local()  # one buffer per reader, for pieces that are converted
+    largest = max((piece.bytes for piece in pieces), default=0)
+    staging = threading.local()  # one buffer per reader
 
     def read(piece: _Piece) -> None:
-        stored = DTYPES[piece.source.dtype]
-        offset = piece.source.offset + piece.start * stored.itemsize
-        descriptor = files[piece.source.path]
-        if piece.target.dtype == stored:
-            _read_into(descriptor, piece.target, offset, piece.source)
-        else:
-            if not hasattr(staging, "buffer"):
-                staging.buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-            buffer = staging.buffer[: _stored_bytes(piece)].view(stored)
-            _read_into(descriptor, buffer, offset, piece.source)
-            piece.target.copy_(buffer)
-        advance(_stored_bytes(piece))
+        if not hasattr(staging, "buffer"):
+            staging.buffer = torch.empty(largest, dtype=torch.uint8)
+        source = piece.source
+        rows = staging.buffer[: piece.bytes].view(DTYPES[source.dtype]).view(piece.count, *source.shape[1:])
+        _read_into(files[source.path], rows, source.offset + piece.first * piece.row_bytes, source)
+        try:
+            piece.packer.put(piece.target, rows)
+        except ValueError as error:
+            raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
+        advance(piece.bytes)
 
     with ThreadPoolExecutor(READERS, "weights") as pool:
         futures = [pool.submit(read, piece) for piece in pieces]
@@ -112,8 +122,8 @@ def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[i
 
 
 def _read_into(descriptor: int, target: torch.Tensor, offset: int, source: StoredTensor) -> None:
-    """Fill a flat contiguous tensor from the file."""
-    view = target.view(torch.uint8).numpy().data
+    """Fill a contiguous tensor from the file."""
+    view = target.view(-1).view(torch.uint8).numpy().data
     while view:
         count = os.preadv(descriptor, [view], offset)
         if count == 0:

@@ -19,6 +19,10 @@ template <>
 struct PageDot<uint16_t> {
   using Type = DotBf16;
 };
+template <>
+struct PageDot<int8_t> {
+  using Type = DotI8AsF32;
+};
 
 // What a tile has seen so far, or a segment of it: [rows].
 struct Seen {
@@ -27,10 +31,12 @@ struct Seen {
   float* sums;  // [rows][head_dim]
 };
 
-template <class T>
+// Queries of type T over pages of type Page; kTiles: multiplied by tile registers (see attention_amx.h).
+template <class T, class Page, bool kTiles = false>
 class AttentionTile {
-  using Dot = typename PageDot<T>::Type;
-  static constexpr int64_t kPerWord = 4 / sizeof(T);
+  using Dot = typename PageDot<Page>::Type;
+  static constexpr int64_t kPerWord = 4 / sizeof(Page);
+  static constexpr bool kScaled = sizeof(Page) == 1;
 
  public:
   // Rows are `count` queries from `first` on, times the heads that share KV head `kv_head`.
@@ -43,19 +49,29 @@ class AttentionTile {
     table_ = op.block_tables + sequence * op.table_stride;
     row_ = start + first;
     const int64_t dim = op.head_dim;
-    auto* memory = reinterpret_cast<float*>(worker.own(rows_ * (3 * dim + kSegment + 4) * sizeof(float)));
+    const int64_t room = kTiles ? divide_up(rows_, 16) * 16 : rows_;  // of rows; those past the last are scratch
+    const int64_t more = kTiles ? room * kSegment / 2 + 8 * dim : 0;
+    auto* memory = reinterpret_cast<float*>(worker.own((room * (3 * dim + kSegment + 4) + more) * sizeof(float)));
     const auto take = [&](int64_t floats) {
       float* taken = memory;
       memory += floats;
       return taken;
     };
-    query_ = take(rows_ * dim);
-    scores_ = take(rows_ * kSegment);
-    all_ = {take(rows_), take(rows_), take(rows_ * dim)};
-    one_ = {take(rows_), take(rows_), take(rows_ * dim)};
+    query_ = take(room * dim);
+    scores_ = take(room * kSegment);
+    all_ = {take(room), take(room), take(room * dim)};
+    one_ = {take(room), take(room), take(room * dim)};
+    if constexpr (kTiles) {
+      weights_ = reinterpret_cast<uint16_t*>(take(room * kSegment / 2));
+      last_run_ = reinterpret_cast<uint16_t*>(take(8 * dim));
+    }
     for (int64_t row = 0; row < rows_; ++row) {
       const T* q = static_cast<const T*>(op.query) + place(row);
-      for (int64_t i = 0; i < dim; i += 16) store(query_ + row * dim + i, mul(load(q + i), splat(op.scale)));
+      if constexpr (kTiles) {
+        __builtin_memcpy(reinterpret_cast<T*>(query_) + row * dim, q, static_cast<size_t>(dim) * sizeof(T));
+      } else {
+        for (int64_t i = 0; i < dim; i += 16) store(query_ + row * dim + i, mul(load(q + i), splat(op.scale)));
+      }
     }
   }
 
@@ -106,9 +122,14 @@ class AttentionTile {
     return ((row_ + row / group_) * op_.heads + kv_head_ * group_ + row % group_) * op_.head_dim;
   }
 
-  const T* page(const void* pages, int64_t position) const {
-    return static_cast<const T*>(pages) + table_[position / op_.block_size] * op_.block_stride +
+  const Page* page(const void* pages, int64_t position) const {
+    return static_cast<const Page*>(pages) + table_[position / op_.block_size] * op_.block_stride +
            kv_head_ * op_.head_stride;
+  }
+
+  // One float for each token of a head's page.
+  const float* scales(const Page* head) const {
+    return reinterpret_cast<const float*>(head + op_.block_size * op_.head_dim);
   }
 
   void clear_seen(Seen& seen) {
@@ -130,22 +151,68 @@ class AttentionTile {
     const int64_t origin = segment * kSegment;
     const int64_t begin = (begin_ > origin ? begin_ - origin : 0) / 16 * 16;  // within the segment
     const int64_t end = end_ - origin < kSegment ? end_ - origin : kSegment;
-    score(origin, begin, end);
+    if constexpr (kTiles) {
+      score_by_tiles(origin, begin, end);
+    } else {
+      score(origin, begin, end);
+    }
     for (int64_t row = 0; row < rows_; ++row) weigh(row, origin, begin, end, seen);
-    for (int64_t i = 0; i < rows_ * op_.head_dim; i += 16) store(seen.sums + i, zero_f());
-    sum_values(origin, begin, end, seen.sums);
+    if constexpr (kTiles) {
+      sum_values_by_tiles(origin, begin, end, seen.sums);
+    } else {
+      for (int64_t i = 0; i < rows_ * op_.head_dim; i += 16) store(seen.sums + i, zero_f());
+      sum_values(origin, begin, end, seen.sums);
+    }
+  }
+
+  // Where 16 positions begin, within a page's lines of keys or of values.
+  const Page* keys_at(int64_t position) const {
+    return page(op_.keys, position) + position % op_.block_size * kPerWord;
+  }
+  const Page* values_at(int64_t position) const {
+    return page(op_.values, position) + position % op_.block_size * op_.head_dim;
+  }
+
+  void score_by_tiles(int64_t origin, int64_t begin, int64_t end) {
+    const int64_t dim = op_.head_dim;
+    for (int64_t at = begin; at < end; at += 32) {
+      const Page* keys = keys_at(origin + at);
+      const Page* more = at + 16 < end ? keys_at(origin + at + 16) : nullptr;
+      for (int64_t row = 0; row < rows_; row += 16) {
+        score_tiles(reinterpret_cast<const T*>(query_) + row * dim, dim, keys, more, op_.block_size * 4,
+                    scores_ + row * kSegment + at);
+      }
+    }
+  }
+
+  void sum_values_by_tiles(int64_t origin, int64_t begin, int64_t end, float* sums) {
+    const Page* runs[kSegment / 16];
+    int64_t count = 0;
+    for (int64_t at = begin; at < end; at += 16) runs[count++] = values_at(origin + at);
+    if (end % 16 != 0) {
+      copy_values(runs[count - 1], end % 16, op_.head_dim, last_run_);
+      runs[count - 1] = last_run_;
+    }
+    for (int64_t row = 0; row < rows_; row += 16) {
+      sum_tiles(weights_ + row * kSegment + begin, runs, count, op_.head_dim, sums + row * op_.head_dim);
+    }
   }
 
   void score(int64_t origin, int64_t begin, int64_t end) {
     const int64_t line_stride = op_.block_size * 4, dim = op_.head_dim;
     for (int64_t at = begin; at < end; at += 16) {
-      const T* keys = page(op_.keys, origin + at) + (origin + at) % op_.block_size * kPerWord;
+      const int64_t inside = (origin + at) % op_.block_size;
+      const Page* head = page(op_.keys, origin + at);
+      const Page* keys = head + inside * kPerWord;
       by_rows<kSums>(0, rows_, [&]<int M>(int64_t row) {
         F16 sums[M][1];
         clear(sums, zero_f());
         dot<Dot, M, 1>(query_ + row * dim, dim, reinterpret_cast<const uint8_t*>(keys), line_stride, 0,
                        dim / kPerWord, sums);
-        for (int m = 0; m < M; ++m) store(scores_ + (row + m) * kSegment + at, sums[m][0]);
+        for (int m = 0; m < M; ++m) {
+          if constexpr (kScaled) sums[m][0] = mul(sums[m][0], load(scales(head) + inside));
+          store(scores_ + (row + m) * kSegment + at, sums[m][0]);
+        }
       });
     }
   }
@@ -157,7 +224,9 @@ class AttentionTile {
     float* scores = scores_ + row * kSegment;
     F16 most = splat(-kInfinity);
     for (int64_t at = begin; at < end; at += 16) {
-      const F16 visible = within(load(scores + at), splat(-kInfinity), from - at, to - at);
+      F16 score = load(scores + at);
+      if constexpr (kTiles) score = mul(score, splat(op_.scale));
+      const F16 visible = within(score, splat(-kInfinity), from - at, to - at);
       store(scores + at, visible);
       most = max(most, visible);
     }
@@ -165,9 +234,17 @@ class AttentionTile {
     F16 total = zero_f();
     const bool sees = from < end && to > begin;
     for (int64_t at = begin; at < end; at += 16) {
-      const F16 weight = sees ? exponential(sub(load(scores + at), splat(maximum))) : zero_f();
-      store(scores + at, weight);
+      F16 weight = sees ? exponential(sub(load(scores + at), splat(maximum))) : zero_f();
       total = add(total, weight);
+      if constexpr (kScaled) {  // the values' scales join here; those of unwritten tokens may be anything
+        const float* factors = scales(page(op_.values, origin + at)) + (origin + at) % op_.block_size;
+        weight = within(mul(weight, load(factors)), zero_f(), from - at, to - at);
+      }
+      if constexpr (kTiles) {
+        store(weights_ + row * kSegment + at, weight);
+      } else {
+        store(scores + at, weight);
+      }
     }
     seen.maxima[row] = maximum;
     seen.weights[row] = sum(total);
@@ -178,7 +255,7 @@ class AttentionTile {
     for (int64_t at = begin; at < end;) {
       const int64_t inside = (origin + at) % size;
       const int64_t count = end - at < size - inside ? end - at : size - inside;
-      const T* values = page(op_.values, origin + at) + inside * op_.head_dim;
+      const Page* values = page(op_.values, origin + at) + inside * op_.head_dim;
       add_values(scores_ + at, reinterpret_cast<const uint8_t*>(values), count / kPerWord, sums);
       if (count % kPerWord != 0) add_last_value(scores_ + at + count / kPerWord * kPerWord, values, count, sums);
       at += count;
@@ -208,14 +285,14 @@ class AttentionTile {
     });
   }
 
-  // A line of which only the first value is there: the other may be anything, even not a number.
-  void add_last_value(const float* weights, const T* values, int64_t count, float* sums) {
+  // A line of which only the first values are there: the others may be anything, even not a number.
+  void add_last_value(const float* weights, const Page* values, int64_t count, float* sums) {
     const int64_t dim = op_.head_dim;
-    const T* line = values + count / kPerWord * kPerWord * dim;
-    T* copy = reinterpret_cast<T*>(one_line_);
+    const Page* line = values + count / kPerWord * kPerWord * dim;
+    Page* copy = reinterpret_cast<Page*>(one_line_);
     for (int64_t column = 0; column < dim; column += 16) {
       for (int64_t i = 0; i < 16 * kPerWord; ++i) {
-        copy[i] = i % kPerWord < count % kPerWord ? line[column * kPerWord + i] : T{};
+        copy[i] = i % kPerWord < count % kPerWord ? line[column * kPerWord + i] : Page{};
       }
       for (int64_t row = 0; row < rows_; ++row) {
         F16 tile[1][1] = {{load(sums + row * dim + column)}};
@@ -258,20 +335,22 @@ class AttentionTile {
   int64_t begin_, end_;   // positions that any row sees
   int64_t row_;           // of the first query among the step's tokens
   const int64_t* table_;
-  float* query_;   // [rows][head_dim], scaled
+  float* query_;   // [rows][head_dim], scaled; for tiles bf16, as they are
   float* scores_;  // [rows][kSegment]
+  uint16_t* weights_;   // for tiles, bf16: [rows][kSegment]
+  uint16_t* last_run_;  // for tiles: values of the last positions, if fewer than 16
   Seen all_, one_;
   alignas(64) uint8_t one_line_[kLineBytes];
 };
 
-template <class T>
+template <class T, class Page, bool kTiles = false>
 void attention_as(Worker& worker, const AttentionOp& op) {
   const int64_t group = op.heads / op.kv_heads, size = group * (op.head_dim + 2);
   worker.for_each(*op.item_count * op.kv_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const AttentionItem& item = op.items[i / op.kv_heads];
       const int64_t kv_head = i % op.kv_heads;
-      AttentionTile<T> tile(op, worker, item.sequence, item.first, item.count, kv_head);
+      AttentionTile<T, Page, kTiles> tile(op, worker, item.sequence, item.first, item.count, kv_head);
       if (item.segment < 0) {
         tile.run();
       } else {
@@ -284,7 +363,7 @@ void attention_as(Worker& worker, const AttentionOp& op) {
     for (int64_t i = begin; i < end; ++i) {
       const AttentionMerge& merge = op.merges[i / op.kv_heads];
       const int64_t kv_head = i % op.kv_heads;
-      AttentionTile<T> tile(op, worker, merge.sequence, 0, 1, kv_head);
+      AttentionTile<T, Page, kTiles> tile(op, worker, merge.sequence, 0, 1, kv_head);
       tile.merge_partials(op.partials + (merge.partial * op.kv_heads + kv_head) * size, size * op.kv_heads,
                           merge.count);
     }
@@ -292,8 +371,12 @@ void attention_as(Worker& worker, const AttentionOp& op) {
 }
 
 void attention(Worker& worker, const AttentionOp& op) {
-  if (op.dtype == Dtype::f32) return attention_as<float>(worker, op);
-  attention_as<uint16_t>(worker, op);
+  const bool bytes = op.page_dtype == Dtype::i8;
+  if (op.dtype == Dtype::f32) {
+    bytes ? attention_as<float, int8_t>(worker, op) : attention_as<float, float>(worker, op);
+  } else {
+    bytes ? attention_as<uint16_t, int8_t>(worker, op) : attention_as<uint16_t, uint16_t>(worker, op);
+  }
 }
 
 }  // namespace

@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.native.library import AttentionOp, CacheOp, RotationOp
+from penstock.kernels.native.library import I8, AttentionOp, CacheOp, RotationOp
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
 
 SEGMENT = 512  # kSegment of ops.h
+PAGE_DTYPES = {**DTYPES, torch.int8: I8}
 TILE_QUERIES = 16  # of an item; its rows are these, times the heads that share a KV head
 PARTIALS = 1024  # segments of decoding sequences that may wait to be merged; beyond, a sequence goes through in turn
 
@@ -105,7 +106,8 @@ class NativeAttention:
         eps: float,
         offset: float,
     ) -> Tensor:
-        _, kv_heads, block_size, head_dim = keys.shape
+        _, kv_heads, block_size, _ = keys.shape
+        head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
         query = self._session.empty(qkv, heads, head_dim, dtype=qkv.dtype)
         op = CacheOp(
             self._session.rows(qkv),
@@ -126,13 +128,14 @@ class NativeAttention:
             eps,
             offset,
             DTYPES[qkv.dtype],
+            PAGE_DTYPES[keys.dtype],
         )
         self._session.run(op, weight, keys, values)
         return query
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
-        _, kv_heads, block_size, head_dim = keys.shape
-        heads = query.shape[1]
+        _, kv_heads, block_size, _ = keys.shape
+        _, heads, head_dim = query.shape
         out = self._session.empty(query, heads, head_dim, dtype=query.dtype)
         needed = PARTIALS * heads * (head_dim + 2)
         if self._partials.numel() < needed:
@@ -160,6 +163,7 @@ class NativeAttention:
             prepared.window,
             scale,
             DTYPES[query.dtype],
+            PAGE_DTYPES[keys.dtype],
         )
         self._session.run(op, prepared, self._partials, keys, values)
         return out

@@ -11,17 +11,39 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "libpenstock.so"
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra", "-pthread")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+# GCC 12 takes the "undefined" registers of its own headers for an oversight.
+AVX512 = (
+    *AVX2,
+    *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")),
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+)
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-pthread",
+)
 SOURCES: dict[str, tuple[str, ...]] = {
-    "isa_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "isa_avx2.cpp": AVX2,
+    "isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "isa_avx512.cpp": AVX512,
     "library.cpp": (),
+    "pack.cpp": ("-mavx2", "-mf16c", "-ffp-contract=off"),
     "team.cpp": (),
 }
+OPTIONAL = {"isa_amx.cpp": "PENSTOCK_AMX", "isa_avx512.cpp": "PENSTOCK_AVX512"}  # a macro says that it was built
 
 
 class CannotBuild(Exception):
@@ -44,16 +66,30 @@ def compiler() -> list[str]:
     raise CannotBuild("no C++ compiler was found: install g++, or name one in CXX")
 
 
-def build(target: Path = LIBRARY, *, flags: Sequence[str] = ()) -> None:
-    """Compile all files at once and link them. Raises CannotBuild, or CalledProcessError with the compiler's words."""
+def _takes(flags: Sequence[str]) -> bool:
+    """Whether the compiler knows the flags."""
+    command = [*compiler(), *flags, "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping[str, Sequence[str]] = SOURCES) -> None:
+    """Compile all files at once and link them; an optional one is left out where the compiler does not know its flags.
+
+    Raises CannotBuild, or CalledProcessError with the compiler's words.
+    """
     if platform.machine() not in {"x86_64", "AMD64"} or sys.platform != "linux":
         raise CannotBuild(f"there are no native kernels for {platform.machine()} on {sys.platform}")
     command = [*compiler(), *FLAGS, *flags, f'-DPENSTOCK_DIGEST="{digest()}"']
+    left_out = {name for name in OPTIONAL if name in sources and not _takes(sources[name])}
+    for name in left_out:
+        print(f"{name} is left out: {command[0]} does not know {' '.join(sources[name])}", file=sys.stderr)
+    sources = {name: extra for name, extra in sources.items() if name not in left_out}
+    command += [f"-D{macro}" for name, macro in OPTIONAL.items() if name in sources]
     with tempfile.TemporaryDirectory() as folder:
-        objects = [str(Path(folder, name).with_suffix(".o")) for name in SOURCES]
+        objects = [str(Path(folder, name).with_suffix(".o")) for name in sources]
         running = [
             subprocess.Popen([*command, *extra, "-c", str(HERE / name), "-o", out])
-            for (name, extra), out in zip(SOURCES.items(), objects, strict=True)
+            for (name, extra), out in zip(sources.items(), objects, strict=True)
         ]
         codes = [process.wait() for process in running]
         for process, code in zip(running, codes, strict=True):

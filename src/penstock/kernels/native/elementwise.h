@@ -140,12 +140,45 @@ inline void rotate(const T* head, const T* weight, const float* rotation, const 
   }
 }
 
+// Puts a head's key or value of one token, `at` in its block, where attention looks for it.
 template <class T>
-void cache_as(Worker& worker, const CacheOp& op) {
+inline void put_key(const T* key, int64_t at, const CacheOp& op, T* head) {
   constexpr int64_t p = 4 / sizeof(T);
+  for (int64_t i = 0; i < op.head_dim; ++i) head[(i / p * op.block_size + at) * p + i % p] = key[i];
+}
+
+template <class T>
+inline void put_value(const T* value, int64_t at, const CacheOp& op, T* head) {
+  constexpr int64_t p = 4 / sizeof(T);
+  for (int64_t i = 0; i < op.head_dim; ++i) head[(at / p * op.head_dim + i) * p + at % p] = value[i];
+}
+
+// To whole multiples of a scale of the token's own, at most 127, which goes behind the head's page.
+template <class T>
+inline const int8_t* quantized(const T* x, int64_t at, const CacheOp& op, int8_t* out, int8_t* head) {
+  F16 most = zero_f(), check = zero_f();
+  for (int64_t i = 0; i < op.head_dim; i += 16) {
+    const F16 v = load(x + i);
+    most = max(most, absolute(v));
+    check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
+  }
+  const float scale = largest(most) / 127.0f + sum(check);
+  const F16 inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
+  int32_t whole[16];
+  for (int64_t i = 0; i < op.head_dim; i += 16) {
+    store(whole, to_int(mul(load(x + i), inverse)));
+    for (int j = 0; j < 16; ++j) out[i + j] = static_cast<int8_t>(whole[j]);
+  }
+  reinterpret_cast<float*>(head + op.block_size * op.head_dim)[at] = scale;
+  return out;
+}
+
+template <class T, class Page>
+void cache_as(Worker& worker, const CacheOp& op) {
   const int64_t dim = op.head_dim, all = op.heads + 2 * op.kv_heads;
-  auto* scratch = reinterpret_cast<float*>(worker.own(2 * (dim + 16) * sizeof(float)));
+  auto* scratch = reinterpret_cast<float*>(worker.own(3 * (dim + 16) * sizeof(float)));
   T* key = reinterpret_cast<T*>(scratch + dim + 16);
+  [[maybe_unused]] auto* bytes = reinterpret_cast<int8_t*>(scratch + 2 * (dim + 16));
   worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* heads = static_cast<const T*>(op.qkv) + row * all * dim;
@@ -159,12 +192,15 @@ void cache_as(Worker& worker, const CacheOp& op) {
       for (int64_t head = 0; head < op.kv_heads; ++head) {
         const int64_t place = op.heads + head;
         rotate(heads + place * dim, weight ? weight + place * dim : nullptr, turn, op, key, scratch);
-        T* keys = static_cast<T*>(op.keys) + page + head * op.head_stride;
-        T* values = static_cast<T*>(op.values) + page + head * op.head_stride;
         const T* value = heads + (place + op.kv_heads) * dim;
-        for (int64_t i = 0; i < dim; ++i) {
-          keys[(i / p * op.block_size + at) * p + i % p] = key[i];
-          values[(at / p * dim + i) * p + at % p] = value[i];
+        Page* keys = static_cast<Page*>(op.keys) + page + head * op.head_stride;
+        Page* values = static_cast<Page*>(op.values) + page + head * op.head_stride;
+        if constexpr (sizeof(Page) == 1) {
+          put_key(quantized(key, at, op, bytes, keys), at, op, keys);
+          put_value(quantized(value, at, op, bytes, values), at, op, values);
+        } else {
+          put_key(key, at, op, keys);
+          put_value(value, at, op, values);
         }
       }
     }
@@ -172,8 +208,10 @@ void cache_as(Worker& worker, const CacheOp& op) {
 }
 
 void cache(Worker& worker, const CacheOp& op) {
-  if (op.dtype == Dtype::f32) return cache_as<float>(worker, op);
-  cache_as<uint16_t>(worker, op);
+  if (op.dtype == Dtype::f32) {
+    return op.page_dtype == Dtype::i8 ? cache_as<float, int8_t>(worker, op) : cache_as<float, float>(worker, op);
+  }
+  op.page_dtype == Dtype::i8 ? cache_as<uint16_t, int8_t>(worker, op) : cache_as<uint16_t, uint16_t>(worker, op);
 }
 
 }  // namespace

@@ -16,9 +16,12 @@ struct Isa {
   void (*rotation)(Worker&, const RotationOp&);
   void (*cache)(Worker&, const CacheOp&);
   void (*attention)(Worker&, const AttentionOp&);
+  void (*sample)(Worker&, const SampleOp&);
   size_t (*linear_shared_bytes)(const LinearOp&);
 };
 
 extern const Isa kAvx2;
+extern const Isa kAvx512;
+extern const Isa kAmx;
 
 }  // namespace penstock

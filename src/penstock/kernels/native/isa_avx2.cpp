@@ -1,6 +1,9 @@
 // Every op, for processors with AVX2, FMA and F16C.
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 
 #include "isa.h"
 #include "ops.h"
@@ -12,10 +15,12 @@
 #include "linear.h"
 #include "elementwise.h"
 #include "attention.h"
+#include "sampling.h"
 
 namespace penstock {
 
 const Isa kAvx2 = {"avx2",           avx2::embedding, avx2::norm,      avx2::linear,
-                   avx2::rotation,   avx2::cache,     avx2::attention, avx2::linear_shared_bytes};
+                   avx2::rotation,   avx2::cache,     avx2::attention, avx2::sample,
+                   avx2::linear_shared_bytes};
 
 }  // namespace penstock

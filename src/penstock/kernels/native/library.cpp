@@ -1,9 +1,14 @@
 // The functions that Python calls (see library.py).
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <vector>
 
 #include "isa.h"
+#include "pack.h"
 
 using namespace penstock;
 
@@ -13,13 +18,43 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
+#ifdef PENSTOCK_EMULATED  // the tests' build: see tests/kernels/emulation
+[[maybe_unused]] bool has_avx512() { return true; }
+[[maybe_unused]] bool has_amx() { return true; }
+#else
+[[maybe_unused]] bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+
+#ifdef PENSTOCK_AMX
+// Linux lends a process the tiles' registers only when asked, once and before its threads start.
+bool has_amx() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool has = has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                          __builtin_cpu_supports("amx-int8") &&
+                          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return has;
+}
+#endif
+#endif
+
 struct Choice {
   const Isa* isa;
   bool (*supported)();
 };
 
-constexpr int kChoices = 1;
-const Choice kBestFirst[kChoices] = {{&kAvx2, has_avx2}};
+// A compiler may be too old for some: build.py says which files it built.
+const Choice kBestFirst[] = {
+#ifdef PENSTOCK_AMX
+    {&kAmx, has_amx},
+#endif
+#ifdef PENSTOCK_AVX512
+    {&kAvx512, has_avx512},
+#endif
+    {&kAvx2, has_avx2},
+};
 
 }  // namespace
 
@@ -27,6 +62,26 @@ struct Engine {
   Engine(const Isa& isa, int threads, const std::vector<int>& cpus) : isa(isa), team(threads, cpus) {}
 
   void run(const Op* ops, int64_t count) {
+    reserve(ops, count);
+    team.run([&](Worker& worker) {
+      for (int64_t i = 0; i < count; ++i) execute(ops[i], worker);
+    });
+  }
+
+  // As the first thread sees it: every op ends with a barrier.
+  void profile(const Op* ops, int64_t count, double* seconds) {
+    reserve(ops, count);
+    team.run([&](Worker& worker) {
+      for (int64_t i = 0; i < count; ++i) {
+        const auto began = std::chrono::steady_clock::now();
+        execute(ops[i], worker);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+        if (worker.index() == 0) seconds[i] = took.count();
+      }
+    });
+  }
+
+  void reserve(const Op* ops, int64_t count) {
     size_t shared = 0;
     for (int64_t i = 0; i < count; ++i) {
       if (ops[i].code != OpCode::linear) continue;
@@ -34,9 +89,6 @@ struct Engine {
       if (needed > shared) shared = needed;
     }
     team.reserve_shared(shared);
-    team.run([&](Worker& worker) {
-      for (int64_t i = 0; i < count; ++i) execute(ops[i], worker);
-    });
   }
 
   void execute(const Op& op, Worker& worker) const {
@@ -53,6 +105,8 @@ struct Engine {
         return isa.cache(worker, op.cache);
       case OpCode::attention:
         return isa.attention(worker, op.attention);
+      case OpCode::sample:
+        return isa.sample(worker, op.sample);
       case OpCode::count:
         return;
     }
@@ -101,7 +155,19 @@ int penstock_run(Engine* engine, const Op* ops, int64_t count) {
   }
 }
 
+// The same, and what each op took: [count].
+int penstock_profile(Engine* engine, const Op* ops, int64_t count, double* seconds) {
+  try {
+    engine->profile(ops, count, seconds);
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+
 void penstock_stop(Engine* engine) { delete engine; }
+
+int64_t penstock_pack(const PackJob* job) { return pack_rows(*job); }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -4,15 +4,15 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-LIBRARY = Path(__file__).parent / "libpenstock.so"
+LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # another build, for tests
 LOWER = "PENSTOCK_ISA"  # names an instruction set below the best, for tests; "none": no native kernels
 
-EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION = range(6)
-F32, BF16 = range(2)
+EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION, SAMPLE = range(7)
+F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int8", "int4")
 EPILOGUES = ("", "silu", "gelu_tanh")
 
@@ -101,6 +101,7 @@ class CacheOp(ctypes.Structure):
         ("eps", c_float),
         ("offset", c_float),
         ("dtype", c_int32),
+        ("page_dtype", c_int32),
     )
 
 
@@ -128,6 +129,64 @@ class AttentionOp(ctypes.Structure):
         ("window", c_int64),
         ("scale", c_float),
         ("dtype", c_int32),
+        ("page_dtype", c_int32),
+    )
+
+
+class PackJob(ctypes.Structure):
+    """See pack.h."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("lines", c_void_p),
+        ("column_scales", c_void_p),
+        ("group_scales", c_void_p),
+        ("first", c_int64),
+        ("count", c_int64),
+        ("n", c_int64),
+        ("k", c_int64),
+        ("scheme", c_int32),
+        ("group", c_int32),
+        ("stored", c_int32),
+        ("gated", c_int32),
+    )
+
+
+class SampleEdits(ctypes.Structure):
+    _fields_ = (
+        ("bias_count", c_int64),
+        ("seen_count", c_int64),
+        ("banned_count", c_int64),
+        ("bias_ids", c_void_p),
+        ("biases", c_void_p),
+        ("seen_ids", c_void_p),
+        ("seen_counts", c_void_p),
+        ("banned_ids", c_void_p),
+        ("repetition", c_float),
+        ("presence", c_float),
+        ("frequency", c_float),
+    )
+
+
+class SampleOp(ctypes.Structure):
+    _fields_ = (
+        ("count", c_void_p),
+        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("edits", c_void_p),
+        ("vocab", c_int64),
+        ("choosing", c_void_p),
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("streams", c_void_p),
+        ("num_outputs", c_void_p),
+        ("logprobs", c_void_p),
+        ("tokens", c_void_p),
+        ("status", c_void_p),
+        ("packed", c_void_p),
+        ("packed_stride", c_int64),
     )
 
 
@@ -139,6 +198,7 @@ class _Ops(ctypes.Union):
         ("rotation", RotationOp),
         ("cache", CacheOp),
         ("attention", AttentionOp),
+        ("sample", SampleOp),
     )
 
 
@@ -162,7 +222,10 @@ def _library() -> ctypes.CDLL | None:
     library.penstock_start.restype = c_void_p
     library.penstock_start.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
     library.penstock_run.argtypes = (c_void_p, c_void_p, c_int64)
+    library.penstock_profile.argtypes = (c_void_p, c_void_p, c_int64, ctypes.POINTER(c_double))
     library.penstock_stop.argtypes = (c_void_p,)
+    library.penstock_pack.restype = c_int64
+    library.penstock_pack.argtypes = (c_void_p,)
     if library.penstock_op_bytes() != ctypes.sizeof(Op):
         logger.warning("%s is of another version of penstock: reinstall it; torch's kernels are used", LIBRARY)
         return None
@@ -192,6 +255,17 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(found)
 
 
+def pack_rows(job: PackJob) -> int:
+    """Run a job; other Python threads go on meanwhile. Returns how many of its rows cannot be quantised."""
+    library = _library()
+    if library is None:
+        raise OSError("the native kernels were not built")
+    bad = int(library.penstock_pack(ctypes.byref(job)))
+    if bad < 0:
+        raise MemoryError("no memory to pack weights")
+    return bad
+
+
 class Engine:
     """A team of threads. One thread calls it."""
 
@@ -211,6 +285,14 @@ class Engine:
         assert self._library is not None
         if self._library.penstock_run(self._handle, ops, count):
             raise MemoryError("no memory for the native kernels' scratch")
+
+    def profile(self, ops: "ctypes.Array[Op]", count: int) -> list[float]:
+        """Run ops in order; gives the seconds that each took. Raises as `run` does."""
+        assert self._library is not None
+        seconds = (c_double * count)()
+        if self._library.penstock_profile(self._handle, ops, count, seconds):
+            raise MemoryError("no memory for the native kernels' scratch")
+        return list(seconds)
 
     def close(self) -> None:
         if self._handle and self._library:

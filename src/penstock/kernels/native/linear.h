@@ -4,12 +4,14 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// Rows of x as words, and what their products are to be scaled with (null: nothing).
+// Rows of x as words. Of integers also what their products are to be scaled with, and, where the weights are offset,
+// what a sum starts from (null otherwise).
 template <class Dot>
 struct Rows {
   const typename Dot::Word* words;
   int64_t stride;
-  const float* scales;
+  const float* scales;    // [rows]
+  const int32_t* starts;  // [rows][groups]
 };
 
 template <class Dot>
@@ -17,36 +19,57 @@ inline int64_t words_along(const Matrix& weight) {
   return padded_k(weight) / Dot::kLineValues * Dot::kWords;
 }
 
+inline int64_t groups_of(const Matrix& weight) {
+  return weight.scheme == Scheme::int4 ? divide_up(weight.k, weight.group) : 1;
+}
+
 // -- what becomes of a sum ---------------------------------------------------------------------------------------
 
 // Puts 16 columns of one row, block `block` of the weight's, where they belong.
 template <class T, class Out>
+void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
+  if (op.bias != nullptr) y = add(y, load(static_cast<const float*>(op.bias) + block * kColumns));
+  if (op.epilogue != Epilogue::none) {
+    float both[24] = {};
+    store(both, y);
+    const int64_t width = op.weight.n / 2, column = block * 8;
+    y = gated(op.epilogue, load(both), load(both + 8));
+    store_part(static_cast<Out*>(op.out) + row * width + column, y, width - column < 8 ? width - column : 8);
+    return;
+  }
+  const int64_t width = op.weight.n, column = block * kColumns;
+  const int64_t at = row * width + column, count = width - column;
+  if (op.residual != nullptr) y = add(y, load_part(static_cast<const T*>(op.residual) + at, count));
+  store_part(static_cast<Out*>(op.out) + at, y, count);
+}
+
+// A call, not a template argument: there is one tile for all types of x and the result.
 struct Finish {
   const LinearOp& op;
+  void (*write)(const LinearOp& op, int64_t row, int64_t block, F16 y);
 
-  void operator()(int64_t row, int64_t block, F16 y) const {
-    if (op.bias != nullptr) y = add(y, load(static_cast<const float*>(op.bias) + block * kColumns));
-    if (op.epilogue != Epilogue::none) {
-      float both[24] = {};
-      store(both, y);
-      const int64_t width = op.weight.n / 2, column = block * 8;
-      y = gated(op.epilogue, load(both), load(both + 8));
-      store_part(static_cast<Out*>(op.out) + row * width + column, y, width - column < 8 ? width - column : 8);
-      return;
-    }
-    const int64_t width = op.weight.n, column = block * kColumns;
-    const int64_t at = row * width + column, count = width - column;
-    if (op.residual != nullptr) y = add(y, load_part(static_cast<const T*>(op.residual) + at, count));
-    store_part(static_cast<Out*>(op.out) + at, y, count);
-  }
+  void operator()(int64_t row, int64_t block, F16 y) const { write(op, row, block, y); }
 };
 
 // -- M rows by N blocks -----------------------------------------------------------------------------------------
 
+template <class Dot, int M, int N>
+[[gnu::always_inline]] inline void start(typename Dot::Vector (&sums)[M][N], const int32_t* starts, int64_t groups) {
+  if constexpr (Dot::kOffset == 0) {
+    clear(sums, Dot::zero());
+  } else {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) sums[m][n] = splat(starts[m * groups]);
+    }
+  }
+}
+
 // Lines of `weight` from block `block` on: `Dot` may read them widened (one word a line).
-template <class Dot, int M, int N, class F>
+template <class Dot, int M, int N>
 inline void tile(const Matrix& weight, const uint8_t* lines, int64_t block_stride, int64_t steps_per_group,
-                 int64_t groups, const Rows<Dot>& x, int64_t row, int64_t block, const F& finish) {
+                 int64_t groups, const Rows<Dot>& x, int64_t row, int64_t block, const Finish& finish) {
   using Vector = typename Dot::Vector;
   const typename Dot::Word* words = x.words + row * x.stride;
   Vector sums[M][N];
@@ -55,7 +78,7 @@ inline void tile(const Matrix& weight, const uint8_t* lines, int64_t block_strid
       F16 totals[M][N];
       clear(totals, zero_f());
       for (int64_t group = 0; group < groups; ++group) {
-        clear(sums, Dot::zero());
+        start<Dot>(sums, x.starts + row * groups + group, groups);
         dot<Dot, M, N>(words, x.stride, lines, kLineBytes, block_stride, steps_per_group, sums);
         words += steps_per_group * Dot::kWords;
         lines += steps_per_group * kLineBytes;
@@ -72,7 +95,7 @@ inline void tile(const Matrix& weight, const uint8_t* lines, int64_t block_strid
       return;
     }
   }
-  clear(sums, Dot::zero());
+  start<Dot>(sums, x.starts + row, 1);
   dot<Dot, M, N>(words, x.stride, lines, kLineBytes, block_stride, steps_per_group * groups, sums);
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) {
@@ -86,18 +109,18 @@ inline void tile(const Matrix& weight, const uint8_t* lines, int64_t block_strid
   }
 }
 
-// Up to M rows from `row` on, all blocks.
-template <class Dot, int Sums, int M, class F>
+// Up to M rows from `row` on, all blocks: as many at a time as `Sums` vectors allow, at most `Blocks`.
+template <class Dot, int Sums, int Blocks, int M>
 inline void rows_by_blocks(const Matrix& weight, const uint8_t* lines, int64_t block_stride, int64_t steps_per_group,
                            int64_t groups, const Rows<Dot>& x, int64_t row, int64_t rows, int64_t begin, int64_t end,
-                           const F& finish) {
+                           const Finish& finish) {
   if constexpr (M > 1) {
     if (rows < M) {
-      return rows_by_blocks<Dot, Sums, M - 1>(weight, lines, block_stride, steps_per_group, groups, x, row, rows,
-                                              begin, end, finish);
+      return rows_by_blocks<Dot, Sums, Blocks, M - 1>(weight, lines, block_stride, steps_per_group, groups, x, row,
+                                                      rows, begin, end, finish);
     }
   }
-  constexpr int N = Sums / M;
+  constexpr int N = Sums / M < Blocks ? Sums / M : Blocks;
   int64_t block = begin;
   for (; block + N <= end; block += N) {
     tile<Dot, M, N>(weight, lines + (block - begin) * block_stride, block_stride, steps_per_group, groups, x, row,
@@ -112,26 +135,26 @@ inline void rows_by_blocks(const Matrix& weight, const uint8_t* lines, int64_t b
 }
 
 // Blocks [begin, end) of all rows.
-template <class Dot, class F>
+template <class Dot>
 void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t rows, int64_t begin, int64_t end,
-               const F& finish) {
+               const Finish& finish) {
   using Wide = typename Dot::Wide;
   const int64_t steps = x.stride / Dot::kWords;
-  const int64_t groups = weight.scheme == Scheme::int4 ? divide_up(weight.k, weight.group) : 1;
+  const int64_t groups = groups_of(weight);
   const int64_t per_group = steps / groups;
   const int64_t block_stride = steps * kLineBytes;
   const uint8_t* lines = weight.lines + begin * block_stride;
   if (rows < kWideRows) {
     for (int64_t row = 0; row < rows; row += kSums) {
-      rows_by_blocks<Dot, kSums, kSums>(weight, lines, block_stride, per_group, groups, x, row, rows - row, begin, end,
-                                        finish);
+      rows_by_blocks<Dot, kSums, kSums, kSums>(weight, lines, block_stride, per_group, groups, x, row, rows - row,
+                                               begin, end, finish);
     }
     return;
   }
   // Lines are widened once for all rows. The order of the sums stays the same.
   const int64_t wide_stride = block_stride * Dot::kWords;
   auto* wide = reinterpret_cast<typename Dot::Word*>(worker.own(wide_stride * kWideBlocks));
-  const Rows<Wide> same{x.words, x.stride, x.scales};
+  const Rows<Wide> same{x.words, x.stride, x.scales, x.starts};
   for (int64_t first = begin; first < end; first += kWideBlocks) {
     const int64_t last = first + kWideBlocks < end ? first + kWideBlocks : end;
     auto* out = wide;
@@ -140,10 +163,10 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
       Dot::widen(line, vectors);
       for (int word = 0; word < Dot::kWords; ++word, out += kColumns) store(out, vectors[word]);
     }
-    for (int64_t row = 0; row < rows; row += Wide::kWideSums) {
-      rows_by_blocks<Wide, Wide::kWideSums, Wide::kWideSums>(weight, reinterpret_cast<const uint8_t*>(wide), wide_stride,
-                                                     per_group * Dot::kWords, groups, same, row, rows - row, first,
-                                                     last, finish);
+    for (int64_t row = 0; row < rows; row += Wide::kWideTileRows) {
+      rows_by_blocks<Wide, Wide::kWideSums, kWideBlocks, Wide::kWideTileRows>(
+          weight, reinterpret_cast<const uint8_t*>(wide), wide_stride, per_group * Dot::kWords, groups, same, row,
+          rows - row, first, last, finish);
     }
     lines += (last - first) * block_stride;
   }
@@ -158,9 +181,9 @@ void widen_row(const T* x, int64_t k, float* words, int64_t stride) {
   }
 }
 
-// The scale of a row; its values are whole multiples of it, at most 127.
+// The scale of a row; its values are whole multiples of it, at most 127. `pieces`: room for `padded`, a multiple of 16.
 template <class Dot, class T>
-float quantize_row(const T* x, int64_t k, typename Dot::Word* words, int64_t stride) {
+float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
   F16 most = zero_f(), check = zero_f();
   for (int64_t i = 0; i < k; i += 16) {
     const F16 v = load_part(x + i, k - i);
@@ -169,17 +192,21 @@ float quantize_row(const T* x, int64_t k, typename Dot::Word* words, int64_t str
   }
   const float scale = largest(most) / 127.0f + sum(check);
   const F16 inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
-  constexpr int kValues = Dot::kLineValues;
-  int32_t line[16];
-  auto* pieces = reinterpret_cast<typename Dot::Piece*>(words);
-  const int64_t padded = stride * static_cast<int64_t>(sizeof(*words) / sizeof(*pieces));  // a multiple of 16
   for (int64_t i = 0; i < padded; i += 16) {
-    store(line, to_int(i < k ? mul(load_part(x + i, k - i), inverse) : zero_f()));
-    for (int j = 0; j < 16; ++j) {
-      pieces[i + j] = static_cast<typename Dot::Piece>(line[j / kValues * kValues + Dot::kOrder[j % kValues]]);
-    }
+    Dot::put(pieces + i, to_int(i < k ? mul(load_part(x + i, k - i), inverse) : zero_f()));
   }
   return scale;
+}
+
+// What the sums of a row start from, by group.
+template <class Dot>
+void start_row(const typename Dot::Piece* pieces, int64_t padded, int64_t groups, int32_t* starts) {
+  const int64_t per_group = padded / groups;
+  for (int64_t group = 0; group < groups; ++group, pieces += per_group) {
+    int32_t total = 0;
+    for (int64_t i = 0; i < per_group; ++i) total += pieces[i];
+    starts[group] = -Dot::kOffset * total;
+  }
 }
 
 template <class Dot, class T>
@@ -187,20 +214,25 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows) {
   const int64_t stride = words_along<Dot>(op.weight);
   const auto* x = static_cast<const T*>(op.x);
   if constexpr (!Dot::kInteger && sizeof(T) == 4) {
-    if (stride == op.weight.k) return {x, stride, nullptr};
+    if (stride == op.weight.k) return {x, stride, nullptr, nullptr};
   }
   auto* words = reinterpret_cast<typename Dot::Word*>(worker.shared());
   auto* scales = reinterpret_cast<float*>(words + rows * stride);
+  auto* starts = reinterpret_cast<int32_t*>(scales + rows);
+  const int64_t groups = groups_of(op.weight);
   worker.for_each(rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if constexpr (Dot::kInteger) {
-        scales[row] = quantize_row<Dot>(x + row * op.weight.k, op.weight.k, words + row * stride, stride);
+        auto* pieces = reinterpret_cast<typename Dot::Piece*>(words + row * stride);
+        const int64_t padded = padded_k(op.weight);
+        scales[row] = quantize_row<Dot>(x + row * op.weight.k, op.weight.k, pieces, padded);
+        if constexpr (Dot::kOffset != 0) start_row<Dot>(pieces, padded, groups, starts + row * groups);
       } else {
         widen_row(x + row * op.weight.k, op.weight.k, words + row * stride, stride);
       }
     }
   });
-  return {words, stride, scales};
+  return {words, stride, scales, starts};
 }
 
 template <class Dot, class T, class Out>
@@ -208,7 +240,7 @@ void multiply(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
   const Rows<Dot> x = prepare<Dot, T>(worker, op, rows);
-  const Finish<T, Out> finish{op};
+  const Finish finish{op, write<T, Out>};
   const int64_t blocks = divide_up(op.weight.n, kColumns);
   // Several pieces a thread even out what disturbs one of them; a piece is wide enough for the widest tile.
   int64_t grain = blocks / (8 * worker.count());
@@ -233,13 +265,14 @@ void linear_as(Worker& worker, const LinearOp& op) {
   }
 }
 
-void linear(Worker& worker, const LinearOp& op) {
+[[maybe_unused]] void linear(Worker& worker, const LinearOp& op) {
   if (op.dtype == Dtype::f32) return linear_as<float, float>(worker, op);
   if (op.out_dtype == Dtype::f32) return linear_as<uint16_t, float>(worker, op);
   linear_as<uint16_t, uint16_t>(worker, op);
 }
 
-// Bytes of shared memory that `prepare` uses at most: a word holds at least one value of x on any instruction set.
+// Bytes of shared memory that `prepare` uses at most. A word holds a value of x at least; where sums start from other
+// than 0 it holds four, which leaves room for that.
 size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * (padded_k(op.weight) + 1) * 4; }
 
 }  // namespace

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from penstock.config.weights import Scheme
 from penstock.kernels.native.library import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
-from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.packing import PackedWeight, pack, with_bias
 from penstock.kernels.native.session import Session
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
-SCHEMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+SCHEMES: dict[torch.dtype, Scheme] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class NativeLinear:
@@ -17,7 +18,9 @@ class NativeLinear:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
+    def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
+        if isinstance(weight, PackedWeight):
+            return weight if bias is None else with_bias(weight, bias)
         return pack(weight, bias, SCHEMES[weight.dtype], gated=gated)
 
     def __call__(self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None) -> Tensor:

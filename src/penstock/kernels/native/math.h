@@ -9,23 +9,6 @@ constexpr float kInfinity = __builtin_inff();
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// 16 values of `p`, of which only the first `count` are read; the others are 0.
-template <class T>
-inline F16 load_part(const T* p, int64_t count) {
-  if (count >= 16) return load(p);
-  T all[16] = {};
-  for (int64_t i = 0; i < count; ++i) all[i] = p[i];
-  return load(all);
-}
-
-template <class T>
-inline void store_part(T* p, F16 x, int64_t count) {
-  if (count >= 16) return store(p, x);
-  T all[16];
-  store(all, x);
-  for (int64_t i = 0; i < count; ++i) p[i] = all[i];
-}
-
 // e^x to about 1e-7, relative; 0 below -87.7, infinity above 88.4. After Cephes' expf (S. Moshier).
 inline F16 exponential(F16 x) {
   x = min(splat(89.0f), max(splat(-88.0f), x));

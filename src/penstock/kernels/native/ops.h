@@ -9,7 +9,7 @@
 
 namespace penstock {
 
-enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class Dtype : int32_t { f32 = 0, bf16 = 1, i8 = 2 };  // i8: of pages only
 
 // How a weight [n, k] is packed. Always in blocks of 16 output columns; a line of 64 bytes holds, for each of the
 // 16 columns, the next 1 (f32), 2 (bf16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
@@ -17,7 +17,7 @@ enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 
 enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
 
-enum class OpCode : int32_t { embedding = 0, norm, linear, rotation, cache, attention, count };
+enum class OpCode : int32_t { embedding = 0, norm, linear, rotation, cache, attention, sample, count };
 
 struct Matrix {  // a packed weight
   const uint8_t* lines;
@@ -74,7 +74,8 @@ struct RotationOp {
 // Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages.
 //
 // A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is
-// how many elements 4 bytes hold: what the multiplications read as lines.
+// how many elements 4 bytes hold: what the multiplications read as lines. Pages of i8 have behind that, for each head,
+// block_size floats: what the tokens' values are to be multiplied with. Strides are in elements of the pages.
 struct CacheOp {
   const int64_t* rows;
   const void* qkv;     // [rows][heads + 2 kv_heads][head_dim]
@@ -89,6 +90,7 @@ struct CacheOp {
   int64_t block_stride, head_stride;
   float eps, offset;
   Dtype dtype;
+  Dtype page_dtype;
 };
 
 struct AttentionItem {  // queries of one sequence; all segments it sees in turn, or only one of them
@@ -120,6 +122,43 @@ struct AttentionOp {
   int64_t window;
   float scale;
   Dtype dtype;
+  Dtype page_dtype;
+};
+
+enum class Choosing : int8_t { greedy = 0, plain = 1, filtered = 2, top_k = 3 };  // a row's token; plain: no filter
+
+enum class SampleStatus : int32_t { chosen = 0, not_finite = 1, all_banned = 2 };
+
+struct SampleEdits {  // what changes a row's logits before its token is chosen, in this order
+  int64_t bias_count, seen_count, banned_count;
+  const int64_t* bias_ids;
+  const float* biases;
+  const int64_t* seen_ids;
+  const float* seen_counts;  // in the output
+  const int64_t* banned_ids;
+  float repetition, presence, frequency;
+};
+
+// The next token of each of `count` rows of logits, which hold raw values before and after. The arrays from `choosing`
+// to `logprobs` are indexed by what `rows` says, all else by the place among the rows sampled.
+struct SampleOp {
+  const int64_t* count;
+  const int64_t* rows;
+  float* logits;             // [count][vocab]
+  const SampleEdits* edits;  // [count], or null
+  int64_t vocab;
+  const Choosing* choosing;
+  const double* temperature;
+  const int64_t* top_k;  // in [1, vocab] where it is what chooses
+  const double* top_p;
+  const double* min_p;
+  const uint64_t* streams;     // of noise
+  const int64_t* num_outputs;  // so far
+  const int64_t* logprobs;     // how many of the best, at most vocab; -1: none at all
+  int64_t* tokens;
+  SampleStatus* status;
+  int32_t* packed;  // [count][packed_stride]: logprobs
+  int64_t packed_stride;
 };
 
 struct Op {
@@ -131,6 +170,7 @@ struct Op {
     RotationOp rotation;
     CacheOp cache;
     AttentionOp attention;
+    SampleOp sample;
   };
 };
 

@@ -1,17 +1,16 @@
 """Weights as the native kernels read them (see Scheme in ops.h)."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, Scheme, num_blocks, padded_width
 from penstock.kernels.native.library import SCHEMES, Matrix
 
-COLUMNS = 16  # of a block
 PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the result
-_VALUES = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8}  # along k in a line
-_MULTIPLES = {"f32": 1, "bf16": 32, "int8": 64}  # k is padded to; int4: to a group
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,18 @@ class PackedWeight:
     bias: Tensor | None  # fp32 [n padded]
     n: int
     k: int
-    scheme: str
+    scheme: Scheme
     group: int = 0
     gated: bool = False
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        held = (self.lines, self.column_scales, self.group_scales, self.bias)
+        return tuple(tensor for tensor in held if tensor is not None)
+
+    @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.lines, self.column_scales, self.group_scales, self.bias) if t is not None)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def matrix(self) -> Matrix:
         scales = (
@@ -39,18 +43,36 @@ class PackedWeight:
         return Matrix(self.lines.data_ptr(), *scales, self.n, self.k, SCHEMES.index(self.scheme), self.group)
 
 
-def pack(weight: Tensor, bias: Tensor | None, scheme: str, *, group: int = 32, gated: bool = False) -> PackedWeight:
+def empty_packed(
+    n: int, k: int, scheme: Scheme, group: int, *, gated: bool, empty: Callable[..., Tensor] = torch.empty
+) -> PackedWeight:
+    """A weight [n, k] to be filled: only what no row fills, in the last block, is zero already."""
+    blocks, padded = num_blocks(n, gated=gated), padded_width(k, scheme, group)
+    lines = empty(blocks, padded // VALUES[scheme], LINE_BYTES, dtype=torch.uint8)
+    column_scales = empty(blocks * COLUMNS, dtype=torch.float32) if scheme == "int8" else None
+    group_scales = None
+    if scheme == "int4":
+        group_scales = empty(blocks, padded // group, COLUMNS, dtype=torch.float16)
+        group_scales[-1:] = 0.0
+    lines[-1:] = 0
+    if column_scales is not None:
+        column_scales[-COLUMNS:] = 0.0
+    return PackedWeight(
+        lines.view(-1), column_scales, group_scales, None, n, k, scheme, group if scheme == "int4" else 0, gated
+    )
+
+
+def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32, gated: bool = False) -> PackedWeight:
     """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first.
 
     int8 has one scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest.
+    This is what packing means: pack.cpp gives the same bits, faster.
     """
     n, k = weight.shape
-    padded = -(-k // (group if scheme == "int4" else _MULTIPLES[scheme]))
-    padded *= group if scheme == "int4" else _MULTIPLES[scheme]
-    blocks = -(-n // COLUMNS) if not gated else -(-(n // 2) // 8)
-    lines = torch.empty(blocks, padded // _VALUES[scheme], 64, dtype=torch.uint8)
-    column_scales = torch.zeros(blocks * COLUMNS) if scheme == "int8" else None
-    group_scales = torch.zeros(blocks, padded // group, COLUMNS, dtype=torch.float16) if scheme == "int4" else None
+    packed = empty_packed(n, k, scheme, group, gated=gated)
+    blocks, padded = num_blocks(n, gated=gated), padded_width(k, scheme, group)
+    lines = packed.lines.view(blocks, -1, LINE_BYTES)
+    column_scales, group_scales = packed.column_scales, packed.group_scales
     at_once = max(PIECE // (padded * COLUMNS), 1)
     for start in range(0, blocks, at_once):
         stop = min(start + at_once, blocks)
@@ -64,12 +86,14 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: str, *, group: int = 32, g
         else:
             rows = rows.to({"f32": torch.float32, "bf16": torch.bfloat16}[scheme])
         words = rows.reshape(stop - start, COLUMNS, -1, 4 // rows.itemsize if scheme != "f32" else 1)
-        lines[start:stop] = words.transpose(1, 2).contiguous().view(torch.uint8).view(stop - start, -1, 64)
-    packed_bias = None
-    if bias is not None:
-        packed_bias = _rows(bias[:, None], 0, blocks, gated).float().reshape(-1).contiguous()
-    shape = (n, k, scheme, group if scheme == "int4" else 0, gated)
-    return PackedWeight(lines.view(-1), column_scales, group_scales, packed_bias, *shape)
+        lines[start:stop] = words.transpose(1, 2).contiguous().view(torch.uint8).view(stop - start, -1, LINE_BYTES)
+    return packed if bias is None else with_bias(packed, bias)
+
+
+def with_bias(weight: PackedWeight, bias: Tensor) -> PackedWeight:
+    """The weight and its dense bias [n]."""
+    blocks = num_blocks(weight.n, gated=weight.gated)
+    return replace(weight, bias=_rows(bias[:, None], 0, blocks, weight.gated).float().reshape(-1).contiguous())
 
 
 def _rows(weight: Tensor, start: int, stop: int, gated: bool) -> Tensor:
@@ -95,7 +119,7 @@ def _int4(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Eight values a word, the first in the lowest bits. Values are -8 to 7: the scale lets the largest be -8 or 7."""
     wide = rows.float().view(*rows.shape[:2], -1, group)
     largest = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))[..., 0]
-    scales = (largest / -8).half()
+    scales = (largest / -8 + 0.0).half()  # a group of zeros has no sign
     factors = torch.where(scales == 0, 0.0, 1.0 / scales.float())
     values = (wide * factors[..., None]).round_().clamp_(-8, 7).to(torch.int32).view(*rows.shape[:2], -1, 8)
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int64, c_uint8
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from penstock.kernels.native.library import (
     LINEAR,
     NORM,
     ROTATION,
+    SAMPLE,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
@@ -33,10 +34,11 @@ from penstock.kernels.native.library import (
     NormOp,
     Op,
     RotationOp,
+    SampleOp,
     instruction_sets,
 )
 
-AnyOp = EmbeddingOp | NormOp | LinearOp | RotationOp | CacheOp | AttentionOp
+AnyOp = EmbeddingOp | NormOp | LinearOp | RotationOp | CacheOp | AttentionOp | SampleOp
 _CODES: dict[type[Any], tuple[int, str]] = {
     EmbeddingOp: (EMBEDDING, "embedding"),
     NormOp: (NORM, "norm"),
@@ -44,7 +46,17 @@ _CODES: dict[type[Any], tuple[int, str]] = {
     RotationOp: (ROTATION, "rotation"),
     CacheOp: (CACHE, "cache"),
     AttentionOp: (ATTENTION, "attention"),
+    SampleOp: (SAMPLE, "sample"),
 }
+_NAMES = dict(_CODES.values())
+
+
+class TimedOp(NamedTuple):
+    """An op of a program that was profiled."""
+
+    label: str  # what it is, and of a product which: "qkv", "output", "gate_up", "down" or "head"
+    op: AnyOp
+    seconds: float
 
 
 class _Arena:
@@ -62,12 +74,11 @@ class _Arena:
         memory = self._free[size].pop()
         # The tensor holds the array, and the array is gone only when no view of the tensor is left.
         array = (c_uint8 * size).from_address(memory.data_ptr())
-        weakref.finalize(array, self._free[size].append, memory)
-        return (
-            torch.frombuffer(array, dtype=torch.uint8)[: torch.Size(shape).numel() * dtype.itemsize]
-            .view(dtype)
-            .view(shape)
-        )
+        weakref.finalize(array, self._free[size].append, memory).atexit = False
+        return torch.frombuffer(array, dtype=dtype).view(shape)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
 
 class Program:
@@ -105,10 +116,44 @@ class Program:
     def __len__(self) -> int:
         return len(self._recorded)
 
+    @property
+    def buffers(self) -> int:
+        """How many pieces of memory its tensors share."""
+        return len(self._arena)
+
     def run(self) -> None:
         """All ops, with what the cells and the inputs hold now."""
         assert self._ops is not None, "the recording has not ended"
         self._engine.run(self._ops, len(self._ops))
+
+    def profile(self) -> list[float]:
+        """Run; gives the seconds that each op took, for `timed`. Costs a look at the clock per op more than `run`."""
+        assert self._ops is not None, "the recording has not ended"
+        return self._engine.profile(self._ops, len(self._ops))
+
+    def timed(self, seconds: Sequence[float]) -> list[TimedOp]:
+        """The ops, with what they took."""
+        ops: list[AnyOp] = [getattr(entry.op, _NAMES[entry.code]) for entry in self._recorded]
+        return [TimedOp(*each) for each in zip(_labels(ops), ops, seconds, strict=True)]
+
+
+def _labels(ops: Sequence[AnyOp]) -> list[str]:
+    """Products go by what stands around them: a layer's are before the cache, after attention, gated, and the next."""
+    labels: list[str] = []
+    last = ""
+    for i, op in enumerate(ops):
+        label = _CODES[type(op)][1]
+        if isinstance(op, LinearOp):
+            if op.epilogue:
+                label = "gate_up"
+            elif i + 1 < len(ops) and isinstance(ops[i + 1], CacheOp):
+                label = "qkv"
+            else:
+                label = {"attention": "output", "gate_up": "down"}.get(last, "head")
+        if label != "norm":
+            last = label
+        labels.append(label)
+    return labels
 
 
 class Session:
@@ -157,9 +202,9 @@ class Session:
         self._program.append(entry, keep)
 
 
-def native_session() -> Session:
-    """The process's one team of threads, as many as torch uses, of the best instruction set."""
-    return _session(instruction_sets()[0], torch.get_num_threads())
+def native_session(isa: str = "", threads: int = 0) -> Session:
+    """The process's one team of threads: of the best instruction set and as many as torch uses, unless told."""
+    return _session(isa or instruction_sets()[0], threads or torch.get_num_threads())
 
 
 @cache

@@ -96,6 +96,23 @@ inline F16 load_half(const uint16_t* p) {  // fp16
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 
+// 16 values of `p`, of which only the first `count` are read; the others are 0.
+template <class T>
+inline F16 load_part(const T* p, int64_t count) {
+  if (count >= 16) return load(p);
+  T all[16] = {};
+  for (int64_t i = 0; i < count; ++i) all[i] = p[i];
+  return load(all);
+}
+
+template <class T>
+inline void store_part(T* p, F16 x, int64_t count) {
+  if (count >= 16) return store(p, x);
+  T all[16];
+  store(all, x);
+  for (int64_t i = 0; i < count; ++i) p[i] = all[i];
+}
+
 inline I16 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 to_int(F16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // to the nearest
@@ -118,8 +135,8 @@ struct DotF32 {
   using Vector = F16;
   using Wide = DotF32;
   static constexpr bool kInteger = false;
-  static constexpr int kWideSums = 6;
-  static constexpr int kWords = 1, kLineValues = 1;
+  static constexpr int kWideSums = 6, kWideTileRows = 6;
+  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0;
   static Vector zero() { return zero_f(); }
   static void widen(const uint8_t* line, Vector* out) { out[0] = load(reinterpret_cast<const float*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) { return fma(splat(x), weights, sums); }
@@ -136,6 +153,19 @@ struct DotBf16 : DotF32 {
   }
 };
 
+// int8 as floats: for pages, whose tokens have scales of their own.
+struct DotI8AsF32 : DotF32 {
+  static constexpr int kWords = 4, kLineValues = 4;
+  static void widen(const uint8_t* line, Vector* out) {
+    const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
+    const auto top = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(v, 24)); };
+    out[0] = {top(_mm256_slli_epi32(bytes.low, 24)), top(_mm256_slli_epi32(bytes.high, 24))};
+    out[1] = {top(_mm256_slli_epi32(bytes.low, 16)), top(_mm256_slli_epi32(bytes.high, 16))};
+    out[2] = {top(_mm256_slli_epi32(bytes.low, 8)), top(_mm256_slli_epi32(bytes.high, 8))};
+    out[3] = {top(bytes.low), top(bytes.high)};
+  }
+};
+
 // A word is two int16, and so is a lane: their products are exact, and so are the sums.
 struct DotPairs {
   using Word = int32_t;
@@ -143,8 +173,8 @@ struct DotPairs {
   using Vector = I16;
   using Wide = DotPairs;
   static constexpr bool kInteger = true;
-  static constexpr int kWideSums = 4;  // a product takes a register before it is added
-  static constexpr int kWords = 1, kLineValues = 2;
+  static constexpr int kWideSums = 4, kWideTileRows = 4;  // a product takes a register before it is added
+  static constexpr int kWords = 1, kLineValues = 2, kOffset = 0;
   static Vector zero() { return zero_i(); }
   static void widen(const uint8_t* line, Vector* out) { out[0] = load(reinterpret_cast<const int32_t*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
@@ -154,9 +184,21 @@ struct DotPairs {
   }
 };
 
+// Puts 16 values along k where the words of `Dot` want them.
+template <class Dot>
+inline void put_in_order(int16_t* pieces, I16 x) {
+  constexpr int kValues = Dot::kLineValues;
+  int32_t all[16];
+  store(all, x);
+  for (int i = 0; i < 16; ++i) {
+    pieces[i] = static_cast<int16_t>(all[i / kValues * kValues + Dot::kOrder[i % kValues]]);
+  }
+}
+
 struct DotInt8 : DotPairs {
   static constexpr int kWords = 2, kLineValues = 4;
   static constexpr int kOrder[4] = {0, 2, 1, 3};  // the values along k in the order of the words' pieces
+  static void put(Piece* pieces, I16 x) { put_in_order<DotInt8>(pieces, x); }
   static void widen(const uint8_t* line, Vector* out) {
     const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
     out[0] = {_mm256_srai_epi16(_mm256_slli_epi16(bytes.low, 8), 8),
@@ -168,6 +210,7 @@ struct DotInt8 : DotPairs {
 struct DotInt4 : DotPairs {
   static constexpr int kWords = 4, kLineValues = 8;
   static constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+  static void put(Piece* pieces, I16 x) { put_in_order<DotInt4>(pieces, x); }
   static void widen(const uint8_t* line, Vector* out) {
     const I16 nibbles = load(reinterpret_cast<const int32_t*>(line));
     const auto top = [](__m256i v) { return _mm256_srai_epi16(v, 12); };

@@ -1,0 +1,309 @@
+"""Every native op by itself, on shapes of real models, with its weights or pages read from memory."""
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_int64
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.bench.roofline import Machine
+from penstock.bench.work import Work, work
+from penstock.kernels import AttentionBatch
+from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.norm import NativeNorm
+from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.session import Program, Session
+from penstock.runtime.pages import SCALE_BYTES
+
+SCHEMES = ("f32", "bf16", "int8", "int4")
+SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)
+ROWS = (1, 8, 32, 256)
+VOCAB = 151_936
+SLAB = 512  # rows of a weight that are made and packed; a longer weight repeats them
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
+CONTEXTS = (512, 4096, 16_384)  # of a decode
+PROMPT, BEFORE = 512, (0, 4096)  # tokens of a prompt, and how many of it are in the cache already
+SECONDS = 0.15  # a case is repeated at least so long,
+RUNS = 7  # and so often
+WORKING_SET = (128 << 20, 1 << 30)  # twice the last cache, but within these
+MOST_COPIES = 256
+WARM_UP_FLOPS = 4e10  # copies of a case do no more in all: a case that multiplies much does not wait for memory
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A case, and its median time."""
+
+    op: str
+    shape: str
+    dtype: str  # of the weight, or of the pages
+    rows: int
+    us: float
+    gb_s: float
+    gflop_s: float
+    working_set_mb: float
+    roofline_fraction: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """`record(program, i)` calls the kernel on the i-th copy of what it reads, while `program` records."""
+
+    op: str
+    shape: str
+    dtype: str
+    rows: int
+    record: Callable[[Program, int], object]
+
+
+class _Timed(NamedTuple):
+    case: Case
+    seconds: float  # median
+    work: Work
+    touched: float  # bytes, of all copies together
+
+    def measured(self, machine: Machine) -> Measured:
+        case, done, seconds = self.case, self.work, self.seconds
+        rates = (round(rate / seconds / 1e9, 2) for rate in (done.bytes, done.flops))
+        fraction = round(done.least_seconds(machine) / seconds, 4)
+        figures = (round(seconds * 1e6, 1), *rates, round(self.touched / 1e6, 1), fraction)
+        return Measured(case.op, case.shape, case.dtype, case.rows, *figures)
+
+
+def measure_kernels(
+    session: Session, machine: Machine, ops: Sequence[str], progress: Callable[[str], None]
+) -> tuple[list[Measured], Machine]:
+    """All cases of `ops`, and the machine as the better of `machine` and what these kernels reached."""
+    size, found, flops, bandwidth = _working_set(), list[_Timed](), dict[str, float](), machine.bandwidth
+    for op in ops:
+        for case in OPS[op](session):
+            progress(f"{case.op} {case.shape} {case.dtype}, {case.rows} rows")
+            timed = _time(session, case, size)
+            found.append(timed)
+            flops[case.dtype] = max(flops.get(case.dtype, machine.flops), timed.work.flops / timed.seconds)
+            if timed.touched >= size:
+                bandwidth = max(bandwidth, timed.work.bytes / timed.seconds)
+    measured = [timed.measured(Machine(bandwidth, flops[timed.case.dtype])) for timed in found]
+    return measured, Machine(bandwidth, max(flops.values(), default=machine.flops))
+
+
+def _working_set() -> int:
+    cache = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names else 0
+    return max(WORKING_SET[0], min(2 * cache, WORKING_SET[1]))
+
+
+def _time(session: Session, case: Case, working_set: int) -> _Timed:
+    """Copies of what a case reads take turns, so that none is in a cache."""
+
+    def recorded(i: int) -> Program:
+        with session.record() as program:
+            case.record(program, i)
+        return program
+
+    programs = [recorded(0)]
+    [timed] = programs[0].timed(programs[0].profile())
+    done = work(timed.op)
+    copies = min(-(-working_set // int(done.bytes)), MOST_COPIES)
+    if done.flops:
+        copies = min(copies, int(WARM_UP_FLOPS / done.flops) + 1)
+    programs += [recorded(i) for i in range(1, copies)]
+    for program in programs:
+        program.run()
+    times, end = [], time.perf_counter() + SECONDS
+    for program in itertools.cycle(programs):
+        times += program.profile()
+        if len(times) >= RUNS and time.perf_counter() >= end:
+            break
+    return _Timed(case, statistics.median(times), done, copies * done.bytes)
+
+
+# -- products ---------------------------------------------------------------------------------------------------
+
+
+class _Weights:
+    """Copies of a packed weight [n, k] of small random values, made as they are asked for."""
+
+    def __init__(self, n: int, k: int, scheme: str, *, gated: bool = False) -> None:
+        dtype = torch.float32 if scheme == "f32" else torch.bfloat16
+        packed = pack((torch.randn(min(n, SLAB), k) / k**0.5).to(dtype), None, scheme, gated=gated)  # type: ignore[arg-type]
+        repeats = -(-n // SLAB)
+        blocks = -(-n // 16)
+
+        def longer(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            each = tensor.view(-(-min(n, SLAB) // 16), -1)
+            return each.repeat(repeats, 1)[:blocks].reshape(-1).contiguous()
+
+        tensors = (longer(tensor) for tensor in (packed.lines, packed.column_scales, packed.group_scales))
+        lines, column_scales, group_scales = tensors
+        assert lines is not None
+        self._copies = [replace(packed, lines=lines, column_scales=column_scales, group_scales=group_scales, n=n)]
+
+    def __call__(self, i: int) -> PackedWeight:
+        while len(self._copies) <= i:
+            self._copies.append(replace(self._copies[0], lines=self._copies[0].lines.clone()))
+        return self._copies[i]
+
+
+def _input(program: Program, tensor: Tensor) -> Tensor:
+    return program.input(tensor, c_int64(len(tensor)))
+
+
+def _activations(rows: int, width: int, scheme: str = "bf16") -> Tensor:
+    return torch.randn(rows, width).to(torch.float32 if scheme == "f32" else torch.bfloat16)
+
+
+def _linear(session: Session) -> Iterator[Case]:
+    linear = NativeLinear(session)
+    for n, k in SHAPES:
+        for scheme in SCHEMES:
+            weights = _Weights(n, k, scheme)
+            for rows in ROWS:
+                x = _activations(rows, k, scheme)
+
+                def record(program: Program, i: int, x: Tensor = x, weights: _Weights = weights) -> Tensor:
+                    return linear(_input(program, x), weights(i))
+
+                yield Case("linear", f"{n}x{k}", scheme, rows, record)
+
+
+def _gated(session: Session) -> Iterator[Case]:
+    linear = NativeLinear(session)
+    n, k = 2 * 4864, 896
+    for scheme in SCHEMES:
+        weights = _Weights(n, k, scheme, gated=True)
+        for rows in ROWS:
+            x = _activations(rows, k, scheme)
+
+            def record(program: Program, i: int, x: Tensor = x, weights: _Weights = weights) -> Tensor:
+                return linear.gated(_input(program, x), weights(i), "silu")
+
+            yield Case("gated", f"{n}x{k}", scheme, rows, record)
+
+
+def _logits(session: Session) -> Iterator[Case]:
+    linear = NativeLinear(session)
+    k = 1024
+    for scheme in SCHEMES[1:]:
+        weights = _Weights(VOCAB, k, scheme)
+        for rows in (1, 8, 32):
+            x = _activations(rows, k)
+
+            def record(program: Program, i: int, x: Tensor = x, weights: _Weights = weights) -> Tensor:
+                return linear.logits(_input(program, x), weights(i))
+
+            yield Case("logits", f"{VOCAB}x{k}", scheme, rows, record)
+
+
+def _embedding(session: Session) -> Iterator[Case]:
+    linear = NativeLinear(session)
+    k = 1024
+    for scheme in SCHEMES[1:]:
+        table = _Weights(VOCAB, k, scheme)(0)
+        for rows in (32, 256, 2048):
+
+            def record(program: Program, i: int, rows: int = rows, table: PackedWeight = table) -> Tensor:
+                return linear.rows(_input(program, torch.randint(VOCAB, (rows,))), table, 1.0, torch.bfloat16)
+
+            yield Case("embedding", f"{VOCAB}x{k}", scheme, rows, record)
+
+
+# -- what visits each element once ------------------------------------------------------------------------------
+
+
+def _norm(session: Session) -> Iterator[Case]:
+    norm = NativeNorm(session)
+    for width in (1024, 896):
+        weight = torch.ones(width, dtype=torch.bfloat16)
+        for rows in (1, 32, 2048):
+
+            def record(program: Program, i: int, rows: int = rows, weight: Tensor = weight) -> object:
+                x, residual = (_input(program, _activations(rows, len(weight))) for _ in range(2))
+                return norm(x, residual, weight, 1e-6, 0.0)
+
+            yield Case("norm", str(width), "bf16", rows, record)
+
+
+def _store(session: Session) -> Iterator[Case]:
+    attention = NativeAttention(session)
+    weight = torch.ones(HEADS + KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.int8):
+        pages = _pages(2 * 2048 // BLOCK, dtype)
+        for rows in (1, 32, 2048):
+
+            def record(program: Program, i: int, rows: int = rows, pages: Tensor = pages) -> Tensor:
+                qkv = _input(program, _activations(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM))
+                rotation = _input(program, torch.ones(rows, 2, HEAD_DIM // 2))
+                slots = torch.randperm(len(pages) * BLOCK)[:rows]
+                where = (_input(program, slots // BLOCK), _input(program, slots % BLOCK))
+                return attention.store(
+                    qkv, HEADS, weight, rotation, pages[:, 0], pages[:, 1], *where, eps=1e-6, offset=0.0
+                )
+
+            yield Case("store", _heads(), _name(dtype), rows, record)
+
+
+# -- attention --------------------------------------------------------------------------------------------------
+
+
+def _attention(session: Session) -> Iterator[Case]:
+    """Decode at several contexts, by one sequence and eight; and a prompt, its first tokens and later ones."""
+    cases = [(sequences, 1, context) for context in CONTEXTS for sequences in (1, 8)]
+    cases += [(1, PROMPT, before + PROMPT) for before in BEFORE]
+    for dtype in (torch.bfloat16, torch.int8):
+        most = max(sequences * context for sequences, _, context in cases)
+        pages = _pages(max(most * 2, 1 << 16) // BLOCK, dtype)
+        for sequences, queries, context in cases:
+            yield _attention_case(NativeAttention(session), pages, sequences, queries, context)
+
+
+def _attention_case(attention: NativeAttention, pages: Tensor, sequences: int, queries: int, context: int) -> Case:
+    """Copies go through the pages, from the start again when they end."""
+    blocks = context // BLOCK
+    starts = np.arange(sequences + 1) * queries
+    query = _activations(sequences * queries, HEADS * HEAD_DIM).view(-1, HEADS, HEAD_DIM)
+    order = np.random.default_rng(0).permutation(len(pages))
+
+    def record(program: Program, i: int) -> Tensor:
+        tables = order[np.arange(i * sequences * blocks, (i + 1) * sequences * blocks) % len(order)]
+        contexts = np.full(sequences, context)
+        batch = AttentionBatch(BLOCK, 0, starts, contexts, tables.reshape(sequences, blocks))
+        prepared = attention.prepare(batch, pages[:, 0])
+        return attention(_input(program, query), pages[:, 0], pages[:, 1], prepared, HEAD_DIM**-0.5)
+
+    kind = "prefill" if queries > 1 else "decode"
+    return Case("attention", f"{kind} at {context}", _name(pages.dtype), sequences * queries, record)
+
+
+def _pages(count: int, dtype: torch.dtype) -> Tensor:
+    """[count, 2, KV heads, block, head size, in int8 with a scale]: all zero, but written."""
+    width = HEAD_DIM + SCALE_BYTES if dtype == torch.int8 else HEAD_DIM
+    return torch.empty(count, 2, KV_HEADS, BLOCK, width, dtype=dtype).zero_()
+
+
+def _heads() -> str:
+    return f"{HEADS}/{KV_HEADS} x {HEAD_DIM}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.int8: "int8"}[dtype]
+
+
+OPS: dict[str, Callable[[Session], Iterator[Case]]] = {
+    "linear": _linear,
+    "gated": _gated,
+    "logits": _logits,
+    "embedding": _embedding,
+    "norm": _norm,
+    "store": _store,
+    "attention": _attention,
+}

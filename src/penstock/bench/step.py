@@ -1,0 +1,156 @@
+"""Where the time of a decode step goes: op by op, and what the host does around them."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.bench.roofline import Machine
+from penstock.bench.work import Work, work
+from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming
+from penstock.messages import Work as Unit
+from penstock.runtime import ModelRunner
+
+HOST = ("inputs", "launch", "sampler", "rest")  # see StepTiming; the launch is what a forward takes beside its ops
+WHOLE = "step"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A part of a step: an op, summed over the layers, or a part of the host's work."""
+
+    name: str
+    calls: int
+    us: float  # per step
+    share: float  # of the step
+    gb_s: float | None = None
+    gflop_s: float | None = None
+    roofline_fraction: float | None = None
+
+
+class Breakdown(msgspec.Struct, frozen=True):
+    """A step of `rows` sequences. The last line is the whole."""
+
+    rows: int
+    context: int  # tokens a sequence had, on average
+    steps: int  # measured
+    wall_us: float  # median by the clock: what disturbs the machine included
+    lines: tuple[Line, ...]
+
+    @property
+    def us(self) -> float:
+        return self.lines[-1].us
+
+    @property
+    def host_us(self) -> float:
+        return sum(line.us for line in self.lines if line.name in HOST)
+
+
+_Part = tuple[int, float, Work]  # calls in a step, their seconds, what they had to do
+
+
+class _Step(NamedTuple):
+    timing: StepTiming
+    ops: list[tuple[str, float, Work]]  # label, seconds, what it had to do
+
+
+class Steps:
+    """A runner with sequences that decode, each with a KV cache of `context` tokens that were never computed."""
+
+    def __init__(self, runner: ModelRunner, context: int, rows: Sequence[int], steps: int) -> None:
+        """With room for `steps` steps of each of `rows`. ValueError where the KV pool has too few blocks."""
+        self._runner, self.context, self._cases, self._steps = runner, context, tuple(rows), steps
+        self._plan = 0
+        sequences, length = max(rows), room(context, rows, steps)
+        tables = []
+        for group, pool in enumerate(runner.capacity.groups):
+            needed, each = -(-length // runner.capacity.block_size), (pool.num_blocks - 1) // sequences
+            if each < needed and not pool.window:
+                raise ValueError(
+                    f"{sequences} sequences of {length} tokens need {sequences * needed} KV blocks, there are "
+                    f"{pool.num_blocks - 1}: give a larger --kv-cache-memory, a smaller --context or fewer --rows"
+                )
+            # Neighbours in a sequence are far apart in the pool. A window's blocks are used again.
+            held = min(each, needed)
+            runner.pages.groups[group][: 1 + sequences * held] = 0
+            tables.append([tuple(1 + i + sequences * (j % held) for j in range(needed)) for i in range(sequences)])
+        sampling = SamplingParams(seed=0, max_tokens=length, temperature=0.0)
+        vocab = runner.capacity.vocab_size
+        prompts = [tuple((17 * i + j) % vocab for j in range(context)) for i in range(sequences)]
+        self._execute(
+            new=tuple(
+                NewSequence(i, prompt, context, context - 1, blocks, sampling, 0)
+                for i, (prompt, blocks) in enumerate(zip(prompts, zip(*tables, strict=True), strict=True))
+            )
+        )
+
+    def measure(self, machine: Machine) -> list[Breakdown]:
+        """The cases in turns, so that a noisy machine disturbs all alike; the first turn is to warm up."""
+        seen: dict[int, list[_Step]] = {rows: [] for rows in self._cases}
+        for turn in range(self._steps + 1):
+            for rows, steps in seen.items():
+                step = self._step(rows)
+                if turn:
+                    steps.append(step)
+        context = self.context + len(self._cases) * (self._steps + 1) // 2
+        parts = {rows: _parts(steps) for rows, steps in seen.items()}
+        # Where an op of ours is faster than torch's best, it is the roof.
+        rates = (done.flops / seconds for each in parts.values() for _, seconds, done in each.values() if seconds)
+        reached = Machine(machine.bandwidth, max(machine.flops, *rates))
+        return [_breakdown(rows, context, steps, parts[rows], reached) for rows, steps in seen.items()]
+
+    def _step(self, rows: int) -> _Step:
+        with self._runner.profile() as timed:
+            timing = self._execute(work=tuple(Unit(i, 1, True) for i in range(rows)))
+        return _Step(timing, [(label, seconds, work(op)) for label, op, seconds in timed])
+
+    def _execute(self, **plan: Any) -> StepTiming:
+        self._plan += 1
+        result = self._runner.execute(StepPlan(self._plan, **{"work": (), **plan}))
+        for each in result.results:
+            if each.error:
+                raise RuntimeError(f"a sequence failed while it was measured: {each.error}")
+        return result.timing
+
+
+def room(context: int, rows: Sequence[int], steps: int) -> int:
+    """Tokens of the longest sequence when all steps are done, in whole blocks of any usual size."""
+    return -(-(context + len(rows) * (steps + 1) + 1) // 128) * 128
+
+
+def _parts(steps: Sequence[_Step]) -> dict[str, _Part]:
+    """By label. Each call's median over the steps is added up: what disturbed a call of a step is left out."""
+    parts: dict[str, _Part] = {}
+    for calls in zip(*(step.ops for step in steps), strict=True):
+        name, _, done = calls[len(calls) // 2]
+        count, seconds, sum_done = parts.get(name, (0, 0.0, Work()))
+        parts[name] = (count + 1, seconds + statistics.median(call[1] for call in calls), sum_done + done)
+    return parts
+
+
+def _breakdown(rows: int, context: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: Machine) -> Breakdown:
+    """The whole is the sum of its parts."""
+    host = [statistics.median(each) for each in zip(*(_host(step) for step in steps), strict=True)]
+    total = sum(seconds for _, seconds, _ in parts.values()) + sum(host)
+    lines = [_line(name, *part[:2], total, part[2], machine) for name, part in parts.items()]
+    lines += [_line(name, 1, seconds, total) for name, seconds in zip(HOST, host, strict=True)]
+    lines.append(_line(WHOLE, 1, total, total, sum((done for _, _, done in parts.values()), Work()), machine))
+    wall = statistics.median(step.timing.total for step in steps)
+    return Breakdown(rows, context, len(steps), round(wall * 1e6, 1), tuple(lines))
+
+
+def _host(step: _Step) -> tuple[float, float, float, float]:
+    """Seconds, as HOST names them."""
+    timing = step.timing
+    launch = timing.forward - sum(seconds for _, seconds, _ in step.ops)
+    return timing.inputs, launch, timing.sample, timing.total - timing.forward - timing.sample - timing.inputs
+
+
+def _line(
+    name: str, calls: int, seconds: float, total: float, done: Work | None = None, machine: Machine | None = None
+) -> Line:
+    figures = (name, calls, round(seconds * 1e6, 1), round(seconds / total, 4))
+    if done is None or machine is None:
+        return Line(*figures)
+    rates = (round(done.bytes / seconds / 1e9, 2), round(done.flops / seconds / 1e9, 1) if done.flops else None)
+    return Line(*figures, *rates, round(done.least_seconds(machine) / seconds, 4))

@@ -1,0 +1,114 @@
+"""What an op of a recorded program must read, write and multiply, from its own description."""
+
+from ctypes import c_int32, c_int64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.bench.roofline import Machine
+from penstock.kernels.native.library import (
+    F32,
+    I8,
+    SCHEMES,
+    AttentionOp,
+    CacheOp,
+    EmbeddingOp,
+    LinearOp,
+    Matrix,
+    NormOp,
+    RotationOp,
+)
+from penstock.runtime.pages import SCALE_BYTES
+
+_BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least an op can do: everything it needs is read once, and what it gives is written once."""
+
+    bytes: float = 0.0
+    flops: float = 0.0  # multiply-adds counted twice
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+    def least_seconds(self, machine: Machine) -> float:
+        return max(self.bytes / machine.bandwidth, self.flops / machine.flops)
+
+
+def work(op: Any) -> Work:
+    """Of a native op as its cells are now: before they are filled for another step."""
+    size = 4 if getattr(op, "dtype", F32) == F32 else 2
+    match op:
+        case LinearOp():
+            rows, weight = _cell(op.rows), op.weight
+            width = weight.n // 2 if op.epilogue else weight.n
+            out = width * (4 if op.out_dtype == F32 else 2)
+            residual = width * size if op.residual else 0
+            return Work(
+                weight_bytes(weight) + rows * (weight.k * size + out + residual), 2.0 * rows * weight.n * weight.k
+            )
+        case EmbeddingOp():
+            rows, table = _cell(op.rows), op.table
+            return Work(rows * (weight_bytes(table) / table.n + table.k * size), 0.0)
+        case NormOp():
+            rows = _cell(op.rows)
+            return Work(rows * op.width * size * (4 if op.residual else 2), 0.0)
+        case RotationOp():
+            return Work(_cell(op.rows) * (8 + 8 * op.half), 0.0)
+        case CacheOp():
+            rows, heads = _cell(op.rows), op.heads + 2 * op.kv_heads
+            moved = (heads + op.heads) * op.head_dim * size + 2 * op.kv_heads * _page_bytes(op)
+            return Work(rows * (moved + 4 * op.head_dim), 0.0)
+        case AttentionOp():
+            return _attention(op, size)
+    raise TypeError(f"{type(op).__name__} is not an op whose work is known")
+
+
+def weight_bytes(weight: Matrix) -> float:
+    """Of the values and their scales, without padding."""
+    scales = {"int8": 4 * weight.n, "int4": 2 * weight.n * -(-weight.k // max(weight.group, 1))}
+    scheme = SCHEMES[weight.scheme]
+    return float(weight.n * weight.k * _BITS[scheme] / 8 + scales.get(scheme, 0))
+
+
+def _attention(op: AttentionOp, size: int) -> Work:
+    """Keys and values that any query of a sequence sees are read once; every query is multiplied with what it sees."""
+    items = _array(op.items, c_int32, _cell(op.item_count) * 5).reshape(-1, 5)
+    sequences = np.unique(items[:, 0])
+    if not len(sequences):
+        return Work()
+    count = int(sequences[-1]) + 1
+    starts = _array(op.query_start, c_int64, count + 1)
+    contexts = _array(op.context_lens, c_int64, count)
+    read = pairs = queries = 0
+    for sequence in sequences.tolist():
+        length = int(starts[sequence + 1] - starts[sequence])
+        context = int(contexts[sequence])
+        seen = np.arange(context - length, context) + 1
+        if op.window:
+            seen = np.minimum(seen, op.window)
+        read += int(seen[0]) + length - 1
+        pairs += int(seen.sum())
+        queries += length
+    kept = 2 * op.kv_heads * _page_bytes(op)
+    return Work(read * kept + 2 * queries * op.heads * op.head_dim * size, 4.0 * pairs * op.heads * op.head_dim)
+
+
+def _page_bytes(op: CacheOp | AttentionOp) -> int:
+    """Of a token's key, or value, for one head: an int8 one has an fp32 scale."""
+    if op.page_dtype == I8:
+        return int(op.head_dim) + SCALE_BYTES
+    return int(op.head_dim) * (4 if op.page_dtype == F32 else 2)
+
+
+def _cell(address: int) -> int:
+    return c_int64.from_address(address).value
+
+
+def _array(address: int, kind: type[c_int32] | type[c_int64], count: int) -> NDArray[Any]:
+    """A view of what lies at an address."""
+    return np.ctypeslib.as_array((kind * count).from_address(address))

@@ -1,0 +1,73 @@
+"""What weights take in memory: the sizes of the native kernels' packed layout, by which they also allocate.
+
+The layout is described at `Scheme` in kernels/native/ops.h: blocks of 16 columns, lines of 64 bytes.
+"""
+
+from typing import Literal
+
+from penstock.config.engine import EngineConfig
+from penstock.config.facts import MatrixFacts, ModelFacts
+
+Scheme = Literal["f32", "bf16", "int8", "int4"]
+
+COLUMNS = 16  # of a block
+LINE_BYTES = 64
+VALUES: dict[Scheme, int] = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8}  # along k, of each column, in a line
+_MULTIPLES: dict[Scheme, int] = {"f32": 1, "bf16": 32, "int8": 64}  # that k is padded to; int4: a group
+
+
+def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
+    """How (the layers' matrices, the embedding and the head) are packed. In int4 too, the latter two stay int8: the
+    choice of a token is more sensitive than what led to it."""
+    if quantization == "none":
+        scheme: Scheme = "f32" if dtype == "float32" else "bf16"
+        return scheme, scheme
+    return "int8" if quantization == "int8" else "int4", "int8"
+
+
+def padded_width(k: int, scheme: Scheme, group: int) -> int:
+    """k as it is stored."""
+    multiple = group if scheme == "int4" else _MULTIPLES[scheme]
+    return -(-k // multiple) * multiple
+
+
+def num_blocks(n: int, *, gated: bool) -> int:
+    """Of 16 columns; in a gated weight, 8 of each half."""
+    return -(-(n // 2) // (COLUMNS // 2)) if gated else -(-n // COLUMNS)
+
+
+def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = False, bias: bool = False) -> int:
+    """Lines, scales and fp32 bias of a weight [n, k], all padded."""
+    blocks, width = num_blocks(n, gated=gated), padded_width(k, scheme, group)
+    size = blocks * (width // VALUES[scheme]) * LINE_BYTES
+    if scheme == "int8":
+        size += blocks * COLUMNS * 4
+    if scheme == "int4":
+        size += blocks * (width // group) * COLUMNS * 2
+    return size + (blocks * COLUMNS * 4 if bias else 0)
+
+
+def stored_as(engine: EngineConfig) -> str:
+    """For people: what the weights are in memory."""
+    if engine.quantization == "int4":
+        return f"int4 in groups of {engine.quantization_group}, embedding and head int8"
+    return engine.dtype if engine.quantization == "none" else engine.quantization
+
+
+def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
+    """All of a model's weights, packed as the native kernels read them."""
+    packed = sum(matrix.count * _matrix_bytes(matrix, engine) for matrix in facts.matrices)
+    return packed + facts.vector_elements * engine.element_size
+
+
+def matmul_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
+    """What a decode step reads of them: every layer's matrices and the head. An embedding is looked up, not read."""
+    layers = sum(m.count * _matrix_bytes(m, engine) for m in facts.matrices if not m.vocabulary)
+    return layers + max(_matrix_bytes(m, engine) for m in facts.matrices if m.vocabulary)
+
+
+def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
+    matrices, vocabulary = schemes(engine.dtype, engine.quantization)
+    scheme = vocabulary if matrix.vocabulary else matrices
+    shape = (matrix.rows, matrix.columns)
+    return packed_bytes(*shape, scheme, engine.quantization_group, gated=matrix.gated, bias=matrix.bias)

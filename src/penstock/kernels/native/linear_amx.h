@@ -1,0 +1,367 @@
+// x weight^T by tiles of 16 rows of x, 16 columns and 64 bytes along k. 16 lines of a packed weight are a tile as they
+// lie in memory, so weights go from there to the tiles untouched; only int4 is unpacked before, a block at a time.
+//
+// A tile's product gives each row from that row alone, and tiles are added along k in one order: a row's result does
+// not depend on how many rows there are. Sums of integers are exact, whichever instruction makes them.
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+constexpr int64_t kTileRows = 16, kTileBytes = 1024;
+constexpr int64_t kAhead = 4;               // tiles of each block that are fetched before they are needed
+constexpr int64_t kRowsInCache = 1 << 19;   // bytes of x that stay in the second cache while blocks pass by
+constexpr int64_t kFewRows = 6;             // of int4 weights: below, registers beat tiles
+
+// -- tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights -------------------------------------------
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};  // of a row
+  uint8_t rows[16] = {};
+};
+
+// Tiles with `along` bytes of x along k: 64, or less where a group of int4 weights ends before.
+constexpr TileShapes tile_shapes(int along) {
+  TileShapes shapes;
+  for (int i = 0; i < 8; ++i) {
+    shapes.bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? along : 64);
+    shapes.rows[i] = static_cast<uint8_t>(i == 6 || i == 7 ? along / 4 : kTileRows);
+  }
+  return shapes;
+}
+
+constexpr TileShapes kWholeTiles = tile_shapes(64), kHalfTiles = tile_shapes(32);
+
+// Tiles are in use while it lives. Not kept between ops: others on this thread, such as oneDNN, set their own shapes.
+class TilesInUse {
+ public:
+  explicit TilesInUse(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+  ~TilesInUse() { _tile_release(); }
+  TilesInUse(const TilesInUse&) = delete;
+  TilesInUse& operator=(const TilesInUse&) = delete;
+};
+
+// GCC 12 does not know that a tile is loaded from memory: what was written must be there before.
+inline void settle() { asm volatile("" ::: "memory"); }
+
+// -- x as tiles ---------------------------------------------------------------------------------------------------
+
+// Rows of x, [row / 16][k tile][16][along] bytes. Rows past the last hold anything: they give rows nobody reads.
+struct TileRows {
+  const uint8_t* tiles;
+  const float* scales;  // of integers: [rows]
+  int64_t along;        // bytes of a tile's row
+  int64_t count;        // of tiles along k
+
+  const uint8_t* of(int64_t row) const { return tiles + row / kTileRows * stride(); }
+  int64_t stride() const { return count * kTileRows * along; }
+};
+
+inline void copy_bf16(const uint16_t* x, int64_t k, uint16_t* out, int64_t padded) {
+  for (int64_t i = 0; i < padded; i += 16) store(out + i, i < k ? load_part(x + i, k - i) : zero_f());
+}
+
+// Dot: how integers are put in order; of no meaning for bf16.
+template <class Dot, class T>
+TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, int64_t along) {
+  const bool integers = op.weight.scheme != Scheme::bf16;
+  const int64_t k = op.weight.k, padded = padded_k(op.weight);
+  const int64_t bytes = integers ? padded : padded * 2;
+  auto* tiles = reinterpret_cast<uint8_t*>(worker.shared());
+  auto* scales = reinterpret_cast<float*>(tiles + divide_up(rows, kTileRows) * kTileRows * bytes);
+  const TileRows x{tiles, scales, along, bytes / along};
+  auto* row_bytes = reinterpret_cast<uint8_t*>(worker.own(static_cast<size_t>(bytes)));
+  worker.for_each(rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = static_cast<const T*>(op.x) + row * k;
+      if constexpr (sizeof(T) == 2) {
+        if (!integers) copy_bf16(from, k, reinterpret_cast<uint16_t*>(row_bytes), padded);
+      }
+      if (integers) scales[row] = quantize_row<Dot>(from, k, reinterpret_cast<int8_t*>(row_bytes), padded);
+      uint8_t* to = tiles + row / kTileRows * x.stride() + row % kTileRows * along;
+      for (int64_t tile = 0; tile < x.count; ++tile) {
+        __builtin_memcpy(to + tile * kTileRows * along, row_bytes + tile * along, static_cast<size_t>(along));
+      }
+    }
+  });
+  settle();
+  return x;
+}
+
+// -- what becomes of a sum ------------------------------------------------------------------------------------------
+
+// Two blocks of a row. With an epilogue their gates fill one vector and the other halves another.
+template <class T, class Out>
+void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 second) {
+  if (op.epilogue == Epilogue::none) {
+    write<T, Out>(op, row, block, first);
+    write<T, Out>(op, row, block + 1, second);
+    return;
+  }
+  if (op.bias != nullptr) {
+    const float* bias = static_cast<const float*>(op.bias) + block * kColumns;
+    first = add(first, load(bias));
+    second = add(second, load(bias + kColumns));
+  }
+  const F16 gates = _mm512_shuffle_f32x4(first, second, 0x44), others = _mm512_shuffle_f32x4(first, second, 0xee);
+  const int64_t width = op.weight.n / 2, column = block * 8;
+  store_part(static_cast<Out*>(op.out) + row * width + column, gated(op.epilogue, gates, others), width - column);
+}
+
+struct TileFinish {
+  const LinearOp& op;
+  void (*one)(const LinearOp& op, int64_t row, int64_t block, F16 y);
+  void (*two)(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 second);
+};
+
+// -- bf16 and int8 --------------------------------------------------------------------------------------------------
+
+struct Bf16Tiles {
+  static void multiply_00() { _tile_dpbf16ps(0, 4, 6); }
+  static void multiply_01() { _tile_dpbf16ps(1, 4, 7); }
+  static void multiply_10() { _tile_dpbf16ps(2, 5, 6); }
+  static void multiply_11() { _tile_dpbf16ps(3, 5, 7); }
+  static F16 result(const Matrix&, int64_t, const float* sums, const float*, int64_t) { return load(sums); }
+};
+
+struct Int8Tiles {
+  static void multiply_00() { _tile_dpbssd(0, 4, 6); }
+  static void multiply_01() { _tile_dpbssd(1, 4, 7); }
+  static void multiply_10() { _tile_dpbssd(2, 5, 6); }
+  static void multiply_11() { _tile_dpbssd(3, 5, 7); }
+  static F16 result(const Matrix& weight, int64_t block, const float* sums, const float* scales, int64_t row) {
+    const F16 whole = to_float(load(reinterpret_cast<const int32_t*>(sums)));
+    return mul(whole, mul(load(weight.column_scales + block * kColumns), splat(scales[row])));
+  }
+};
+
+// R tiles of rows by N blocks, along all of k. `next`: what will be multiplied after; null where it was read before.
+template <class Kind, int R, int N>
+void multiply_tiles(const TileRows& rows, const uint8_t* x, const uint8_t* lines, int64_t block_stride,
+                    const uint8_t* next, float* sums) {
+  _tile_zero(0);
+  if constexpr (N > 1) _tile_zero(1);
+  if constexpr (R > 1) _tile_zero(2);
+  if constexpr (R > 1 && N > 1) _tile_zero(3);
+  for (int64_t i = 0; i < rows.count; ++i, x += kTileBytes, lines += kTileBytes) {
+    if (next != nullptr) {
+      const int64_t left = rows.count - i - kAhead;
+      const uint8_t* ahead = left > 0 ? lines + kAhead * kTileBytes : next - left * kTileBytes;
+#pragma GCC unroll 16
+      for (int64_t byte = 0; byte < kTileBytes; byte += kLineBytes) {
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + byte), _MM_HINT_T0);
+        if constexpr (N > 1) _mm_prefetch(reinterpret_cast<const char*>(ahead + block_stride + byte), _MM_HINT_T0);
+      }
+    }
+    _tile_loadd(4, x, kLineBytes);
+    _tile_loadd(6, lines, kLineBytes);
+    Kind::multiply_00();
+    if constexpr (N > 1) {
+      _tile_loadd(7, lines + block_stride, kLineBytes);
+      Kind::multiply_01();
+    }
+    if constexpr (R > 1) {
+      _tile_loadd(5, x + rows.stride(), kLineBytes);
+      Kind::multiply_10();
+      if constexpr (N > 1) Kind::multiply_11();
+    }
+  }
+  _tile_stored(0, sums, kLineBytes);
+  if constexpr (N > 1) _tile_stored(1, sums + 256, kLineBytes);
+  if constexpr (R > 1) _tile_stored(2, sums + 512, kLineBytes);
+  if constexpr (R > 1 && N > 1) _tile_stored(3, sums + 768, kLineBytes);
+}
+
+template <class Kind, int R, int N>
+void tiles_of_rows(const Matrix& weight, const TileRows& x, const uint8_t* lines, int64_t block_stride,
+                   const uint8_t* next, int64_t row, int64_t rows, int64_t block, const TileFinish& finish) {
+  alignas(64) float sums[4 * 256];
+  multiply_tiles<Kind, R, N>(x, x.of(row), lines, block_stride, next, sums);
+  const int64_t count = rows - row < R * kTileRows ? rows - row : R * kTileRows;
+  for (int64_t m = 0; m < count; ++m) {
+    const float* from = sums + m / kTileRows * 512 + m % kTileRows * kColumns;
+    const F16 y = Kind::result(weight, block, from, x.scales, row + m);
+    if constexpr (N == 2) {
+      finish.two(finish.op, row + m, block, y, Kind::result(weight, block + 1, from + 256, x.scales, row + m));
+    } else {
+      finish.one(finish.op, row + m, block, y);
+    }
+  }
+}
+
+// N blocks, rows [begin, end).
+template <class Kind, int N>
+void tiles_of_blocks(const Matrix& weight, const TileRows& x, int64_t begin, int64_t end, int64_t block,
+                     const TileFinish& finish) {
+  const int64_t block_stride = x.count * kTileBytes;
+  const uint8_t* lines = weight.lines + block * block_stride;
+  const uint8_t* next = begin == 0 ? lines + N * block_stride : nullptr;
+  for (int64_t row = begin; row < end; row += 2 * kTileRows, next = nullptr) {
+    if (end - row > kTileRows) {
+      tiles_of_rows<Kind, 2, N>(weight, x, lines, block_stride, next, row, end, block, finish);
+    } else {
+      tiles_of_rows<Kind, 1, N>(weight, x, lines, block_stride, next, row, end, block, finish);
+    }
+  }
+}
+
+// -- int4 -----------------------------------------------------------------------------------------------------------
+
+// Two lines of int8 for each line of a block: the low nibbles, then the high ones, all times 16.
+inline void unpack_nibbles(const uint8_t* lines, int64_t count, uint8_t* out) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xf0f0f0f0u));
+  for (int64_t i = 0; i < count; ++i, lines += kLineBytes, out += 2 * kLineBytes) {
+    _mm_prefetch(reinterpret_cast<const char*>(lines + 2 * kAhead * kTileBytes), _MM_HINT_T0);
+    const __m512i nibbles = _mm512_loadu_si512(lines);
+    _mm512_storeu_si512(out, _mm512_and_si512(_mm512_slli_epi32(nibbles, 4), high));
+    _mm512_storeu_si512(out + kLineBytes, _mm512_and_si512(nibbles, high));
+  }
+}
+
+// One tile of rows by a block, the sums of each group scaled on their own. Two groups are under way at a time, in
+// tiles of their own: one is multiplied while the other's sums are taken from memory.
+class GroupTiles {
+ public:
+  GroupTiles(const Matrix& weight, const TileRows& x, const uint8_t* lines, int64_t block)
+      : groups_(groups_of(weight)),
+        per_group_(weight.group / x.along),
+        along_(x.along),
+        lines_(lines),
+        scales_(weight.group_scales + block * groups_ * kColumns) {}
+
+  void run(const uint8_t* x, F16 (&totals)[kTileRows]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) totals[m] = zero_f();
+    multiply_even(x, 0);
+    for (int64_t group = 0; group < groups_; group += 2) {
+      if (group + 1 < groups_) multiply_odd(x, group + 1);
+      add_group(even_, group, totals);
+      if (group + 2 < groups_) multiply_even(x, group + 2);
+      if (group + 1 < groups_) add_group(odd_, group + 1, totals);
+    }
+  }
+
+ private:
+  void multiply_even(const uint8_t* x, int64_t group) {
+    const int64_t first = group * per_group_, x_bytes = kTileRows * along_, bytes = kColumns * along_;
+    _tile_zero(0);
+    for (int64_t i = first; i < first + per_group_; ++i) {
+      _tile_loadd(4, x + i * x_bytes, along_);
+      _tile_loadd(6, lines_ + i * bytes, kLineBytes);
+      _tile_dpbssd(0, 4, 6);
+    }
+    _tile_stored(0, even_, kLineBytes);
+  }
+
+  void multiply_odd(const uint8_t* x, int64_t group) {
+    const int64_t first = group * per_group_, x_bytes = kTileRows * along_, bytes = kColumns * along_;
+    _tile_zero(1);
+    for (int64_t i = first; i < first + per_group_; ++i) {
+      _tile_loadd(5, x + i * x_bytes, along_);
+      _tile_loadd(7, lines_ + i * bytes, kLineBytes);
+      _tile_dpbssd(1, 5, 7);
+    }
+    _tile_stored(1, odd_, kLineBytes);
+  }
+
+  [[gnu::always_inline]] inline void add_group(const int32_t* sums, int64_t group, F16 (&totals)[kTileRows]) const {
+    const F16 scale = load_half(scales_ + group * kColumns);
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows; ++m) totals[m] = fma(to_float(load(sums + m * kColumns)), scale, totals[m]);
+  }
+
+  int64_t groups_, per_group_, along_;
+  const uint8_t* lines_;
+  const uint16_t* scales_;
+  alignas(64) int32_t even_[256];
+  alignas(64) int32_t odd_[256];
+};
+
+// A block, rows [begin, end).
+inline void tiles_of_int4(Worker& worker, const Matrix& weight, const TileRows& x, int64_t begin, int64_t end,
+                          int64_t block, const TileFinish& finish) {
+  const int64_t padded = padded_k(weight), count = padded / 8;
+  auto* lines = reinterpret_cast<uint8_t*>(worker.own(static_cast<size_t>(padded * kColumns)));
+  unpack_nibbles(weight.lines + block * count * kLineBytes, count, lines);
+  settle();
+  GroupTiles tiles(weight, x, lines, block);
+  for (int64_t row = begin; row < end; row += kTileRows) {
+    F16 totals[kTileRows];
+    tiles.run(x.of(row), totals);
+    // A sixteenth first: exact, as the scale's might not be.
+    for (int64_t m = 0; m < kTileRows && row + m < end; ++m) {
+      finish.one(finish.op, row + m, block, mul(mul(totals[m], splat(0.0625f)), splat(x.scales[row + m])));
+    }
+  }
+}
+
+// -- the op ---------------------------------------------------------------------------------------------------------
+
+template <class T, class Out>
+void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
+  const Matrix& weight = op.weight;
+  const bool int4 = weight.scheme == Scheme::int4;
+  const int64_t along = int4 && weight.group < 64 ? weight.group : 64;
+  const TileRows x = int4 ? prepare_tiles<DotInt4, T>(worker, op, rows, along)
+                          : prepare_tiles<DotInt8, T>(worker, op, rows, along);
+  const TileFinish finish{op, write<T, Out>, write_two<T, Out>};
+  const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
+  const int64_t blocks = divide_up(weight.n, kColumns);
+  int64_t grain = blocks / (8 * worker.count()) / 2 * 2;
+  grain = grain < 2 ? 2 : grain > 16 ? 16 : grain;
+  int64_t at_once = kRowsInCache / (x.count * along) / (2 * kTileRows) * (2 * kTileRows);
+  at_once = at_once < 2 * kTileRows ? 2 * kTileRows : at_once;
+  worker.for_each(blocks, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t first = 0; first < rows; first += at_once) {
+      const int64_t last = first + at_once < rows ? first + at_once : rows;
+      for (int64_t block = begin; block < end;) {
+        if (int4) {
+          tiles_of_int4(worker, weight, x, first, last, block++, finish);
+        } else if (weight.scheme == Scheme::int8) {
+          if (block + 1 < end) tiles_of_blocks<Int8Tiles, 2>(weight, x, first, last, block, finish);
+          else tiles_of_blocks<Int8Tiles, 1>(weight, x, first, last, block, finish);
+          block += 2;
+        } else {
+          if (block + 1 < end) tiles_of_blocks<Bf16Tiles, 2>(weight, x, first, last, block, finish);
+          else tiles_of_blocks<Bf16Tiles, 1>(weight, x, first, last, block, finish);
+          block += 2;
+        }
+      }
+    }
+  });
+}
+
+// fp32 goes through registers, as tiles would round it. So do few rows of int4: the sums are the same.
+template <class T, class Out>
+void linear_by_tiles_as(Worker& worker, const LinearOp& op, int64_t rows) {
+  switch (op.weight.scheme) {
+    case Scheme::f32:
+      return multiply<DotF32, T, Out>(worker, op);
+    case Scheme::bf16:
+      if constexpr (sizeof(T) == 4) return multiply<DotBf16, T, Out>(worker, op);
+      break;
+    case Scheme::int8:
+      break;
+    case Scheme::int4:
+      if (rows < kFewRows || (op.weight.group != 32 && op.weight.group % 64 != 0)) {
+        return multiply<DotInt4, T, Out>(worker, op);
+      }
+  }
+  multiply_by_tiles<T, Out>(worker, op, rows);
+}
+
+void linear_by_tiles(Worker& worker, const LinearOp& op) {
+  const int64_t rows = *op.rows;
+  if (rows == 0) return;
+  if (op.dtype == Dtype::f32) return linear_by_tiles_as<float, float>(worker, op, rows);
+  if (op.out_dtype == Dtype::f32) return linear_by_tiles_as<uint16_t, float>(worker, op, rows);
+  linear_by_tiles_as<uint16_t, uint16_t>(worker, op, rows);
+}
+
+// Rows that fill the last tile count too: a value takes 2 bytes at most.
+size_t tiles_shared_bytes(const LinearOp& op) {
+  return linear_shared_bytes(op) + kTileRows * padded_k(op.weight) * 2;
+}
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

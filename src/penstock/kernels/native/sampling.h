@@ -1,0 +1,308 @@
+// Sampling: a token of every row of logits, one row to a thread, so that a row's token depends on that row alone.
+//
+// runtime/sampler_reference.py defines the tokens, runtime/noise.py the noise. Nothing is sorted but the few best, and
+// what is needed is taken of every block of 256 tokens, in one pass over the logits and one over the tokens' hashes:
+//
+// - the greatest logit, of all and of each of 16 lanes: enough to find the few best among few blocks;
+// - the mass: the sum of the weights w = exp((logit - best) / T);
+// - the least hash. A token's score is log w + gumbel(hash), and gumbel(hash) <= -log u with u = (hash + 1/2) / 2^32.
+//   So no token of a block scores more than log(greatest w / least u), and once one token's score is known, few blocks
+//   are left in which a better one can be: only there are tokens looked at one by one.
+//
+// A share of the mass (top_p) is never summed over sorted tokens: the winner among all tokens is drawn, and kept if
+// the tokens ahead of it hold less than the share; if not, the winner among those ahead of it is next.
+
+#include "survey.h"
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// Sums of weights in float32 may be off by a few 1e-6: the exponents' rounding, the exponential's and the sum's. Nearer
+// to the border, a share is decided again in float64.
+constexpr double kShareUncertainty = 2e-5;
+constexpr double kBoundSlack = 1e-4;  // of the blocks' bounds, relative: more than the weights' rounding
+
+// -- drawing -----------------------------------------------------------------------------------------------------
+
+struct Contender {
+  int64_t token;
+  double score;
+
+  // Whether a token of that log p and hash does better: equal scores go to whoever was there first.
+  void challenge(int64_t other, double log_p, uint32_t hash) {
+    // -log u is at most this, as u is at least a power of two: two logarithms less for nearly all.
+    const double at_most = (std::countl_zero(hash) + 1) * 0.69314718055994531;
+    if (log_p + at_most + 1e-9 < score) return;
+    const double noisy = log_p + gumbel(hash);
+    if (noisy > score) *this = {other, noisy};
+  }
+};
+
+// Of the blocks that reach the floor; the others' are 0.
+void set_bounds(const Row& row, const Draw& draw, float floor) {
+  std::fill(row.maxima + row.blocks, row.maxima + row.blocks + 16, -kInfinity);
+  for (int64_t b = 0; b < row.blocks; b += 16) {
+    store(row.bounds + b, weights(mul(sub(load(row.maxima + b), splat(row.top)), splat(draw.scale()))));
+  }
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    if (row.maxima[b] < floor) {
+      row.bounds[b] = 0;
+      continue;
+    }
+    const Noise noise = draw.noise.of_block(b * kBlock);
+    uint32_t least = UINT32_MAX;
+    for (uint32_t i = 0; i < kBlock; ++i) least = std::min(least, noise.hash(i));
+    row.least[b] = least;
+    row.bounds[b] /= static_cast<float>(least) + 0.5f;
+  }
+}
+
+// Lets the tokens of one block challenge the leader: those of at least `floor` that come before `border`.
+void contest(const Row& row, const Draw& draw, int64_t b, float floor, const Place& border, Contender& leader) {
+  uint32_t hashes[kBlock];
+  const Noise noise = draw.noise.of_block(b * kBlock);
+  for (uint32_t i = 0; i < kBlock; ++i) hashes[i] = noise.hash(i);
+  // To reach the leader, even the block's best logit needs a hash this small.
+  const double weight = row.bounds[b] * (row.least[b] + 0.5);
+  const double small = weight * std::exp(-leader.score) * 0x1p32 * (1 + kBoundSlack);
+  const auto reach = static_cast<uint32_t>(std::min(small, 4294967295.0));
+  const int64_t count = std::min(kBlock, row.vocab - b * kBlock);
+  for (int64_t i = 0; i < count; ++i) {
+    if (hashes[i] > reach) continue;
+    const int64_t token = b * kBlock + i;
+    const float value = row.logits[token];
+    if (value < floor || !border.follows(value, token)) continue;
+    leader.challenge(token, (value - static_cast<double>(row.top)) / draw.temperature, hashes[i]);
+  }
+}
+
+// The token of the greatest log p + noise among those of at least `floor` that come before `border`: the best token is
+// always one.
+int64_t winner(const Row& row, const Draw& draw, float floor, const Place& border) {
+  Contender leader{row.best, gumbel(draw.noise.hash(static_cast<uint32_t>(row.best)))};
+  const float least = std::max(floor, border.value);
+  int64_t first = 0;
+  for (int64_t b = 1; b < row.blocks; ++b) {
+    if (row.maxima[b] >= least && (row.bounds[b] > row.bounds[first] || row.maxima[first] < least)) first = b;
+  }
+  contest(row, draw, first, floor, border, leader);
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    if (b == first || row.maxima[b] < least) continue;
+    if (row.bounds[b] * 0x1p32 * (1 + kBoundSlack) < std::exp(leader.score)) continue;
+    contest(row, draw, b, floor, border, leader);
+  }
+  return leader.token;
+}
+
+// The least float32 logit whose probability is min_p times the best one's.
+float min_p_floor(const Row& row, const Draw& draw) {
+  const double exact = row.top + draw.temperature * std::log(draw.min_p);
+  if (!(exact >= -kLargest)) return -kInfinity;
+  const auto floor = static_cast<float>(exact);
+  return floor < exact ? std::nextafter(floor, kInfinity) : floor;
+}
+
+// A logit below which top_p keeps no token.
+//
+// A token kept has less than top_p of the mass ahead of it, so it and those behind it hold more than the rest,
+// 1 - top_p. They are at most the vocabulary, each no heavier than it: its weight exceeds (1 - top_p) mass / vocab.
+float top_p_floor(const Row& row, const Draw& draw) {
+  double mass = 0;
+  for (int64_t b = 0; b < row.blocks; ++b) mass += row.masses[b];
+  const double log_weight = std::log((1 - draw.top_p) * mass / static_cast<double>(row.vocab));
+  const double floor = row.top + draw.temperature * (log_weight - 0.001);  // lower by more than rounding
+  return floor >= -kLargest ? static_cast<float>(floor) : -kInfinity;
+}
+
+// Whether the tokens ahead of `border` hold the share top_p already, in float64.
+bool outside_exactly(const Row& row, const Draw& draw, const Place& border) {
+  double ahead = 0, all = 0;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    double block_ahead = 0, block_all = 0;
+    for (int64_t token = b * kBlock; token < std::min(row.vocab, (b + 1) * kBlock); ++token) {
+      const float value = row.logits[token];
+      const double weight = std::exp((value - static_cast<double>(row.top)) / draw.temperature);
+      block_all += weight;
+      if (border.follows(value, token)) block_ahead += weight;
+    }
+    ahead += block_ahead;
+    all += block_all;
+  }
+  return ahead >= draw.top_p * all;
+}
+
+// The mass of a block's tokens ahead of `border`.
+float mass_ahead(const Row& row, const Draw& draw, int64_t b, const Place& border) {
+  float ahead[kBlock];
+  const float* x = row.block(b);
+  const int64_t equals = std::clamp<int64_t>(border.token - b * kBlock, 0, kBlock);  // those before it count
+  for (int64_t i = 0; i < equals; ++i) ahead[i] = x[i] >= border.value ? x[i] : -kInfinity;
+  for (int64_t i = equals; i < kBlock; ++i) ahead[i] = x[i] > border.value ? x[i] : -kInfinity;
+  return block_mass(ahead, row.top, draw.scale());
+}
+
+// Whether the tokens ahead of `border` hold the share top_p already. Blocks are summed until that is certain, whatever
+// the others hold.
+bool outside(const Row& row, const Draw& draw, const Place& border) {
+  double mass = 0, rest = 0, ahead = 0;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    mass += row.masses[b];
+    if (row.maxima[b] >= border.value) rest += row.masses[b];
+  }
+  const double share = draw.top_p * mass, uncertainty = kShareUncertainty * mass;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    if (row.maxima[b] < border.value) continue;
+    if (ahead - uncertainty > share) return true;
+    if (ahead + rest + uncertainty < share) return false;
+    ahead += mass_ahead(row, draw, b, border);
+    rest -= row.masses[b];
+  }
+  if (std::abs(ahead - share) <= uncertainty) return outside_exactly(row, draw, border);
+  return ahead >= share;
+}
+
+int64_t draw_token(const Row& row, const Draw& draw) {
+  const float floor = std::max(min_p_floor(row, draw), draw.top_p < 1 ? top_p_floor(row, draw) : -kInfinity);
+  set_bounds(row, draw, floor);
+  Place border{-kInfinity, row.vocab};  // behind all
+  for (;;) {
+    const int64_t token = winner(row, draw, floor, border);
+    border = {row.logits[token], token};
+    // The best token is always kept, and a share of 1 keeps all, those of no weight included.
+    if (token == row.best || draw.top_p >= 1 || !outside(row, draw, border)) return token;
+  }
+}
+
+int64_t draw_of_top_k(const Row& row, const Draw& draw) {
+  // Shares are of the tokens in order.
+  const uint64_t* ranked = draw.top_p < 1 ? best_first(row, draw.top_k) : best_of(row, draw.top_k);
+  const auto token = [&](int64_t i) { return static_cast<int64_t>(static_cast<uint32_t>(ranked[i])); };
+  const auto log_p = [&](int64_t i) {
+    return (row.logits[token(i)] - static_cast<double>(row.top)) / draw.temperature;
+  };
+  double mass = 0;
+  for (int64_t i = 0; draw.top_p < 1 && i < draw.top_k; ++i) mass += std::exp(log_p(i));
+  const double least = std::log(draw.min_p);
+  double ahead = 0;
+  Contender leader{row.best, gumbel(draw.noise.hash(static_cast<uint32_t>(row.best)))};
+  for (int64_t i = 0; i < draw.top_k; ++i) {
+    if (draw.top_p < 1) {
+      if (i > 0 && ahead >= draw.top_p * mass) break;
+      ahead += std::exp(log_p(i));
+    }
+    if (log_p(i) < least) continue;
+    leader.challenge(token(i), log_p(i), draw.noise.hash(static_cast<uint32_t>(token(i))));
+  }
+  return leader.token;
+}
+
+// -- logprobs ----------------------------------------------------------------------------------------------------
+
+// log of the sum of exp(logits).
+double log_sum_exp(const Row& row) {
+  double total = 0;
+  for (int64_t b = 0; b < row.blocks; ++b) total += block_mass(row.block(b), row.top, kLog2E);
+  return row.top + std::log(total);
+}
+
+// Packs a row as messages/logprobs.py lays it out, but for its token: the k best after the first three words.
+void pack_best(const Row& row, int64_t k, double normaliser, int32_t* words) {
+  if (k == 0) return;
+  const uint64_t* ranked = best_first(row, k);
+  for (int64_t i = 0; i < k; ++i) {
+    const auto token = static_cast<int32_t>(ranked[i]);
+    words[3 + 2 * i] = token;
+    words[4 + 2 * i] = __builtin_bit_cast(int32_t, static_cast<float>(row.logits[token] - normaliser));
+  }
+}
+
+void pack_token(const Row& row, int64_t token, double normaliser, int32_t* words) {
+  const float chosen = row.logits[token];
+  int32_t greater = 0;
+  for (int64_t i = 0; i < row.vocab; ++i) greater += row.logits[i] > chosen;
+  words[0] = static_cast<int32_t>(token);
+  words[1] = __builtin_bit_cast(int32_t, static_cast<float>(chosen - normaliser));
+  words[2] = 1 + greater;
+}
+
+// -- the op ------------------------------------------------------------------------------------------------------
+
+// Surveys a row and chooses its token; false where its logits are not finite.
+bool choose(Row& row, const Draw& draw, Choosing choosing, int64_t& token) {
+  const bool shares = choosing == Choosing::filtered && draw.top_p < 1;
+  if (!(shares ? survey<true>(row, draw) : survey<false>(row, draw))) return false;
+  token = choosing == Choosing::greedy  ? row.best
+          : choosing == Choosing::top_k ? draw_of_top_k(row, draw)
+                                        : draw_token(row, draw);
+  return true;
+}
+
+// Calls body(id) for every token whose logit is edited; one may come several times.
+template <class Body>
+void for_each_edited(const SampleEdits& edits, Body&& body) {
+  for (int64_t i = 0; i < edits.bias_count; ++i) body(edits.bias_ids[i]);
+  for (int64_t i = 0; i < edits.seen_count; ++i) body(edits.seen_ids[i]);
+  for (int64_t i = 0; i < edits.banned_count; ++i) body(edits.banned_ids[i]);
+}
+
+// Products are taken in float64, where they are exact: rounded as in NumPy, and not fused with a sum by a compiler.
+void edit(const SampleEdits& edits, float* logits) {
+  for (int64_t i = 0; i < edits.bias_count; ++i) logits[edits.bias_ids[i]] += edits.biases[i];
+  for (int64_t i = 0; i < edits.seen_count; ++i) {
+    float& value = logits[edits.seen_ids[i]];
+    if (edits.repetition != 1) {
+      value = value < 0 ? static_cast<float>(static_cast<double>(value) * edits.repetition) : value / edits.repetition;
+    }
+    const float count = edits.seen_counts[i];
+    value -= static_cast<float>(static_cast<double>(edits.frequency) * count) + (count > 0 ? edits.presence : 0.0f);
+  }
+  for (int64_t i = 0; i < edits.banned_count; ++i) logits[edits.banned_ids[i]] = -kInfinity;
+}
+
+// `saved`: room for the logits that are edited.
+SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory, float* saved) {
+  const int64_t id = op.rows[index], wanted = op.logprobs[id];
+  const SampleEdits edits = op.edits == nullptr ? SampleEdits{} : op.edits[index];
+  const bool edited = edits.bias_count + edits.seen_count + edits.banned_count > 0;
+  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id],
+                  Noise(op.streams[id], op.num_outputs[id])};
+  float* logits = op.logits + index * op.vocab;
+  int32_t* words = op.packed + index * op.packed_stride;
+  int64_t& token = op.tokens[index];
+  token = 0;
+  Row row(logits, op.vocab, memory);
+  const bool finite = edited ? survey<false>(row, draw) : choose(row, draw, op.choosing[id], token);
+  if (!finite) return SampleStatus::not_finite;
+  double normaliser = 0;
+  if (wanted >= 0) {  // of the raw logits
+    normaliser = log_sum_exp(row);
+    pack_best(row, wanted, normaliser, words);
+  }
+  if (edited) {
+    float* next = saved;
+    for_each_edited(edits, [&](int64_t at) { *next++ = logits[at]; });
+    edit(edits, logits);
+    const bool chosen = choose(row, draw, op.choosing[id], token);
+    next = saved;
+    for_each_edited(edits, [&](int64_t at) { logits[at] = *next++; });
+    if (!chosen) return SampleStatus::all_banned;
+  }
+  if (wanted >= 0) pack_token(row, token, normaliser, words);
+  return SampleStatus::chosen;
+}
+
+void sample(Worker& worker, const SampleOp& op) {
+  int64_t most_edited = 0;
+  for (int64_t i = 0; op.edits != nullptr && i < *op.count; ++i) {
+    const SampleEdits& edits = op.edits[i];
+    most_edited = std::max(most_edited, edits.bias_count + edits.seen_count + edits.banned_count);
+  }
+  std::byte* memory = worker.own(Row::bytes(op.vocab) + most_edited * sizeof(float));
+  auto* saved = reinterpret_cast<float*>(memory + Row::bytes(op.vocab));
+  worker.for_each(*op.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) op.status[i] = sample_row(op, i, memory, saved);
+  });
+}
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

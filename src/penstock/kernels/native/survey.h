@@ -1,0 +1,218 @@
+// What sampling knows of a row of logits: its noise, its blocks of tokens, and the few best of them (see sampling.h).
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+constexpr int64_t kBlock = 256;  // tokens; their logits and the loops over them stay in the first cache
+constexpr float kLargest = 3.4028234663852886e38f;
+constexpr double kLog2E = 1.4426950408889634;
+
+inline uint64_t mix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+struct Noise {
+  uint32_t k0, k1;
+
+  Noise(uint64_t stream, int64_t index) {
+    const uint64_t key = mix64(stream + (static_cast<uint64_t>(index) + 1) * 0x9e3779b97f4a7c15u);
+    k0 = static_cast<uint32_t>(key);
+    k1 = static_cast<uint32_t>(key >> 32);
+  }
+
+  // That of the tokens from `first` on, a multiple of kBlock, by their places in a block.
+  Noise of_block(int64_t first) const {
+    Noise noise = *this;
+    noise.k0 ^= static_cast<uint32_t>(first);
+    return noise;
+  }
+
+  // Written so that a compiler turns a loop over it into vectors.
+  uint32_t hash(uint32_t token) const {
+    uint32_t x = token ^ k0;
+    x = (x ^ (x >> 17)) * 0xed5ad4bbu;
+    x ^= k1;
+    x = (x ^ (x >> 11)) * 0xac4c1b51u;
+    x = (x ^ (x >> 15)) * 0x31848babu;
+    return x ^ (x >> 14);
+  }
+};
+
+inline double gumbel(uint32_t hash) { return -std::log(-std::log1p(-((hash + 0.5) * 0x1p-32))); }
+
+struct Draw {  // what decides a token besides the logits
+  double temperature, top_p, min_p;
+  int64_t top_k;
+  Noise noise;
+
+  // Of logits, to make them exponents of 2. A temperature so high that all weights are equal must not make NaN of -inf.
+  float scale() const { return std::max(static_cast<float>(kLog2E / temperature), 1e-30f); }
+};
+
+struct Place {  // in the order best first, equal logits by ascending id
+  float value;
+  int64_t token;
+
+  bool follows(float other, int64_t other_token) const {
+    return other > value || (other == value && other_token < token);
+  }
+};
+
+// A row of logits, and what a survey found of every block. The last block is padded with -inf.
+struct Row {
+  const float* logits;
+  int64_t vocab, blocks;
+  float* maxima;    // [blocks], padded with -inf to whole vectors
+  float* masses;    // [blocks], relative to the best token's weight
+  float* bounds;    // [blocks], greatest weight / (least hash + 1/2)
+  float* lanes;     // [blocks][16], the greatest of every 16th logit
+  uint32_t* least;  // [blocks], the least hash
+  uint64_t* room;   // [vocab + 16], for a selection
+  float* tail;      // [kBlock], the last block
+  float top;        // the best logit
+  int64_t best;     // its token, the lowest of equals
+
+  const float* block(int64_t b) const { return b == blocks - 1 ? tail : logits + b * kBlock; }
+
+  static size_t bytes(int64_t vocab) {
+    const int64_t padded = divide_up(vocab, kBlock) + 16;
+    return padded * (3 * sizeof(float) + 16 * sizeof(float) + sizeof(uint32_t)) + (vocab + 16) * sizeof(uint64_t) +
+           kBlock * sizeof(float);
+  }
+
+  Row(const float* logits, int64_t vocab, std::byte* memory)
+      : logits(logits), vocab(vocab), blocks(divide_up(vocab, kBlock)), top(-kInfinity), best(0) {
+    const int64_t padded = blocks + 16;
+    room = reinterpret_cast<uint64_t*>(memory);
+    maxima = reinterpret_cast<float*>(room + vocab + 16);
+    masses = maxima + padded;
+    bounds = masses + padded;
+    lanes = bounds + padded;
+    tail = lanes + 16 * padded;
+    least = reinterpret_cast<uint32_t*>(tail + kBlock);
+  }
+};
+
+// 2^x to about 2e-7, relative, for x <= 0; 0 below -126.5. The polynomial is a minimax one.
+inline F16 weights(F16 x) {
+  x = max(splat(-127.0f), x);
+  const F16 n = round(x);
+  const F16 r = sub(x, n);
+  F16 p = fma(splat(1.327645257e-3f), r, splat(9.675541179e-3f));
+  p = fma(p, r, splat(5.550713334e-2f));
+  p = fma(p, r, splat(2.402211973e-1f));
+  p = fma(p, r, splat(6.931469670e-1f));
+  p = fma(p, r, splat(1.000000072f));
+  return mul(p, power_of_two(n));
+}
+
+// The sum of 2^((x - reference) scale) over a block.
+inline float block_mass(const float* x, float reference, float scale) {
+  F16 sums = zero_f();
+  for (int64_t i = 0; i < kBlock; i += 16) {
+    sums = add(sums, weights(mul(sub(load(x + i), splat(reference)), splat(scale))));
+  }
+  return sum(sums);
+}
+
+// The pass over a row: finds its best token and the blocks' maxima, and their masses where asked for. False where a
+// logit is NaN or +inf, or all are -inf.
+template <bool kMasses>
+bool survey(Row& row, const Draw& draw) {
+  const int64_t last = (row.blocks - 1) * kBlock;
+  for (int64_t i = 0; i < kBlock; ++i) row.tail[i] = last + i < row.vocab ? row.logits[last + i] : -kInfinity;
+  F16 not_finite = zero_f();  // NaN once a NaN or +inf was seen
+  float top = -kInfinity;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    const float* x = row.block(b);
+    F16 best = splat(-kInfinity);
+    for (int64_t i = 0; i < kBlock; i += 16) {
+      const F16 v = load(x + i);
+      best = max(best, v);
+      not_finite = fma(max(splat(-kLargest), v), zero_f(), not_finite);
+    }
+    store(row.lanes + 16 * b, best);
+    row.maxima[b] = largest(best);
+    if (row.maxima[b] > top) {
+      if constexpr (kMasses) {  // so far they are relative to a token that is not the best
+        const auto factor = static_cast<float>(std::exp2((top - static_cast<double>(row.maxima[b])) * draw.scale()));
+        for (int64_t i = 0; i < b; ++i) row.masses[i] *= factor;
+      }
+      top = row.maxima[b];
+    }
+    if constexpr (kMasses) row.masses[b] = top == -kInfinity ? 0.0f : block_mass(x, top, draw.scale());
+  }
+  row.top = top;
+  const float flag = sum(not_finite);
+  if (flag != flag || top == -kInfinity) return false;
+  const int64_t b = std::find(row.maxima, row.maxima + row.blocks, top) - row.maxima;
+  row.best = b * kBlock + (std::find(row.block(b), row.block(b) + kBlock, top) - row.block(b));
+  return true;
+}
+
+// -- the few best ------------------------------------------------------------------------------------------------
+
+// A value that at least k of `values` reach, and at most a quarter more, unless equal ones make them more; 1 <= k <=
+// count. Bisects the floats' bits, which sort as integers: its steps are plain counts, where a selection mispredicts
+// branches.
+float floor_of_best(const float* values, int64_t count, int64_t k) {
+  const auto value = [](int64_t key) {
+    return __builtin_bit_cast(float, static_cast<int32_t>(key < 0 ? key ^ 0x7fffffff : key));
+  };
+  int64_t low = ~int64_t{0x7f800000}, high = 0x7f800000;  // -inf, which all reach, and +inf, which none does
+  while (high - low > 1) {
+    const int64_t middle = (low + high) >> 1;
+    const float floor = value(middle);
+    int32_t reached = 0;
+    for (int64_t i = 0; i < count; ++i) reached += values[i] >= floor;
+    if (reached < k) {
+      high = middle;
+      continue;
+    }
+    low = middle;
+    if (reached <= k + k / 4) break;
+  }
+  return value(low);
+}
+
+// Sorts by falling logit, then by id. Adding 0 gives -0 and 0, which are equal, the same bits.
+inline uint64_t rank_key(float value, int64_t token) {
+  const auto bits = __builtin_bit_cast(uint32_t, value + 0.0f);
+  const uint32_t falling = bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
+  return static_cast<uint64_t>(falling) << 32 | static_cast<uint64_t>(token);
+}
+
+// The k best tokens in the low halves of what is returned, in no order. 1 <= k <= vocab.
+//
+// A value that k of the blocks' maxima reach is a floor of the k best logits, and so is one that k of the lanes' maxima
+// reach; with four times k of them, not many more logits reach it.
+uint64_t* best_of(const Row& row, int64_t k) {
+  const float floor = 4 * k <= row.blocks        ? floor_of_best(row.maxima, row.blocks, k)
+                      : 4 * k <= 16 * row.blocks ? floor_of_best(row.lanes, 16 * row.blocks, k)
+                                                 : floor_of_best(row.logits, row.vocab, k);
+  int64_t count = 0;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    if (row.maxima[b] < floor) continue;
+    for (int64_t lane = 0; lane < 16; ++lane) {
+      if (row.lanes[16 * b + lane] < floor) continue;
+      for (int64_t i = lane; i < kBlock; i += 16) {
+        const int64_t token = b * kBlock + i;
+        if (token < row.vocab && row.logits[token] >= floor) row.room[count++] = rank_key(row.logits[token], token);
+      }
+    }
+  }
+  std::nth_element(row.room, row.room + k - 1, row.room + count);
+  return row.room;
+}
+
+// The same, best first.
+const uint64_t* best_first(const Row& row, int64_t k) {
+  uint64_t* best = best_of(row, k);
+  std::sort(best, best + k);
+  return best;
+}
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

@@ -1,0 +1,180 @@
+// Sixteen columns at a time, with AVX512 (F, BW, VL, DQ) and its VNNI: one register each. Included by files for
+// several instruction sets, each under its own namespace: PENSTOCK_ISA.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace penstock::PENSTOCK_ISA {
+
+using F16 = __m512;   // 16 floats
+using I16 = __m512i;  // 16 int32
+
+inline F16 zero_f() { return _mm512_setzero_ps(); }
+inline F16 splat(float x) { return _mm512_set1_ps(x); }
+inline F16 load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F16 x) { _mm512_storeu_ps(p, x); }
+inline F16 add(F16 a, F16 b) { return _mm512_add_ps(a, b); }
+inline F16 sub(F16 a, F16 b) { return _mm512_sub_ps(a, b); }
+inline F16 mul(F16 a, F16 b) { return _mm512_mul_ps(a, b); }
+inline F16 div(F16 a, F16 b) { return _mm512_div_ps(a, b); }
+inline F16 max(F16 a, F16 b) { return _mm512_max_ps(a, b); }
+inline F16 min(F16 a, F16 b) { return _mm512_min_ps(a, b); }
+// a * b + c
+inline F16 fma(F16 a, F16 b, F16 c) { return _mm512_fmadd_ps(a, b, c); }
+inline F16 round(F16 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F16 absolute(F16 a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
+}
+
+// Lanes [0, count).
+inline __mmask16 lanes_below(int64_t count) {
+  return static_cast<__mmask16>(count >= 16 ? 0xffffu : count <= 0 ? 0u : (1u << count) - 1u);
+}
+// `x` where the lane's number is in [begin, end), else `other`.
+inline F16 within(F16 x, F16 other, int64_t begin, int64_t end) {
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(lanes_below(end) & ~lanes_below(begin)), other, x);
+}
+// 2^n for whole n in [-127, 127]; -127 gives 0.
+inline F16 power_of_two(F16 n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline float sum(F16 x) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+inline float largest(F16 x) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+inline F16 widen_bf16(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+// To the nearest, ties to even; a NaN stays one.
+inline __m256i narrow_bf16(F16 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded =
+      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7fc0)));
+}
+inline F16 load(const uint16_t* p) {  // bf16
+  return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store(uint16_t* p, F16 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(x)); }
+inline F16 load_half(const uint16_t* p) {  // fp16
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// 16 values of `p`, of which only the first `count` are read; the others are 0.
+inline F16 load_part(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(lanes_below(count), p); }
+inline F16 load_part(const uint16_t* p, int64_t count) {
+  return widen_bf16(_mm256_maskz_loadu_epi16(lanes_below(count), p));
+}
+inline void store_part(float* p, F16 x, int64_t count) { _mm512_mask_storeu_ps(p, lanes_below(count), x); }
+inline void store_part(uint16_t* p, F16 x, int64_t count) {
+  _mm256_mask_storeu_epi16(p, lanes_below(count), narrow_bf16(x));
+}
+
+inline I16 zero_i() { return _mm512_setzero_si512(); }
+inline I16 splat(int32_t x) { return _mm512_set1_epi32(x); }
+inline I16 to_int(F16 x) { return _mm512_cvtps_epi32(x); }  // to the nearest
+inline F16 to_float(I16 x) { return _mm512_cvtepi32_ps(x); }
+inline I16 load(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store(int32_t* p, I16 x) { _mm512_storeu_si512(p, x); }
+
+// The ways to multiply lines of packed weights: see vec_avx2.h.
+
+struct DotF32 {
+  using Word = float;
+  using Vector = F16;
+  using Wide = DotF32;
+  static constexpr bool kInteger = false;
+  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0;
+  static constexpr int kWideSums = 16, kWideTileRows = 8;
+  static Vector zero() { return zero_f(); }
+  static void widen(const uint8_t* line, Vector* out) { out[0] = load(reinterpret_cast<const float*>(line)); }
+  static Vector multiply_add(Vector sums, Word x, Vector weights) { return fma(splat(x), weights, sums); }
+};
+
+struct DotBf16 : DotF32 {
+  static constexpr int kWords = 2, kLineValues = 2;
+  static void widen(const uint8_t* line, Vector* out) {
+    const __m512i pairs = _mm512_loadu_si512(line);
+    out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    out[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+};
+
+// int8 as floats: for pages, whose tokens have scales of their own.
+struct DotI8AsF32 : DotF32 {
+  static constexpr int kWords = 4, kLineValues = 4;
+  static void widen(const uint8_t* line, Vector* out) {
+    const __m512i bytes = _mm512_loadu_si512(line);
+    out[0] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 24), 24));
+    out[1] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 16), 24));
+    out[2] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 8), 24));
+    out[3] = _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
+  }
+};
+
+// A word is four int8, a lane four uint8: weights to which kOffset was added, so that none is negative. What that
+// adds to a sum, kOffset times the sum of x, is taken off where the sum starts. All of it is exact.
+struct DotBytes {
+  using Word = int32_t;
+  using Piece = int8_t;
+  using Vector = I16;
+  using Wide = DotBytes;
+  static constexpr bool kInteger = true;
+  static constexpr int kWords = 1, kLineValues = 4, kOffset = 128;
+  static constexpr int kWideSums = 16, kWideTileRows = 8;
+  static Vector zero() { return zero_i(); }
+  static void widen(const uint8_t* line, Vector* out) { out[0] = _mm512_loadu_si512(line); }
+  static Vector multiply_add(Vector sums, Word x, Vector weights) {
+    return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x));
+  }
+};
+
+struct DotInt8 : DotBytes {
+  static void widen(const uint8_t* line, Vector* out) {
+    out[0] = _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int>(0x80808080u)));
+  }
+  static void put(Piece* pieces, I16 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm512_cvtepi32_epi8(x));
+  }
+};
+
+struct DotNibbles : DotBytes {  // as DotInt4 widens them
+  using Wide = DotNibbles;
+  static constexpr int kOffset = 8;
+};
+
+struct DotInt4 : DotNibbles {
+  static constexpr int kWords = 2, kLineValues = 8;
+  static void widen(const uint8_t* line, Vector* out) {
+    const __m512i low = _mm512_set1_epi32(0x0f0f0f0f);
+    const __m512i nibbles =
+        _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int>(0x88888888u)));
+    out[0] = _mm512_and_si512(nibbles, low);
+    out[1] = _mm512_and_si512(_mm512_srli_epi32(nibbles, 4), low);
+  }
+  // Of every eight values the even ones first: they are the low nibbles.
+  static void put(Piece* pieces, I16 x) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
+  }
+};
+
+// How many vectors of sums the registers hold beside the weights and a word of x.
+constexpr int kSums = 8;           // while lines are widened: as many as hide the latency of a sum
+constexpr int kWideBlocks = 2;     // of 16 columns that are widened at once: they stay in the second cache
+constexpr int64_t kWideRows = 12;  // widening first pays from so many rows on
+
+}  // namespace penstock::PENSTOCK_ISA

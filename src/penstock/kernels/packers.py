@@ -1,0 +1,80 @@
+"""How a model holds its weights, and the packing of each while it is read."""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.config.weights import schemes
+from penstock.kernels.linear import LINEAR
+from penstock.kernels.native.memory import WeightMemory
+from penstock.kernels.native.packer import NativePacker
+from penstock.kernels.registry import Needs, Platform
+
+Kind = Literal["matrix", "gated", "vocabulary"]
+
+
+class Packer(Protocol):
+    """Takes a weight [n, k] by rows and packs them where they belong."""
+
+    def put(self, start: int, rows: Tensor) -> None:
+        """Rows from `start` on, contiguous, in any floating dtype. Any thread may call, each with rows of its own;
+        `rows` may be overwritten after. Raises ValueError for rows that cannot be quantised."""
+        ...
+
+    def finish(self) -> Any:
+        """The weight as `Linear.pack` takes it, once all rows were put."""
+        ...
+
+
+Packing = Callable[[tuple[int, ...], Kind], Packer]  # of a weight's shape and kind, see families.Parameter.kind
+
+
+class DensePacker:
+    """A tensor of any shape as it is, converted to a dtype."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        with torch.inference_mode(False):  # other threads, which the caller's mode does not reach, will write to it
+            self._tensor = torch.empty(shape, dtype=dtype)
+
+    def put(self, start: int, rows: Tensor) -> None:
+        self._tensor[start : start + len(rows)].copy_(rows)
+
+    def finish(self) -> Tensor:
+        return self._tensor
+
+
+class CannotQuantize(ValueError):
+    """Nothing here multiplies quantised weights; the message says why and what to change."""
+
+
+def select_packing(platform: Platform, needs: Needs, quantization: str = "none", group: int = 32) -> Packing:
+    """As the linear provider that `select_kernels` chooses reads weights. Starts no threads.
+
+    Raises CannotQuantize.
+    """
+    if LINEAR.select(platform, needs).name == "native":
+        return _native(str(needs.dtype).removeprefix("torch."), quantization, group)
+    if quantization != "none":
+        why = (
+            f"do not compute in {str(needs.dtype).removeprefix('torch.')}; set --dtype bfloat16"
+            if platform.isa
+            else "are not there: they take an x86-64 processor with AVX2, and a C++ compiler when penstock is "
+            "installed; see to these"
+        )
+        raise CannotQuantize(
+            f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
+        )
+    return lambda shape, kind: DensePacker(shape, needs.dtype)
+
+
+def _native(dtype: str, quantization: str, group: int) -> Packing:
+    matrices, vocabulary = schemes(dtype, quantization)
+    memory = WeightMemory()
+
+    def packer(shape: tuple[int, ...], kind: Kind) -> Packer:
+        scheme = vocabulary if kind == "vocabulary" else matrices
+        return NativePacker((shape[0], shape[1]), scheme, group, gated=kind == "gated", memory=memory)
+
+    return packer

@@ -1,0 +1,42 @@
+"""Choosing tokens by the native kernels: the same tokens as in NumPy (see kernels/native/sampling.h)."""
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.native.sampling import CHOSEN, NativeSampling
+from penstock.kernels.native.sampling import NOT_FINITE as STATUS_NOT_FINITE
+from penstock.kernels.native.session import Session
+from penstock.messages import row_size
+from penstock.runtime.sampling_batch import ALL_BANNED, NOT_FINITE, Sampled, SamplingBatch
+
+
+class NativeChooser:
+    """Chooses the next token of rows of a batch."""
+
+    def __init__(self, batch: SamplingBatch, session: Session) -> None:
+        self._batch = batch
+        self._sampling = NativeSampling(session, batch, batch.vocab_size)
+
+    def __call__(self, logits: Tensor, rows: NDArray[np.int64]) -> Sampled:
+        """`logits`: float32 [rows, vocab], overwritten."""
+        batch = self._batch
+        logits = logits.contiguous()
+        wanted = batch.logprobs[rows]
+        most = int(wanted.max(initial=-1))
+        if most > batch.vocab_size:
+            raise ValueError(
+                f"{most} logprobs of a vocabulary of {batch.vocab_size}: ask for {batch.vocab_size} at most"
+            )
+        edits = {i: batch.edits[row].struct for i, row in enumerate(rows.tolist()) if row in batch.edits}
+        chosen = self._sampling(logits, rows, edits, most)
+        errors = {
+            int(i): NOT_FINITE if chosen.status[i] == STATUS_NOT_FINITE else ALL_BANNED
+            for i in np.flatnonzero(chosen.status != CHOSEN)
+        }
+        logprobs = [b""] * len(rows)
+        if most >= 0:
+            for i, k in enumerate(wanted.tolist()):
+                if k >= 0 and i not in errors:
+                    logprobs[i] = chosen.packed[i, : row_size(k) // 4].tobytes()
+        return Sampled(chosen.tokens.tolist(), logprobs, errors)

@@ -1,0 +1,52 @@
+"""`bench kernels` with everything small: every op is measured in every type that it has."""
+
+import pytest
+import torch
+
+import penstock.bench.kernels as bench
+from penstock.bench.kernels import OPS, measure_kernels
+from penstock.bench.roofline import Machine
+from penstock.kernels.native.session import native_session
+
+SMALL = {
+    "SHAPES": ((96, 40),),
+    "ROWS": (1, 5),
+    "VOCAB": 1000,
+    "CONTEXTS": (32,),
+    "PROMPT": 16,
+    "BEFORE": (0, 32),
+    "SECONDS": 0.0,
+    "RUNS": 2,
+    "WORKING_SET": (1 << 16, 1 << 16),
+    "MOST_COPIES": 3,
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SMALL.items():
+        monkeypatch.setattr(bench, name, value)
+
+
+def test_every_op_is_measured() -> None:
+    said: list[str] = []
+    slow = Machine(bandwidth=1.0, flops=1.0)
+    found, machine = measure_kernels(native_session(), slow, list(OPS), said.append)
+    assert {each.op for each in found} == set(OPS)
+    assert len(said) == len(found)
+    types = {op: {each.dtype for each in found if each.op == op} for op in OPS}
+    assert types["linear"] == types["gated"] == {"f32", "bf16", "int8", "int4"}
+    assert types["attention"] == types["store"] == {"bf16", "int8"}
+    assert all(each.us > 0 for each in found)
+    assert {each.rows for each in found if each.shape == "prefill at 48"} == {16}
+    # What is faster than the machine was said to be raises the roof: nothing is above it.
+    assert machine.bandwidth > slow.bandwidth and machine.flops > slow.flops
+    assert all(0 <= each.roofline_fraction <= 1 for each in found if each.working_set_mb * 1e6 > 1.1 * (1 << 16))
+
+
+def test_a_long_weight_repeats_a_packed_one() -> None:
+    weights = bench._Weights(1000, 40, "int4")
+    first, other = weights(0), weights(2)
+    assert (first.n, first.k) == (1000, 40)
+    assert len(first.lines) == 63 * 64 // 8 * 64  # 63 blocks of columns; 40 along k are padded to 64, 8 a line
+    assert torch.equal(first.lines, other.lines) and first.lines.data_ptr() != other.lines.data_ptr()

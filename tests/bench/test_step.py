@@ -1,0 +1,70 @@
+"""`bench step` on a tiny model: every op is found and named, parts add up, and the picture shows them."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.flame import BAR, GROUP_HEIGHT, PART_HEIGHT, flame
+from penstock.bench.roofline import Machine
+from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps, room
+from penstock.config import EngineConfig
+from penstock.runtime import ModelRunner, load_runner
+
+MACHINE = Machine(bandwidth=20e9, flops=1e11)
+SVG = "{http://www.w3.org/2000/svg}"
+LAYER = {"qkv", "cache", "attention", "output", "gate_up", "down"}
+
+
+def runner(folder: Path, **settings: int) -> ModelRunner:
+    config = {"max_model_len": 128, "max_num_seqs": 4, "threads": 1, "kv_cache_bytes": 8 << 20, **settings}
+    return load_runner(EngineConfig(model=str(folder), name="tiny", **config), progress=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_every_op_of_every_layer_is_timed(tiny_checkpoint: Callable[..., Path], variant: str) -> None:
+    steps = Steps(runner(tiny_checkpoint(variant)), context=40, rows=[1, 3], steps=3)
+    for found, rows in zip(steps.measure(MACHINE), (1, 3), strict=True):
+        assert (found.rows, found.steps) == (rows, 3)
+        lines = {line.name: line for line in found.lines}
+        assert {"rotation", "embedding", "norm", "head", WHOLE, *LAYER, *HOST} == set(lines)
+        layers = {lines[name].calls for name in LAYER}
+        assert len(layers) == 1 and lines["head"].calls == 1
+        parts = [line for line in found.lines if line.name != WHOLE]
+        assert sum(line.us for line in parts) == pytest.approx(found.us, abs=1.0)
+        assert sum(line.share for line in parts) == pytest.approx(1.0, abs=0.01)
+        assert all(line.gb_s is not None and line.roofline_fraction is not None for line in parts[: -len(HOST)])
+        assert found.host_us == pytest.approx(sum(line.us for line in parts[-len(HOST) :]))
+
+
+def test_too_many_sequences_for_the_pool_are_refused(tiny_checkpoint: Callable[..., Path]) -> None:
+    small = runner(tiny_checkpoint("qwen3"), max_num_seqs=1)
+    with pytest.raises(ValueError, match="--kv-cache-memory"):
+        Steps(small, context=100, rows=[4], steps=1)
+
+
+def test_room_is_for_every_step() -> None:
+    assert room(100, [1, 8], 12) == 128 and room(100, [1, 8], 14) == 256
+
+
+def breakdown(**us: float) -> Breakdown:
+    total = sum(us.values())
+    lines = [Line(name, 2, each, each / total, 1.5, 30.0, 0.5) for name, each in us.items()]
+    return Breakdown(8, 1000, 5, total, (*lines, Line(WHOLE, 1, total, 1.0)))
+
+
+def test_the_picture_is_as_wide_as_the_parts_are_long() -> None:
+    step = breakdown(qkv=300.0, attention=100.0, norm=2.0, sampler=98.0, novelty=500.0)
+    root = ET.fromstring(flame([step, step], "a < b & c"))
+    boxes = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
+    widths = {box.findtext(f"{SVG}title", "").split(":")[0]: float(box.get("width", 0)) for box in boxes}
+    assert widths["qkv"] == pytest.approx(0.3 * BAR, abs=0.01)
+    assert widths["novelty"] == widths["other"] == pytest.approx(0.5 * BAR, abs=0.01)
+    for height in (GROUP_HEIGHT, PART_HEIGHT):
+        level = [float(box.get("width", 0)) for box in boxes if box.get("height") == str(height)]
+        assert sum(level) == pytest.approx(2 * BAR, abs=0.1)
+    words = [text.text for text in root.iter(f"{SVG}text")]
+    assert words[0] == "a < b & c"
+    assert "narrow: norm 0.2%" in words
+    assert words.count("8 sequences, 1,000 tokens of context: 1,000 µs a step") == 2

@@ -1,0 +1,90 @@
+"""What an op must read and multiply, against the arithmetic by hand."""
+
+from collections.abc import Callable
+from ctypes import c_int64
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.bench.roofline import Machine
+from penstock.bench.work import Work, work
+from penstock.kernels import AttentionBatch
+from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.norm import NativeNorm
+from penstock.kernels.native.packing import pack
+from penstock.kernels.native.session import Program, native_session
+
+BF16 = torch.bfloat16
+
+
+def recorded(call: Callable[[Callable[[torch.Tensor], torch.Tensor]], object]) -> Work:
+    """The work of the last op that `call` records; it is given what declares an input."""
+    with native_session().record() as program:
+
+        def declare(tensor: torch.Tensor) -> torch.Tensor:
+            return program.input(tensor, c_int64(len(tensor)))
+
+        call(declare)
+    return work(last(program))
+
+
+def last(program: Program) -> object:
+    return program.timed([0.0] * len(program))[-1].op
+
+
+@pytest.mark.parametrize(
+    ("scheme", "weight"), [("bf16", 96 * 64 * 2), ("int8", 96 * 64 + 96 * 4), ("int4", 96 * 32 + 96 * 2 * 2)]
+)
+def test_a_product_reads_its_weight_and_its_rows_once(scheme: str, weight: int) -> None:
+    packed = pack(torch.randn(96, 64, dtype=BF16), None, scheme)  # type: ignore[arg-type]
+    linear = NativeLinear(native_session())
+    done = recorded(lambda declare: linear(declare(torch.randn(5, 64).to(BF16)), packed))
+    assert done == Work(weight + 5 * (64 + 96) * 2, 2 * 5 * 96 * 64)
+    done = recorded(lambda declare: linear.logits(declare(torch.randn(5, 64).to(BF16)), packed))
+    assert done.bytes == weight + 5 * (64 * 2 + 96 * 4)
+
+
+def test_a_gated_product_writes_half_of_its_columns() -> None:
+    packed = pack(torch.randn(96, 64, dtype=BF16), None, "bf16", gated=True)
+    linear = NativeLinear(native_session())
+    done = recorded(lambda declare: linear.gated(declare(torch.randn(5, 64).to(BF16)), packed, "silu"))
+    assert done == Work(96 * 64 * 2 + 5 * (64 + 48) * 2, 2 * 5 * 96 * 64)
+
+
+def test_an_embedding_reads_only_its_rows() -> None:
+    packed = pack(torch.randn(96, 64, dtype=BF16), None, "bf16")
+    linear = NativeLinear(native_session())
+    assert recorded(lambda declare: linear.rows(declare(torch.tensor([3, 4])), packed, 1.0, BF16)).bytes == 2 * 64 * 4
+
+
+def test_a_norm_with_a_residual_writes_the_sum_too() -> None:
+    norm, x = NativeNorm(native_session()), torch.randn(3, 32)
+    weight = torch.ones(32)
+    assert recorded(lambda declare: norm(declare(x), None, weight, 1e-6, 0.0)).bytes == 3 * 32 * 4 * 2
+    assert recorded(lambda declare: norm(declare(x), declare(x.clone()), weight, 1e-6, 0.0)).bytes == 3 * 32 * 4 * 4
+
+
+@pytest.mark.parametrize(("dtype", "vector"), [(BF16, 64), (torch.int8, 36)])
+@pytest.mark.parametrize("window", [0, 20])
+def test_attention_reads_what_its_queries_see(dtype: torch.dtype, vector: int, window: int) -> None:
+    """A decode at 600 tokens, whose segments are split, and a chunk of 10 tokens at 50."""
+    heads, kv_heads, dim = 4, 2, 32
+    pages = torch.zeros(64, 2, kv_heads, 16, vector if dtype == torch.int8 else dim, dtype=dtype)
+    tables = np.zeros((2, 38), np.int64)
+    batch = AttentionBatch(16, window, np.array([0, 1, 11]), np.array([600, 50]), tables)
+    attention = NativeAttention(native_session())
+    prepared = attention.prepare(batch, pages[:, 0])
+    query = torch.zeros(11, heads, dim, dtype=BF16)
+    done = recorded(lambda declare: attention(declare(query), pages[:, 0], pages[:, 1], prepared, 1.0))
+    pairs = 20 + 10 * 20 if window else 600 + sum(range(41, 51))
+    read = 20 + 29 if window else 600 + 50
+    assert done.flops == 4 * pairs * heads * dim
+    assert done.bytes == read * 2 * kv_heads * vector + 2 * 11 * heads * dim * 2
+
+
+def test_the_least_time_is_that_of_what_takes_longer() -> None:
+    machine = Machine(bandwidth=10.0, flops=100.0)
+    assert Work(50.0, 100.0).least_seconds(machine) == 5.0
+    assert Work(50.0, 1000.0).least_seconds(machine) == 10.0

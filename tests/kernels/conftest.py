@@ -1,0 +1,56 @@
+"""The native library, built as the tests need it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.kernels.native.build import SOURCES, build, compiler
+from penstock.kernels.native.library import instruction_sets
+
+ROOT = Path(__file__).parents[2]
+# The other two of the undefined behaviours' checks find what the address sanitizer finds, at twice the time to compile.
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
+STRICT = ("-fno-sanitize-recover=all", "-g1", "-O1")
+
+
+def runtime(name: str) -> str:
+    """The path of a sanitizer's run-time library. Fails the test where the compiler came without."""
+    command = [*compiler(), f"-print-file-name={name}.so"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.fail(f"{command[0]} lacks {name}.so: install the sanitizers that belong to it (libasan and libtsan)")
+    return found
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with the address and undefined behaviour sanitizers: of what this processor can run."""
+    runtime("libasan")
+    library = tmp_path_factory.mktemp("sanitized") / "libpenstock.so"
+    here = {f"isa_{name}.cpp" for name in instruction_sets()}
+    sources = {name: extra for name, extra in SOURCES.items() if not name.startswith("isa_") or name in here}
+    build(library, flags=(*SANITIZE, *STRICT), sources=sources)
+    return library
+
+
+@pytest.fixture
+def run_cases() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """run_cases(way, *threads, **environment) runs tests.kernels.native_cases in a process of its own."""
+
+    def run(way: str, *threads: int, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.native_cases", way, *map(str, threads)]
+        return subprocess.run(
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=300,
+            check=False,
+        )
+
+    return run

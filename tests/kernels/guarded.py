@@ -1,0 +1,209 @@
+"""Runs native ops with every tensor between two pages that nobody may touch.
+
+A session that does this takes the place of any other. It knows of every op how many bytes each of its tensors has, no
+more than the op's shape says, and moves them to where their end (or their beginning) touches the forbidden page: a read
+or a write one byte past it ends the process with a segmentation fault. What an op must not change is compared after it.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from ctypes import c_int, c_int64, c_size_t, c_void_p
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, num_blocks, padded_width
+from penstock.kernels.native.library import (
+    F32,
+    SCHEMES,
+    AttentionOp,
+    CacheOp,
+    EmbeddingOp,
+    Engine,
+    LinearOp,
+    Matrix,
+    NormOp,
+    RotationOp,
+    SampleEdits,
+    SampleOp,
+)
+from penstock.kernels.native.session import AnyOp, Session
+
+PAGE = mmap.PAGESIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = c_void_p
+_libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, ctypes.c_long)
+_libc.munmap.argtypes = (c_void_p, c_size_t)
+_libc.mprotect.argtypes = (c_void_p, c_size_t, c_int)
+
+
+class Extent(NamedTuple):
+    """A tensor of an op."""
+
+    owner: ctypes.Structure  # has its address,
+    field: str  # in this field
+    size: int  # bytes
+    written: bool = False
+
+
+class Room:
+    """Memory for one tensor, between two pages that may not be touched."""
+
+    def __init__(self, size: int, *, at_end: bool) -> None:
+        self._whole = -(-max(size, 1) // PAGE) * PAGE + 2 * PAGE
+        access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANON
+        self._base = _libc.mmap(None, self._whole, access, kind, -1, 0)
+        for page in (self._base, self._base + self._whole - PAGE):
+            if _libc.mprotect(page, PAGE, 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self.address = self._base + self._whole - PAGE - size if at_end else self._base + PAGE
+
+    def close(self) -> None:
+        _libc.munmap(self._base, self._whole)
+
+
+class GuardedSession(Session):
+    """`short`: bytes that the first tensor of every op is given too few, to see that the guard works."""
+
+    def __init__(self, engine: Engine, *, at_end: bool, short: int = 0) -> None:
+        super().__init__(engine)
+        self._at_end = at_end
+        self._short = short
+
+    def run(self, op: AnyOp, *keep: Any) -> None:
+        guarded = type(op).from_buffer_copy(op)
+        moved: list[tuple[Extent, int, Room]] = []
+        for extent in list(_extents(guarded)):
+            if given := getattr(extent.owner, extent.field):
+                room = Room(extent.size, at_end=self._at_end)
+                ctypes.memmove(room.address, given, extent.size)
+                setattr(extent.owner, extent.field, room.address + (0 if moved else self._short))
+                moved.append((extent, given, room))
+        pools = self._pools(guarded, keep)
+        super().run(guarded)
+        for extent, given, room in moved:
+            if extent.written:
+                ctypes.memmove(given, room.address, extent.size)
+            elif ctypes.string_at(given, extent.size) != ctypes.string_at(room.address, extent.size):
+                raise AssertionError(f"{type(op).__name__} wrote to its {extent.field}")
+            room.close()
+        for given, size, room in pools:
+            ctypes.memmove(given, room.address, size)
+            room.close()
+
+    def _pools(self, op: AnyOp, keep: tuple[Any, ...]) -> list[tuple[int, int, Room]]:
+        """Moves the KV pages, whole: keys and values may be views of one pool, or be of two."""
+        pools: dict[int, Room] = {}
+        sizes: dict[int, int] = {}
+        if not isinstance(op, CacheOp | AttentionOp):
+            return []
+        tensors: list[Tensor] = list(keep[-2:])
+        for field, tensor in zip(("keys", "values"), tensors, strict=True):
+            storage = tensor.untyped_storage()
+            base = storage.data_ptr()
+            if base not in pools:
+                pools[base], sizes[base] = Room(storage.nbytes(), at_end=self._at_end), storage.nbytes()
+                ctypes.memmove(pools[base].address, base, storage.nbytes())
+            setattr(op, field, pools[base].address + getattr(op, field) - base)
+        return [(base, sizes[base], room) for base, room in pools.items()]
+
+
+def _extents(op: AnyOp) -> Iterator[Extent]:
+    """All tensors of an op but the pages."""
+    size = 4 if getattr(op, "dtype", F32) == F32 else 2
+    if isinstance(op, AttentionOp):
+        yield from _of_attention(op, size)
+        return
+    if isinstance(op, SampleOp):
+        yield from _of_sampling(op)
+        return
+    rows = _cell(op.rows)
+    yield Extent(op, "rows", 8)
+    if isinstance(op, EmbeddingOp):
+        yield Extent(op, "ids", rows * 8)
+        yield from _of_matrix(op.table)
+        yield Extent(op, "out", rows * op.table.k * size, True)
+    elif isinstance(op, NormOp):
+        yield Extent(op, "weight", op.width * size)
+        for field, written in (("x", False), ("residual", False), ("normed", True)):
+            yield Extent(op, field, rows * op.width * size, written)
+        if op.residual:
+            yield Extent(op, "sum", rows * op.width * size, True)
+    elif isinstance(op, LinearOp):
+        blocks = num_blocks(op.weight.n, gated=bool(op.epilogue))
+        width = op.weight.n // 2 if op.epilogue else op.weight.n
+        yield Extent(op, "x", rows * op.weight.k * size)
+        yield from _of_matrix(op.weight, gated=bool(op.epilogue))
+        yield Extent(op, "bias", blocks * COLUMNS * 4)
+        yield Extent(op, "residual", rows * width * size)
+        yield Extent(op, "out", rows * width * (4 if op.out_dtype == F32 else 2), True)
+    elif isinstance(op, RotationOp):
+        yield Extent(op, "positions", rows * 8)
+        yield Extent(op, "frequencies", op.half * 4)
+        yield Extent(op, "out", rows * 2 * op.half * 4, True)
+    elif isinstance(op, CacheOp):
+        yield Extent(op, "qkv", rows * (op.heads + 2 * op.kv_heads) * op.head_dim * size)
+        yield Extent(op, "weight", (op.heads + op.kv_heads) * op.head_dim * size)
+        yield Extent(op, "rotation", rows * op.head_dim * 4)
+        yield Extent(op, "blocks", rows * 8)
+        yield Extent(op, "offsets", rows * 8)
+        yield Extent(op, "query", rows * op.heads * op.head_dim * size, True)
+
+
+def _of_matrix(weight: Matrix, *, gated: bool = False) -> Iterator[Extent]:
+    scheme = SCHEMES[weight.scheme]
+    blocks, width = num_blocks(weight.n, gated=gated), padded_width(weight.k, scheme, weight.group)
+    yield Extent(weight, "lines", blocks * (width // VALUES[scheme]) * LINE_BYTES)
+    yield Extent(weight, "column_scales", blocks * COLUMNS * 4)
+    if weight.group:
+        yield Extent(weight, "group_scales", blocks * (width // weight.group) * COLUMNS * 2)
+
+
+def _of_attention(op: AttentionOp, size: int) -> Iterator[Extent]:
+    items, merges = _cell(op.item_count), _cell(op.merge_count)
+    listed = np.ctypeslib.as_array((ctypes.c_int32 * (items * 5)).from_address(op.items)).reshape(-1, 5)
+    sequences = int(listed[:, 0].max()) + 1 if items else 0
+    queries = (c_int64 * (sequences + 1)).from_address(op.query_start)[sequences]
+    partials = int((listed[:, 4] + 1)[listed[:, 3] >= 0].max(initial=0))
+    yield Extent(op, "query", queries * op.heads * op.head_dim * size)
+    yield Extent(op, "item_count", 8)
+    yield Extent(op, "merge_count", 8)
+    yield Extent(op, "items", items * 20)
+    yield Extent(op, "merges", merges * 12)
+    yield Extent(op, "query_start", (sequences + 1) * 8)
+    yield Extent(op, "context_lens", sequences * 8)
+    yield Extent(op, "block_tables", sequences * op.table_stride * 8)
+    yield Extent(op, "out", queries * op.heads * op.head_dim * size, True)
+    yield Extent(op, "partials", partials * op.heads * (op.head_dim + 2) * 4, True)
+
+
+def _of_sampling(op: SampleOp) -> Iterator[Extent]:
+    """What edits point to comes before them, as they are moved with the new addresses."""
+    count = _cell(op.count)
+    if op.edits:
+        edits = (SampleEdits * count).from_buffer_copy((SampleEdits * count).from_address(op.edits))
+        op.edits = ctypes.addressof(edits)
+        for each in edits:
+            yield Extent(each, "bias_ids", each.bias_count * 8)
+            yield Extent(each, "biases", each.bias_count * 4)
+            yield Extent(each, "seen_ids", each.seen_count * 8)
+            yield Extent(each, "seen_counts", each.seen_count * 4)
+            yield Extent(each, "banned_ids", each.banned_count * 8)
+        yield Extent(op, "edits", ctypes.sizeof(edits))
+    rows = max((c_int64 * count).from_address(op.rows), default=-1) + 1
+    yield Extent(op, "count", 8)
+    yield Extent(op, "rows", count * 8)
+    yield Extent(op, "logits", count * op.vocab * 4, True)
+    yield Extent(op, "choosing", rows)
+    for field in ("temperature", "top_k", "top_p", "min_p", "streams", "num_outputs", "logprobs"):
+        yield Extent(op, field, rows * 8)
+    yield Extent(op, "tokens", count * 8, True)
+    yield Extent(op, "status", count * 4, True)
+    yield Extent(op, "packed", count * op.packed_stride * 4, True)
+
+
+def _cell(address: int) -> int:
+    return c_int64.from_address(address).value

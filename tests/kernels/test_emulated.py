@@ -1,0 +1,43 @@
+"""The kernels for instruction sets that this processor lacks, built against emulated instructions (see emulation/)."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, digest
+from penstock.kernels.native.library import LOWER, instruction_sets
+
+HERE = Path(__file__).parent
+EMULATION = HERE / "emulation"
+TESTS = ("test_ops.py", "test_linear_schemes.py", "test_attention_rows.py", "test_int8_pages.py")
+# Of their tests, by a part of the name. What AMX does with fp32 is what AVX512 does.
+CHOSEN = {"amx": "(native and bfloat16) or schemes or rows", "avx512": "native or schemes or rows or int8_pages"}
+
+
+@pytest.fixture(scope="module")
+def emulated(request: pytest.FixtureRequest) -> Path:
+    """The library, built once for what it is made from."""
+    sources = b"".join(file.read_bytes() for file in sorted(EMULATION.iterdir()))
+    name = f"{digest()}-{hashlib.sha256(sources).hexdigest()[:16]}.so"
+    assert request.config.cache is not None
+    library = request.config.cache.mkdir("penstock-emulated") / name
+    if not library.exists():
+        with_emulation = (*AVX2, f"-I{EMULATION}", "-Wno-psabi")
+        flags = ("-O0", "-DPENSTOCK_EMULATED")  # what is seconds to compile is fast enough
+        build(library, flags=flags, sources={**SOURCES, **dict.fromkeys(OPTIONAL, with_emulation)})
+    return library
+
+
+@pytest.mark.parametrize("isa", list(CHOSEN))
+def test_kernels(isa: str, request: pytest.FixtureRequest) -> None:
+    environment = {**os.environ, LOWER: isa}
+    if isa not in instruction_sets():
+        environment["PENSTOCK_LIBRARY"] = str(request.getfixturevalue("emulated"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN[isa]]
+    tests = [str(HERE / name) for name in TESTS]
+    done = subprocess.run([*command, *tests], env=environment, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,79 @@
+"""Keys and values in int8: what is stored, and attention over it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels import AttentionBatch
+from penstock.kernels.attention import ReferenceAttention
+from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.session import native_session
+
+SIZE, KV_HEADS, GROUP, DIM = 16, 2, 3, 48
+DTYPES = (torch.float32, torch.bfloat16)
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def dequantised(pages: Tensor, *, keys: bool) -> Tensor:
+    """fp32 [blocks, kv_heads, size, dim] of int8 pages as ops.h describes them."""
+    blocks = pages.shape[0]
+    flat = pages.contiguous().view(blocks, KV_HEADS, -1)
+    values, scales = flat[..., : SIZE * DIM], flat[..., SIZE * DIM :].contiguous().view(torch.float32)
+    if keys:
+        natural = values.reshape(blocks, KV_HEADS, DIM // 4, SIZE, 4).permute(0, 1, 3, 2, 4)
+    else:
+        natural = values.reshape(blocks, KV_HEADS, SIZE // 4, DIM, 4).transpose(-1, -2)
+    return natural.reshape(blocks, KV_HEADS, SIZE, DIM).float() * scales[..., None]
+
+
+def stored(attention: NativeAttention, qkv: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
+    """Queries; keys and values get to `slots` of the pages, not rotated."""
+    heads = KV_HEADS * GROUP
+    rotation = attention.rotation(torch.zeros(len(qkv), dtype=torch.int64), torch.zeros(DIM // 2), qkv.dtype)
+    where = slots // SIZE, slots % SIZE
+    return attention.store(qkv, heads, None, rotation, pages[:, 0], pages[:, 1], *where, 1e-6, 0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_is_rounded_to_127ths_of_its_largest_element(dtype: torch.dtype) -> None:
+    attention, tokens = NativeAttention(native_session()), 37
+    pages = torch.zeros(5, 2, KV_HEADS, SIZE, DIM + 4, dtype=torch.int8)
+    qkv = normal(tokens, (KV_HEADS * (GROUP + 2)) * DIM).to(dtype)
+    slots = torch.randperm(5 * SIZE, generator=torch.Generator().manual_seed(1))[:tokens]
+    stored(attention, qkv, pages, slots)
+    heads = qkv.float().view(tokens, -1, DIM)[:, KV_HEADS * GROUP :].unflatten(1, (2, KV_HEADS))
+    for part, keys in ((0, True), (1, False)):
+        got = dequantised(pages[:, part], keys=keys)[slots // SIZE, :, slots % SIZE]
+        scale = heads[:, part].abs().amax(-1, keepdim=True) / 127
+        assert ((got - heads[:, part]).abs() <= scale * 0.51).all()
+        assert torch.equal(got == 0, (heads[:, part] / scale).round() == 0)
+
+
+@pytest.mark.parametrize("window", [0, 30])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_is_that_over_the_rounded_keys_and_values(dtype: torch.dtype, window: int) -> None:
+    attention = NativeAttention(native_session())
+    lens = [(1, 1), (1, 71), (19, 19), (6, 90), (1, 600)]
+    query_lens, context_lens = np.array(lens, np.int64).T
+    blocks = 1 + len(lens) * -(-600 // SIZE)
+    tables = 1 + np.random.default_rng(0).permutation(blocks - 1).reshape(len(lens), -1)
+    # Anything where nobody has written: attention must not see it.
+    pages = torch.full((blocks, 2, KV_HEADS, SIZE, DIM + 4), -1, dtype=torch.int8)
+    for i, (_, context) in enumerate(lens):
+        at = np.arange(context)
+        slots = torch.from_numpy(tables[i, at // SIZE] * SIZE + at % SIZE)
+        stored(attention, normal(context, KV_HEADS * (GROUP + 2) * DIM, seed=i).to(dtype), pages, slots)
+    start = np.concatenate([[0], np.cumsum(query_lens)])
+    query = normal(int(start[-1]), KV_HEADS * GROUP, DIM, seed=9).to(dtype)
+    batch = AttentionBatch(SIZE, window, start, context_lens, tables)
+    got = attention(query, pages[:, 0], pages[:, 1], attention.prepare(batch, pages[:, 0]), DIM**-0.5)
+    keys, values = (dequantised(pages[:, part], keys=part == 0).nan_to_num() for part in (0, 1))
+    reference = ReferenceAttention()
+    want = reference(query.float(), keys, values, reference.prepare(batch, keys), DIM**-0.5)
+    torch.testing.assert_close(got.float(), want, rtol=0.0, atol=1e-5 if dtype == torch.float32 else 1e-2)

@@ -1,0 +1,124 @@
+"""Products with packed weights of every scheme: against arithmetic written out, and whoever shares the batch.
+
+They run with the best instruction set of this processor; test_emulated.py runs them with the others.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.config.weights import Scheme
+from penstock.kernels.linear import ACTIVATIONS
+from penstock.kernels.native.library import Engine
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.session import Session, native_session
+
+SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int8", 0), ("int4", 32), ("int4", 64), ("int4", 128)]
+ROWS = (1, 2, 5, 6, 17, 33)  # below and above what changes tiles
+ALONE = (0, 1, 4, 15, 16, 31, 32)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as whole multiples of a scale, at most 127."""
+    scales = x.abs().amax(-1) / 127.0
+    return (x * (1.0 / scales)[:, None]).round(), scales
+
+
+def packed_values(weight: PackedWeight) -> Tensor:
+    """The integers of an int8 or int4 weight, fp64 [n, k padded]."""
+    blocks = weight.lines.view(-1, weight.lines.numel() // (64 * -(-weight.n // 16)), 16, 4)
+    if weight.scheme == "int4":
+        blocks = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).to(torch.int8)
+        blocks = torch.where(blocks > 7, blocks - 16, blocks)
+    return blocks.transpose(1, 2).flatten(2).flatten(0, 1)[: weight.n].view(torch.int8).double()
+
+
+@pytest.fixture(scope="module")
+def linear() -> NativeLinear:
+    return NativeLinear(native_session())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 4, 21])
+def test_int8_is_an_exact_sum_times_two_scales(linear: NativeLinear, rows: int, dtype: torch.dtype) -> None:
+    for n, k in ((53, 200), (16, 64), (80, 1027)):
+        x, weight = drawn(rows, k, dtype=dtype), pack(drawn(n, k), None, "int8")
+        values, scales = quantized(x.float())
+        assert weight.column_scales is not None
+        whole = (values.double() @ packed_values(weight)[:, :k].T).float()
+        assert torch.equal(linear.logits(x, weight), whole * (weight.column_scales[:n] * scales[:, None]))
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("rows", [1, 4, 21])
+def test_int4_scales_the_exact_sum_of_each_group(linear: NativeLinear, rows: int, group: int) -> None:
+    for n, k in ((53, 200), (16, 32), (80, 1027)):
+        x, weight = drawn(rows, k), pack(drawn(n, k), None, "int4", group=group)
+        values, scales = quantized(x)
+        packed = packed_values(weight)
+        values = torch.nn.functional.pad(values, (0, packed.shape[1] - k)).double()
+        assert weight.group_scales is not None
+        total = torch.zeros(rows, n, dtype=torch.float64)
+        for i, group_scales in enumerate(weight.group_scales.transpose(0, 1).flatten(1)):
+            part = slice(i * group, (i + 1) * group)
+            total += values[:, part] @ packed[:, part].T * group_scales[:n].double()
+        want = (total * scales[:, None]).float()
+        torch.testing.assert_close(linear.logits(x, weight), want, rtol=0.0, atol=2e-6 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("epilogue", ["", "silu", "logits"])
+@pytest.mark.parametrize(("scheme", "group"), SCHEMES)
+def test_a_row_is_the_same_whoever_is_beside_it(
+    linear: NativeLinear, scheme: Scheme, group: int, epilogue: str
+) -> None:
+    dtype = torch.float32 if scheme == "f32" else torch.bfloat16
+    n, k = 104, 300  # an odd number of blocks, the last of them half full; a part of a tile or group along k
+    gated = epilogue == "silu"
+    weight = pack(drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), scheme, group=group or 32, gated=gated)
+    x, residual = drawn(max(ROWS), k, dtype=dtype), drawn(max(ROWS), n, dtype=dtype)
+    engine = Engine(native_session().engine.isa, 2)
+    of_all = []
+    for product in (linear, NativeLinear(Session(engine))):
+
+        def multiply(rows: slice, product: NativeLinear = product) -> Tensor:
+            if gated:
+                return product.gated(x[rows], weight, epilogue)
+            return product.logits(x[rows], weight) if epilogue else product(x[rows], weight, residual[rows])
+
+        of_all.append(multiply(slice(None)))
+        for row in ALONE:
+            assert torch.equal(multiply(slice(row, row + 1)), of_all[-1][row : row + 1])
+        for rows in ROWS:
+            assert torch.equal(multiply(slice(rows)), of_all[-1][:rows])
+            assert torch.equal(multiply(slice(max(ROWS) - rows, None)), of_all[-1][max(ROWS) - rows :])
+    assert torch.equal(*of_all)
+    engine.close()
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("rows", [1, 19])
+def test_gated_integers(linear: NativeLinear, rows: int, activation: str) -> None:
+    for scheme in ("int8", "int4"):
+        n, k = 2 * 44, 160
+        dense = drawn(n, k)
+        plain, gated = (pack(dense, drawn(n), scheme, gated=gated) for gated in (False, True))
+        x = drawn(rows, k)
+        want = ACTIVATIONS[activation](linear.logits(x, plain))
+        got = linear.gated(x, gated, activation)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+
+
+def test_a_row_that_is_not_finite_spoils_itself_alone(linear: NativeLinear) -> None:
+    weight = pack(drawn(40, 96), None, "int8")
+    x = drawn(9, 96)
+    clean = linear.logits(x, weight)
+    x[3, 5], x[7, 95] = torch.inf, torch.nan
+    spoiled = linear.logits(x, weight)
+    assert spoiled[[3, 7]].isnan().all()
+    others = [0, 1, 2, 4, 5, 6, 8]
+    assert torch.equal(spoiled[others], clean[others])

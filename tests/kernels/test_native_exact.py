@@ -1,0 +1,70 @@
+"""A row's result is the same to the last bit whatever else is computed beside it, and on any number of threads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.kernels import AttentionBatch
+from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.packing import pack
+from penstock.kernels.native.session import Session
+
+SETS = [(isa, threads) for isa in instruction_sets() for threads in (1, 2)]
+SCHEMES = ("f32", "bf16", "int8", "int4")
+
+
+def session(isa: str, threads: int) -> Session:
+    return Session(Engine(isa, threads))
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("isa", "threads"), SETS)
+def test_a_product_does_not_depend_on_the_other_rows(isa: str, threads: int, scheme: str) -> None:
+    for dtype, (n, k) in ((torch.float32, (100, 200)), (torch.bfloat16, (328, 1056))):
+        weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), scheme)
+        x = normal(70, k, seed=3, dtype=dtype)
+        linear = NativeLinear(session(isa, threads))
+        alone = torch.cat([linear(row, weight) for row in x.split(1)])
+        for rows in (2, 3, 5, 13, 33, 70):
+            for start in (0, 70 - rows):
+                assert torch.equal(linear(x[start : start + rows].contiguous(), weight), alone[start : start + rows])
+        assert torch.equal(NativeLinear(session(isa, 1))(x, weight), alone)
+
+
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("isa", "threads"), SETS)
+def test_attention_does_not_depend_on_how_a_prompt_was_cut(isa: str, threads: int, pages_dtype: torch.dtype) -> None:
+    size, kv_heads, heads, dim, context = 16, 2, 6, 48, 1300
+    dtype = torch.float32 if pages_dtype == torch.float32 else torch.bfloat16
+    attention = NativeAttention(session(isa, threads))
+    blocks = 1 + -(-context // size)
+    table = 1 + np.random.default_rng(0).permutation(blocks - 1)[None]
+    pages = torch.zeros(blocks, 2, kv_heads, size, dim + (4 if pages_dtype == torch.int8 else 0), dtype=pages_dtype)
+    keys, values = pages[:, 0], pages[:, 1]
+    qkv = normal(context, (heads + 2 * kv_heads) * dim, seed=4, dtype=dtype)
+    positions, at = torch.arange(context), np.arange(context)
+    rotation = attention.rotation(positions, 100.0 ** -torch.linspace(0, 1, dim // 2), dtype)
+    where: Any = torch.from_numpy(table[0, at // size]), torch.from_numpy(at % size)
+    query = attention.store(qkv, heads, None, rotation, keys, values, *where, 1e-6, 0.0)
+
+    def attend(first: int, last: int, window: int) -> torch.Tensor:
+        """Queries first to last, as the end of a context of `last` tokens."""
+        start, lens = np.array([0, last - first]), np.array([last])
+        prepared = attention.prepare(AttentionBatch(size, window, start, lens, table), keys)
+        return attention(query[first:last].contiguous(), keys, values, prepared, dim**-0.5)
+
+    for window in (0, 700):
+        whole = attend(0, context, window)
+        assert torch.isfinite(whole).all()
+        for cut in (1, 17, 512, 513, 1100):
+            assert torch.equal(torch.cat([attend(0, cut, window), attend(cut, context, window)]), whole)
+        for one in (0, 511, 512, 1024, context - 1):  # a single query's segments are shared among the threads
+            assert torch.equal(attend(one, one + 1, window), whole[one : one + 1])

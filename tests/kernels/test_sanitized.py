@@ -1,0 +1,59 @@
+"""The kernels under the sanitizers: no access outside memory, no undefined behaviour, no race."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.kernels.native.build import HERE, compiler
+from penstock.kernels.native.library import instruction_sets
+from tests.kernels.conftest import runtime
+
+RunCases = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment(library: Path) -> dict[str, str]:
+    return {
+        "LD_PRELOAD": runtime("libasan"),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PENSTOCK_LIBRARY": str(library),
+    }
+
+
+def test_every_op_is_free_of_bad_memory_accesses_and_undefined_behaviour(run_cases: RunCases, sanitized: Path) -> None:
+    done = run_cases("plain", 1, 2, **environment(sanitized))
+    assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-6000:]}"
+    ran = done.stdout.splitlines()
+    assert ran.count("all right") == 2
+    for isa in instruction_sets():
+        for threads in (1, 2):
+            assert f"{isa}, {threads} threads: linear bfloat16 0 int4" in ran
+
+
+def test_a_read_past_a_tensor_is_reported(run_cases: RunCases, sanitized: Path) -> None:
+    done = run_cases("overrun", 1, **environment(sanitized))
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr and "norm" in done.stderr
+
+
+@pytest.fixture(scope="session")
+def team_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """team_test.cpp with the thread sanitizer."""
+    runtime("libtsan")
+    program = tmp_path_factory.mktemp("team") / "team_test"
+    flags = ("-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-fno-sanitize-recover=all", "-pthread", f"-I{HERE}")
+    sources = (HERE / "team.cpp", Path(__file__).with_name("team_test.cpp"))
+    subprocess.run([*compiler(), *flags, *map(str, sources), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_team_has_no_race(team_program: Path, threads: int) -> None:
+    options = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    done = subprocess.run(
+        [team_program, str(threads), "100"], capture_output=True, text=True, env=options, timeout=200, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "all right\n"), done.stderr[-6000:]

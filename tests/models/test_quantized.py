@@ -1,0 +1,165 @@
+"""A quantised model is the model of its dequantised weights, with activations rounded to a byte; and costs little."""
+
+import importlib.util
+import math
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from penstock.cli.embedded import default_model
+from penstock.config.weights import schemes
+from penstock.families import ModelSpec, load_spec
+from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels, select_packing
+from penstock.kernels.linear import DenseWeight, TorchLinear
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.session import native_session
+from penstock.messages import NewSequence, SamplingParams
+from penstock.models import Decoder
+from penstock.runtime.batch import PersistentBatch
+from penstock.runtime.inputs import segments, step_input
+from penstock.runtime.pages import KVPages
+from penstock.weights.load import load_parameters
+
+Checkpoint = Callable[..., Path]
+BLOCK_SIZE = 16
+WINDOW = 320  # tokens; of each held-out module one
+LIMITS = {"int8": 0.005, "int4": 0.04}  # by how much perplexity may grow
+
+pytestmark = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
+
+
+def kernels_for(spec: ModelSpec, platform: Platform, dtype: torch.dtype) -> Kernels:
+    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, tuple(layer.head_dim for layer in spec.layers)))
+
+
+@torch.inference_mode()
+def logits_of(decoder: Decoder, kernels: Kernels, spec: ModelSpec, tokens: list[int], dtype: torch.dtype) -> Tensor:
+    """After every token of a sequence computed in one step."""
+    count = -(-len(tokens) // BLOCK_SIZE)
+    pages = KVPages(spec, [1 + count] * len(spec.windows), BLOCK_SIZE, dtype)
+    batch = PersistentBatch(1, count * BLOCK_SIZE, BLOCK_SIZE, len(spec.windows))
+    tables = (tuple(range(1, 1 + count)),) * len(spec.windows)
+    for group in range(len(spec.windows)):
+        pages.clear(group, tables[group])
+    batch.add(NewSequence(0, tuple(tokens), len(tokens), 0, tables, SamplingParams(seed=0, max_tokens=1), 0))
+    units = segments(batch, [batch.row(0)], [len(tokens)], [False])
+    step = step_input(
+        batch, spec.windows, units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
+    )
+    return decoder.logits(decoder.forward(step, pages.layers))
+
+
+def quantised(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantization: str) -> tuple[Decoder, Kernels]:
+    kernels = kernels_for(spec, detect_platform(), dtype)
+    packing = select_packing(detect_platform(), Needs(dtype), quantization)
+    parameters = load_parameters(folder, spec, dtype, packing=packing, progress=False)
+    return Decoder(spec, parameters, kernels), kernels
+
+
+# -- fidelity -----------------------------------------------------------------------------------------------------
+
+
+def unpack(weight: PackedWeight) -> Tensor:
+    """The values of a packed weight [n, k] in fp32."""
+    at = torch.arange(weight.n)
+    if weight.gated:
+        half = weight.n // 2
+        within = at % half
+        at = within // 8 * 16 + at // half * 8 + within % 8
+    return NativeLinear(native_session()).rows(at, weight, 1.0, torch.float32)
+
+
+class RoundedLinear(TorchLinear):
+    """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale a row."""
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return super()._product((x / scale).round() * scale, weight, bias)
+
+    def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
+        return self._product(x, weight.weight, None)
+
+
+def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[str, Tensor]:
+    """In fp32, with what quantising and packing leave of them."""
+    parameters = load_parameters(folder, spec, torch.float32, progress=False)
+    matrices, vocabulary = schemes("float32", quantization)
+    for p in spec.parameters:
+        if p.kind != "vector":
+            scheme = vocabulary if p.kind == "vocabulary" else matrices
+            parameters[p.name] = unpack(pack(parameters[p.name], None, scheme, gated=p.kind == "gated"))
+    return parameters
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3", "mistral_window"])
+def test_logits_are_those_of_the_dequantised_weights(
+    variant: str, quantization: str, tiny_checkpoint: Checkpoint
+) -> None:
+    """In fp32. Rounding activations moves logits by some distance; ours lie as far from the dense model's, and where
+    the rounding is imitated, next to these: what is left is a value here and there that rounds the other way."""
+    folder = tiny_checkpoint(variant)
+    spec = load_spec(folder)
+    tokens = torch.randint(spec.vocab_size, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    torch_kernels = kernels_for(spec, Platform("cpu", "AVX2", False), torch.float32)
+    dense, rounded = (
+        logits_of(
+            Decoder(spec, dense_parameters(folder, spec, quantization), kernels), kernels, spec, tokens, torch.float32
+        )
+        for kernels in (torch_kernels, replace(torch_kernels, linear=RoundedLinear()))
+    )
+    decoder, kernels = quantised(folder, spec, torch.float32, quantization)
+    ours = logits_of(decoder, kernels, spec, tokens, torch.float32)
+    allowed = (rounded - dense).norm().item()
+    assert 0 < allowed < 0.2 * dense.norm().item()
+    assert (ours - dense).norm().item() <= 1.1 * allowed
+    assert (ours - rounded).norm().item() <= 0.5 * allowed
+
+
+# -- quality ------------------------------------------------------------------------------------------------------
+
+
+def held_out_windows(spec: ModelSpec, tokenizer: Tokenizer) -> list[list[int]]:
+    """From the middle of every module that the embedded model has never seen."""
+    path = Path(__file__).parents[2] / "scripts" / "default_model" / "corpus.py"
+    loader = importlib.util.spec_from_file_location("penstock_corpus", path)
+    assert loader and loader.loader
+    corpus = importlib.util.module_from_spec(loader)
+    sys.modules[loader.name] = corpus  # where its dataclasses look for their module
+    loader.loader.exec_module(corpus)
+    sources = corpus.held_out_sources(Path(sysconfig.get_path("stdlib")))
+    windows = []
+    for text in sources.values():
+        ids = tokenizer.encode(text).ids
+        middle = max(len(ids) // 2 - WINDOW // 2, 0)
+        windows.append(ids[middle : middle + WINDOW])
+    return windows
+
+
+def perplexity(decoder: Decoder, kernels: Kernels, spec: ModelSpec, windows: list[list[int]]) -> float:
+    total, count = 0.0, 0
+    for window in windows:
+        logits = logits_of(decoder, kernels, spec, window, torch.bfloat16)[:-1]
+        total += torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:]), reduction="sum").item()
+        count += len(window) - 1
+    return math.exp(total / count)
+
+
+def test_perplexity_of_held_out_modules() -> None:
+    folder = default_model()
+    spec = load_spec(folder)
+    windows = held_out_windows(spec, Tokenizer.from_file(str(folder / "tokenizer.json")))
+    assert len(windows) == 12 and min(map(len, windows)) >= 256
+    exact = perplexity(*quantised(folder, spec, torch.bfloat16, "none"), spec, windows)
+    for quantization, limit in LIMITS.items():
+        cost = perplexity(*quantised(folder, spec, torch.bfloat16, quantization), spec, windows) / exact - 1
+        print(f"{quantization}: perplexity {exact:.3f} grows by {cost:.3%}")
+        assert cost <= limit

@@ -1,0 +1,62 @@
+"""A recorded step gives the bits of an eager one."""
+
+from collections.abc import Callable
+from ctypes import c_int64
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.norm import NativeNorm
+from penstock.kernels.native.session import Session
+from penstock.messages import GenerateRequest, SamplingParams
+from tests.models.serving import Server, make_runner
+
+Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen3_bias"])
+def test_a_recorded_step_is_an_eager_one(variant: str, dtype: str, tiny_checkpoint: Checkpoint) -> None:
+    sampling = SamplingParams(seed=0, max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=5, prompt_logprobs=3)
+    requests = [
+        GenerateRequest(request_id=str(n), prompt_ids=tuple(range(7, 7 + n)), sampling=sampling) for n in (1, 9, 30, 64)
+    ]
+    runs = [
+        [
+            (delta.request_id, delta.token_ids, delta.prompt_logprobs)
+            for delta in Server(make_runner(tiny_checkpoint(variant), dtype=dtype, recorded=recorded), budget=40).run(
+                requests
+            )
+        ]
+        for recorded in (True, False)
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_a_program_uses_memory_again_that_no_tensor_needs_any_more() -> None:
+    session = Session(Engine(instruction_sets()[0], 1))
+    norm, weight = NativeNorm(session), torch.ones(64)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    expected = x
+    with session.record() as program:
+        rows = c_int64(5)
+        result = program.input(x, rows)
+        for _ in range(40):
+            result = norm(result, None, weight, 1e-6, 0.0)[0]
+        held = norm(result, None, weight, 1e-6, 0.0)[0]  # a tensor somebody holds is not given to another
+        for _ in range(10):
+            result = norm(result, None, weight, 1e-6, 0.0)[0]
+    assert len(program) == 51 and program.buffers <= 4
+    program.run()
+    for _ in range(40):
+        expected = norm(expected, None, weight, 1e-6, 0.0)[0]
+    assert torch.equal(held, norm(expected, None, weight, 1e-6, 0.0)[0])
+    rows.value, before = 2, result.clone()
+    x.mul_(2.0)
+    x[1].neg_()
+    program.run()
+    torch.testing.assert_close(result[1], -before[1], rtol=0.0, atol=1e-5)
+    assert torch.equal(result[2:], before[2:])  # rows beyond the count are left alone
