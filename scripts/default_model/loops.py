@@ -13,8 +13,9 @@ from torch import Tensor
 from .lines import Lines
 from .network import Network
 
-PROMPT, WRITTEN, BATCH = 256, 128, 8
-GRAM = 8  # so many tokens that were written before are a repetition: more than a line has in common with its neighbours
+PROMPTS, WRITTEN = (256, 768, 1408), 128  # tokens; loops are more frequent after long prompts
+BATCH_TOKENS = 4096
+GRAM = 6  # so many tokens that were written before are a repetition: a short line
 WEIGHT = 4.0
 
 
@@ -27,25 +28,27 @@ class LoopBreaker:
             (number, place, indent)
             for number, document in enumerate(documents)
             for place, indent in lines.headers(document.tolist())
-            if place >= PROMPT
+            if place >= max(PROMPTS)
         ]
         self.share = 0.0  # of the written tokens that repeated, a moving average
 
     def loss(self, network: Network) -> Tensor:
         """The unlikelihood of repeated tokens, per written token."""
-        drawn = [self._rng.choice(self._headers) for _ in range(BATCH)]
-        prompts = torch.stack([self._documents[n][place - PROMPT : place] for n, place, _ in drawn]).long()
+        prompt = self._rng.choice(PROMPTS)
+        rows = BATCH_TOKENS // (prompt + WRITTEN)
+        drawn = [self._rng.choice(self._headers) for _ in range(rows)]
+        prompts = torch.stack([self._documents[n][place - prompt : place] for n, place, _ in drawn]).long()
         ids = network.complete(prompts, WRITTEN)
-        repeated = torch.zeros(BATCH, WRITTEN, dtype=torch.bool)
+        repeated = torch.zeros(rows, WRITTEN, dtype=torch.bool)
         count = 0
         for row, (_, _, indent) in enumerate(drawn):
-            written = ids[row, PROMPT:].tolist()
+            written = ids[row, prompt:].tolist()
             end = self._lines.end(written, indent)
             count += end
             repeated[row, repetitions(written[:end])] = True
         self.share = 0.9 * self.share + 0.1 * repeated.sum().item() / count
-        logits = network(ids[:, :-1])[:, PROMPT - 1 :]
-        chosen = torch.log_softmax(logits, -1).gather(-1, ids[:, PROMPT:, None])[..., 0]
+        logits = network(ids[:, :-1])[:, prompt - 1 :]
+        chosen = torch.log_softmax(logits, -1).gather(-1, ids[:, prompt:, None])[..., 0]
         unlikelihood = -torch.log1p(-chosen.exp().clamp(max=1 - 1e-5))
         return WEIGHT * (unlikelihood * repeated).sum() / count
 

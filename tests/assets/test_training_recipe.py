@@ -186,7 +186,7 @@ def test_where_a_function_ends_counts_more() -> None:
 def test_a_repetition_is_a_gram_that_stood_before() -> None:
     line = list(range(10))
     assert repetitions(line) == []
-    assert repetitions([*line, 99, *line]) == [18, 19, 20]
+    assert repetitions([*line, 99, *line]) == [16, 17, 18, 19, 20]
 
 
 def test_completing_with_a_cache_is_completing_without() -> None:
