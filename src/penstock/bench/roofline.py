@@ -41,11 +41,14 @@ def measure(dtype: str, threads: int = 0, *, quantized: bool = False) -> Machine
         left = torch.rand(size, size).to(getattr(torch, kind))
         flops = max(flops, _rate(2.0 * size**3, lambda left=left: left @ left))  # type: ignore[misc]
     if quantized:
+        from penstock.kernels.native.library import Engine, instruction_sets
         from penstock.kernels.native.linear import NativeLinear
         from penstock.kernels.native.packing import pack
-        from penstock.kernels.native.session import native_session
+        from penstock.kernels.native.session import Session
 
-        linear, weight, x = NativeLinear(native_session()), pack(torch.rand(size, size), None, "int8"), left.float()
+        # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
+        linear = NativeLinear(Session(Engine(instruction_sets()[0], torch.get_num_threads())))
+        weight, x = pack(torch.rand(size, size), None, "int8"), left.float()
         flops = max(flops, _rate(2.0 * size**3, lambda: linear(x, weight)))
     return Machine(bandwidth, flops)
 
