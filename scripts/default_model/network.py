@@ -66,27 +66,28 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(shape.head_dim)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
+        q, k, v = self._project(x, cos, sin)
         groups = self.shape.heads // self.shape.kv_heads
-        k = rotate(k, cos, sin).repeat_interleave(groups, dim=1)
-        v = v.repeat_interleave(groups, dim=1)
-        out = F.scaled_dot_product_attention(rotate(q, cos, sin), k, v, is_causal=True)
-        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        return self._join(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
     def extend(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache) -> Tensor:
         """The same for tokens that follow those in the cache, which get into it."""
-        batch, length, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(batch, length, -1, self.shape.head_dim)).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
-        new = (rotate(k, cos, sin), v)
+        q, *new = self._project(x, cos, sin)
         cache[:] = [torch.cat(pair, 2) for pair in zip(cache, new, strict=True)] if cache else new
-        keys, values = cache
-        out = F.scaled_dot_product_attention(rotate(q, cos, sin), keys, values, is_causal=length > 1, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+        causal = x.shape[1] > 1
+        return self._join(F.scaled_dot_product_attention(q, *cache, is_causal=causal, enable_gqa=True))
+
+    def _project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values: each ``[batch, heads, length, head_dim]``."""
+        split = (*x.shape[:2], -1, self.shape.head_dim)
+        q = self.q_norm(self.q_proj(x).view(split)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(split)).transpose(1, 2)
+        v = self.v_proj(x).view(split).transpose(1, 2)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def _join(self, heads: Tensor) -> Tensor:
+        return self.o_proj(heads.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import ROUNDING, Needs, Op, Platform, Provider, reference
+from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, normals, reference
 
 ROWS = (0, 1, 7, 33)  # for the input generators
 
@@ -67,21 +67,13 @@ def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
-def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
 def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    generator = torch.Generator().manual_seed(seed)
+    normal = normals(dtype, seed)
     for rows in ROWS:
-        x = _normal((rows, 72), dtype, generator)
-        weight = _normal((72,), dtype, generator)
+        x = normal(rows, 72)
+        weight = normal(72)
         yield x, None, weight, 1e-6, 0.0
-        yield x, _normal((rows, 72), dtype, generator), weight, 1e-5, 1.0
-
-
-def _native(platform: Platform, needs: Needs) -> bool:
-    return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16)
+        yield x, normal(rows, 72), weight, 1e-5, 1.0
 
 
 RMS_NORM = Op(
@@ -89,5 +81,5 @@ RMS_NORM = Op(
     reference(rms_norm),
     ROUNDING,
     _rms_norm_inputs,
-    (Provider("native", lambda: NativeNorm(native_session()), _native),),
+    (Provider("native", lambda: NativeNorm(native_session()), has_native),),
 )

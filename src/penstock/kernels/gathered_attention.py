@@ -23,7 +23,7 @@ from penstock.kernels.attention import (
 )
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import Needs, Op, Platform, Provider
+from penstock.kernels.registry import Needs, Op, Platform, Provider, has_native
 
 DECODE_ELEMENTS = 1 << 20  # of keys gathered at once, and then as many values: 4 MiB in fp32, which stay in cache
 QUERY_TILE = 256  # bounds the scores of a long prompt; a tile sees no further than its last query
@@ -218,7 +218,7 @@ def _on_cpu(platform: Platform, needs: Needs) -> bool:
 
 def _native(platform: Platform, needs: Needs) -> bool:
     whole_lines = needs.block_size % 16 == 0 and all(dim % 16 == 0 for dim in needs.head_dims)
-    return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16) and whole_lines
+    return has_native(platform, needs) and whole_lines
 
 
 _PROVIDERS = (

@@ -1,6 +1,6 @@
 """Products with weights: x W^T + b and what follows at once, and the rows of an embedding."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, silu_and_mul
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import EXACT, ROUNDING, Needs, Op, Platform, Provider
+from penstock.kernels.registry import EXACT, ROUNDING, Needs, Op, Platform, Provider, has_native, normals
 
 GEMV_ROWS = 3  # so many products of a matrix and a vector are faster than one of matrices
 BLOCK_ELEMENTS = 1 << 20  # of weights widened at once: 4 MiB, which stay in cache
@@ -117,13 +117,8 @@ class BlockedLinear(TorchLinear):
         return out[:, :rows].t().contiguous().to(x.dtype)  # a transposing copy is faster without the cast
 
 
-def _normal(dtype: torch.dtype, seed: int) -> Callable[..., Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: torch.randn(shape, generator=generator).to(dtype)
-
-
 def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = _normal(dtype, seed)
+    normal = normals(dtype, seed)
     for rows in (0, 1, 2, 3, 4, 5, 17, TILE_ROWS + 3):
         yield normal(rows, 40), normal(53, 40), None, None
         yield normal(rows, 37), normal(80, 37), normal(80), normal(rows, 80)
@@ -131,7 +126,7 @@ def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = _normal(dtype, seed)
+    normal = normals(dtype, seed)
     for rows in (0, 1, 3, 14):
         for activation in ACTIVATIONS:
             yield normal(rows, 40), normal(2 * 52, 40), None, activation
@@ -139,13 +134,13 @@ def _gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal = _normal(dtype, seed)
+    normal = normals(dtype, seed)
     for rows in (0, 1, 9):
         yield normal(rows, 40), normal(131, 40)
 
 
 def _embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    normal, generator = _normal(dtype, seed), torch.Generator().manual_seed(seed)
+    normal, generator = normals(dtype, seed), torch.Generator().manual_seed(seed)
     for rows in (0, 1, 7, 33):
         for scale in (1.0, 24**0.5):
             yield torch.randint(19, (rows,), generator=generator), normal(19, 24), scale
@@ -179,13 +174,9 @@ def _no_bf16_gemm(platform: Platform, needs: Needs) -> bool:
     return platform.device == "cpu" and needs.dtype is not torch.float32 and not platform.bf16_gemm
 
 
-def _native(platform: Platform, needs: Needs) -> bool:
-    return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16)
-
-
 _TORCH = Provider("torch", TorchLinear, lambda platform, needs: True)
 _PROVIDERS = (
-    Provider("native", lambda: NativeLinear(native_session()), _native),
+    Provider("native", lambda: NativeLinear(native_session()), has_native),
     Provider("blocked_fp32", BlockedLinear, _no_bf16_gemm),
 )
 LINEAR = Op("linear", _TORCH, ROUNDING, _linear_inputs, _PROVIDERS, _run_linear)

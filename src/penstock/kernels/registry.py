@@ -49,6 +49,17 @@ class Provider:
     supports: Callable[[Platform, Needs], bool]
 
 
+def has_native(platform: Platform, needs: Needs) -> bool:
+    """Whether there are native kernels for a model's dtype."""
+    return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16)
+
+
+def normals(dtype: torch.dtype, seed: int) -> Callable[..., torch.Tensor]:
+    """For input generators: a function from a shape to normal numbers, the next ones at each call."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator).to(dtype)
+
+
 def reference(function: Callable[..., Any]) -> Provider:
     """Plain torch, which runs everywhere."""
     return Provider("torch", lambda: function, lambda platform, needs: True)

@@ -153,23 +153,16 @@ inline void put_value(const T* value, int64_t at, const CacheOp& op, T* head) {
   for (int64_t i = 0; i < op.head_dim; ++i) head[(at / p * op.head_dim + i) * p + at % p] = value[i];
 }
 
-// To whole multiples of a scale of the token's own, at most 127, which goes behind the head's page.
+// To bytes, with a scale of the token's own that goes behind the head's page.
 template <class T>
 inline const int8_t* quantized(const T* x, int64_t at, const CacheOp& op, int8_t* out, int8_t* head) {
-  F16 most = zero_f(), check = zero_f();
-  for (int64_t i = 0; i < op.head_dim; i += 16) {
-    const F16 v = load(x + i);
-    most = max(most, absolute(v));
-    check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
-  }
-  const float scale = largest(most) / 127.0f + sum(check);
-  const F16 inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
+  const Quantizer quantize(x, op.head_dim);
   int32_t whole[16];
   for (int64_t i = 0; i < op.head_dim; i += 16) {
-    store(whole, to_int(mul(load(x + i), inverse)));
+    store(whole, quantize(load(x + i)));
     for (int j = 0; j < 16; ++j) out[i + j] = static_cast<int8_t>(whole[j]);
   }
-  reinterpret_cast<float*>(head + op.block_size * op.head_dim)[at] = scale;
+  reinterpret_cast<float*>(head + op.block_size * op.head_dim)[at] = quantize.scale;
   return out;
 }
 

@@ -181,21 +181,14 @@ void widen_row(const T* x, int64_t k, float* words, int64_t stride) {
   }
 }
 
-// The scale of a row; its values are whole multiples of it, at most 127. `pieces`: room for `padded`, a multiple of 16.
+// Puts a row in order and returns its scale. `pieces`: room for `padded`, a multiple of 16.
 template <class Dot, class T>
 float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
-  F16 most = zero_f(), check = zero_f();
-  for (int64_t i = 0; i < k; i += 16) {
-    const F16 v = load_part(x + i, k - i);
-    most = max(most, absolute(v));
-    check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
-  }
-  const float scale = largest(most) / 127.0f + sum(check);
-  const F16 inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
+  const Quantizer quantize(x, k);
   for (int64_t i = 0; i < padded; i += 16) {
-    Dot::put(pieces + i, to_int(i < k ? mul(load_part(x + i, k - i), inverse) : zero_f()));
+    Dot::put(pieces + i, i < k ? quantize(load_part(x + i, k - i)) : zero_i());
   }
-  return scale;
+  return quantize.scale;
 }
 
 // What the sums of a row start from, by group.

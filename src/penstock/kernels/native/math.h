@@ -35,6 +35,26 @@ inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
   return mul(mul(gate, sigmoid(u)), other);
 }
 
+// Of a row to be stored in int8: its values are whole multiples of the scale, at most 127.
+struct Quantizer {
+  float scale;
+  F16 inverse;
+
+  template <class T>
+  Quantizer(const T* x, int64_t count) {
+    F16 most = zero_f(), check = zero_f();
+    for (int64_t i = 0; i < count; i += 16) {
+      const F16 v = load_part(x + i, count - i);
+      most = max(most, absolute(v));
+      check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
+    }
+    scale = largest(most) / 127.0f + sum(check);
+    inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
+  }
+
+  I16 operator()(F16 x) const { return to_int(mul(x, inverse)); }
+};
+
 // Adds to `sums`, for M rows of x (words, `x_stride` apart) and N blocks of 16 columns (`block_stride` bytes apart),
 // the products along `steps` lines, in their order: a sum depends on nothing but its own row and column.
 template <class Dot, int M, int N>
