@@ -3,18 +3,19 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.build import SOURCES, build, compiler
+from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compiler
 from penstock.kernels.native.library import instruction_sets
 
 ROOT = Path(__file__).parents[2]
 # The other two of the undefined behaviours' checks find what the address sanitizer finds, at twice the time to compile.
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
-STRICT = ("-fno-sanitize-recover=all", "-g1", "-O1")
+STRICT = ("-fno-sanitize-recover=all", "-g1")
+EMULATION = Path(__file__).with_name("emulation")
 
 
 def runtime(name: str) -> str:
@@ -26,14 +27,22 @@ def runtime(name: str) -> str:
     return found
 
 
+def build_for_all(library: Path, flags: Sequence[str] = ()) -> None:
+    """The library of all instruction sets: those this processor lacks against emulated instructions."""
+    emulated = dict.fromkeys(
+        (file for file in OPTIONAL if file[len("isa_") : -len(".cpp")] not in instruction_sets()),
+        (*AVX2, f"-I{EMULATION}", "-Wno-psabi"),
+    )
+    # What is seconds to compile is fast enough.
+    build(library, flags=("-O0", "-DPENSTOCK_EMULATED", *flags), sources={**SOURCES, **emulated})
+
+
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library with the address and undefined behaviour sanitizers: of what this processor can run."""
+    """The library of all instruction sets with the address and undefined behaviour sanitizers."""
     runtime("libasan")
     library = tmp_path_factory.mktemp("sanitized") / "libpenstock.so"
-    here = {f"isa_{name}.cpp" for name in instruction_sets()}
-    sources = {name: extra for name, extra in SOURCES.items() if not name.startswith("isa_") or name in here}
-    build(library, flags=(*SANITIZE, *STRICT), sources=sources)
+    build_for_all(library, (*SANITIZE, *STRICT))
     return library
 
 

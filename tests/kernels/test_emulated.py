@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, digest
+from penstock.kernels.native.build import digest
 from penstock.kernels.native.library import LOWER, instruction_sets
+from tests.kernels.conftest import EMULATION, build_for_all
 
 HERE = Path(__file__).parent
-EMULATION = HERE / "emulation"
-TESTS = ("test_ops.py", "test_linear_schemes.py", "test_attention_rows.py", "test_int8_pages.py")
+TESTS = (
+    "test_ops.py",
+    "test_linear_schemes.py",
+    "test_attention_rows.py",
+    "test_int8_pages.py",
+    "../runtime/test_native_sampler.py",
+)
 # Of their tests, by a part of the name. What AMX does with fp32 is what AVX512 does.
 CHOSEN = {"amx": "(native and bfloat16) or schemes or rows", "avx512": "native or schemes or rows or int8_pages"}
 
@@ -26,9 +32,7 @@ def emulated(request: pytest.FixtureRequest) -> Path:
     assert request.config.cache is not None
     library = request.config.cache.mkdir("penstock-emulated") / name
     if not library.exists():
-        with_emulation = (*AVX2, f"-I{EMULATION}", "-Wno-psabi")
-        flags = ("-O0", "-DPENSTOCK_EMULATED")  # what is seconds to compile is fast enough
-        build(library, flags=flags, sources={**SOURCES, **dict.fromkeys(OPTIONAL, with_emulation)})
+        build_for_all(library)
     return library
 
 
