@@ -25,10 +25,28 @@ QWEN3 = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 0,
 }
+# Heads of 64, an odd number of them or with a bias, sizes that are no power of two, a head of its own.
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e5,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 0,
+}
+QWEN2 = QWEN3 | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": False}
 SHAPES = {
     "qwen3-0.6b": QWEN3
     | {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960},
+    "smollm2-360m": LLAMA
+    | {"vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
+    | {"num_attention_heads": 15, "num_key_value_heads": 5, "max_position_embeddings": 8192},
+    "qwen2.5-0.5b-untied": QWEN2
+    | {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768},
     "tiny": QWEN3
     | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 40960},

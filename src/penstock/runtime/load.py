@@ -16,6 +16,7 @@ from penstock.kernels import Kernels, Needs, Platform, check_kv_dtype, detect_pl
 from penstock.kernels.native.packing import PackedWeight
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.heap import keep_freed_memory
+from penstock.runtime.numa import interleave_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 
@@ -28,11 +29,13 @@ def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
     """Size memory, read the weights, allocate the KV pages and run a first step.
 
     Raises DoesNotFit and CannotQuantize before anything is read, UnsupportedModel, CheckpointError or OSError. The
-    number of threads and the allocator's settings that it changes are the whole process's.
+    number of threads and the allocator's settings that it changes are the whole process's; where memory lies, this
+    thread's and those it starts.
     """
     hardware = detect_hardware()
     torch.set_num_threads(config.threads or hardware.cores)
     keep_freed_memory()
+    interleave_memory()
     folder = Path(config.model)
     spec = load_spec(folder)
     plan = size_memory(model_facts(spec), config, hardware.memory_available)
