@@ -47,6 +47,16 @@ SHAPES = {
     "qwen2.5-0.5b-untied": QWEN2
     | {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
     | {"num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768},
+    # Many equal layers and little beside them: stages of a pipeline that take equally long.
+    "deep": QWEN3
+    | {"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 40960},
+    # Where most of the weights are experts', and a token goes through an eighth of them.
+    "moe": QWEN3
+    | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "norm_topk_prob": True}
+    | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "intermediate_size": 3072}
+    | {"vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
+    | {"num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 40960},
     "tiny": QWEN3
     | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 40960},

@@ -22,10 +22,12 @@ from penstock.kernels.native.library import (
     CacheOp,
     EmbeddingOp,
     Engine,
+    ExpertsOp,
     LinearOp,
     Matrix,
     NormOp,
     RotationOp,
+    RouteOp,
     SampleEdits,
     SampleOp,
 )
@@ -140,6 +142,19 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "bias", blocks * COLUMNS * 4)
         yield Extent(op, "residual", rows * width * size)
         yield Extent(op, "out", rows * width * (4 if op.out_dtype == F32 else 2), True)
+    elif isinstance(op, RouteOp):
+        yield Extent(op, "logits", rows * op.count * 4)
+        yield Extent(op, "experts", rows * op.slots * 8, True)
+        yield Extent(op, "weights", rows * op.slots * 4, True)
+    elif isinstance(op, ExpertsOp):
+        yield Extent(op, "chosen", rows * op.slots * 8)
+        yield Extent(op, "weights", rows * op.slots * 4)
+        yield from _of_matrix(op.gate_up, gated=True, count=op.held)
+        yield from _of_matrix(op.down, count=op.held)
+        yield Extent(op, "aside_gate", rows * 4)
+        for field, written in (("x", False), ("aside", False), ("residual", False), ("out", True)):
+            yield Extent(op, field, rows * op.down.n * size, written)
+        yield Extent(op, "tally", 16, True)
     elif isinstance(op, RotationOp):
         yield Extent(op, "positions", rows * 8)
         yield Extent(op, "frequencies", op.half * 4)
@@ -153,9 +168,10 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "query", rows * op.heads * op.head_dim * size, True)
 
 
-def _of_matrix(weight: Matrix, *, gated: bool = False) -> Iterator[Extent]:
+def _of_matrix(weight: Matrix, *, gated: bool = False, count: int = 1) -> Iterator[Extent]:
+    """Of `count` of them, one behind the other."""
     scheme = SCHEMES[weight.scheme]
-    blocks, width = num_blocks(weight.n, gated=gated), padded_width(weight.k, scheme, weight.group)
+    blocks, width = count * num_blocks(weight.n, gated=gated), padded_width(weight.k, scheme, weight.group)
     yield Extent(weight, "lines", blocks * (width // VALUES[scheme]) * LINE_BYTES)
     yield Extent(weight, "column_scales", blocks * COLUMNS * 4)
     if weight.group:

@@ -20,8 +20,9 @@ from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session
 from penstock.runtime.sampler import Sampler
 from tests.kernels.guarded import GuardedSession
@@ -29,7 +30,7 @@ from tests.runtime.test_sampler import some_choice
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAKERS: dict[str, Callable[[Session], Any]] = {"rms_norm": NativeNorm, "store_kv": NativeAttention}
-MAKERS |= {"paged_attention": NativeAttention}
+MAKERS |= {"paged_attention": NativeAttention, "route": NativeExperts}
 Case = tuple[str, Callable[[Session], list[Tensor]]]
 
 
@@ -43,6 +44,18 @@ class Quantized(NativeLinear):
     def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
         assert isinstance(weight, Tensor)
         return pack(weight, bias, self._scheme, gated=gated)
+
+
+class QuantizedExperts(NativeExperts):
+    """The same for the matrices of experts."""
+
+    def __init__(self, session: Session, scheme: Scheme) -> None:
+        super().__init__(session)
+        self._scheme: Scheme = scheme
+
+    def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
+        assert isinstance(weight, Tensor)
+        return pack_stack(weight, count, self._scheme, gated=gated)
 
 
 class Overrun(Session):
@@ -62,9 +75,12 @@ def cases() -> Iterator[Case]:
                 if op.name in MAKERS:
                     yield name, _run(op, MAKERS[op.name], arguments)
                     continue
-                yield name, _run(op, NativeLinear, arguments)
+                plain, quantized = (NativeLinear, Quantized)
+                if op.name == "experts":
+                    plain, quantized = (NativeExperts, QuantizedExperts)
+                yield name, _run(op, plain, arguments)
                 for scheme in ("int8", "int4"):
-                    yield f"{name} {scheme}", _run(op, lambda s, k=scheme: Quantized(s, k), arguments)
+                    yield f"{name} {scheme}", _run(op, lambda s, k=scheme, q=quantized: q(s, k), arguments)
     for dtype in DTYPES:
         yield f"int8 pages {str(dtype)[6:]}", _int8_pages(dtype)
     for vocab in (3, 257, 4112):

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 TESTS = (
     "test_ops.py",
     "test_linear_schemes.py",
+    "test_moe.py",
     "test_attention_rows.py",
     "test_int8_pages.py",
     "../runtime/test_native_sampler.py",

@@ -76,4 +76,5 @@ def test_attention_is_that_over_the_rounded_keys_and_values(dtype: torch.dtype, 
     keys, values = (dequantised(pages[:, part], keys=part == 0).nan_to_num() for part in (0, 1))
     reference = ReferenceAttention()
     want = reference(query.float(), keys, values, reference.prepare(batch, keys), DIM**-0.5)
-    torch.testing.assert_close(got.float(), want, rtol=0.0, atol=1e-5 if dtype == torch.float32 else 1e-2)
+    # Queries and weights are rounded to 16 bits.
+    torch.testing.assert_close(got.float(), want, rtol=0.0, atol=2e-4 if dtype == torch.float32 else 1e-2)

@@ -71,6 +71,20 @@ def test_int4_scales_the_exact_sum_of_each_group(linear: NativeLinear, rows: int
         torch.testing.assert_close(linear.logits(x, weight), want, rtol=0.0, atol=2e-6 * want.abs().max().item())
 
 
+@pytest.mark.parametrize("group", [32, 64, 96, 128])
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_int4_sums_of_the_largest_products(linear: NativeLinear, rows: int, group: int) -> None:
+    """Each product is 8 x 127, of either sign: no sum on the way may be cut off."""
+    n, k = 32, 2 * group
+    weight = pack(torch.full((n, k), -1.0), None, "int4", group=group)  # -8 each, times 1/8
+    half = torch.arange(k) // 2 % 2 * 2.0 - 1.0  # pairs of one sign, then of the other
+    for signs in (torch.ones(k), -torch.ones(k), half, -half, half.roll(1)):
+        x = signs.expand(rows, k).contiguous()
+        values, scales = quantized(x)
+        assert (values.abs() == 127).all()
+        assert torch.equal(linear.logits(x, weight), (-values.sum(-1) * scales)[:, None].expand(rows, n))
+
+
 @pytest.mark.parametrize("epilogue", ["", "silu", "logits"])
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES)
 def test_a_row_is_the_same_whoever_is_beside_it(

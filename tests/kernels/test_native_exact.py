@@ -68,3 +68,39 @@ def test_attention_does_not_depend_on_how_a_prompt_was_cut(isa: str, threads: in
             assert torch.equal(torch.cat([attend(0, cut, window), attend(cut, context, window)]), whole)
         for one in (0, 511, 512, 1024, context - 1):  # a single query's segments are shared among the threads
             assert torch.equal(attend(one, one + 1, window), whole[one : one + 1])
+
+
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("isa", "threads"), SETS)
+def test_attention_does_not_depend_on_the_other_sequences(isa: str, threads: int, pages_dtype: torch.dtype) -> None:
+    """How many KV heads are looked at together does."""
+    size, kv_heads, group, dim = 32, 12, 7, 16
+    dtype = torch.float32 if pages_dtype == torch.float32 else torch.bfloat16
+    attention = NativeAttention(session(isa, threads))
+    lens = [(1, 40), (2, 33), (1, 1100), (1, 512), (17, 300), (1, 1), (1, 700), (1, 71), (1, 16)]
+    query_lens, context_lens = np.array(lens, np.int64).T
+    needed = -(-max(context_lens) // size)
+    tables = np.random.default_rng(0).permutation(len(lens) * needed).reshape(len(lens), needed)
+    width = dim + (4 if pages_dtype == torch.int8 else 0)
+    pages = torch.zeros(len(lens) * needed, 2, kv_heads, size, width, dtype=pages_dtype)
+    keys, values = pages[:, 0], pages[:, 1]
+    heads = kv_heads * group
+    for i, context in enumerate(context_lens.tolist()):
+        at = np.arange(context)
+        qkv = normal(context, (heads + 2 * kv_heads) * dim, seed=i, dtype=dtype)
+        rotation = attention.rotation(torch.from_numpy(at), torch.zeros(dim // 2), dtype)
+        where: Any = torch.from_numpy(tables[i, at // size]), torch.from_numpy(at % size)
+        attention.store(qkv, heads, None, rotation, keys, values, *where, 1e-6, 0.0)
+    starts = np.concatenate([[0], np.cumsum(query_lens)])
+    query = normal(int(starts[-1]), heads, dim, seed=99, dtype=dtype)
+
+    def attend(first: int, last: int) -> torch.Tensor:
+        """Sequences first to last."""
+        start = starts[first : last + 1]
+        batch = AttentionBatch(size, 0, start - start[0], context_lens[first:last], tables[first:last])
+        rows = query[start[0] : start[-1]].contiguous()
+        return attention(rows, keys, values, attention.prepare(batch, keys), dim**-0.5)
+
+    together = attend(0, len(lens))
+    assert torch.isfinite(together).all()
+    assert torch.equal(torch.cat([attend(i, i + 1) for i in range(len(lens))]), together)

@@ -15,7 +15,7 @@ from penstock.kernels import CannotQuantize, DensePacker, Needs, Platform, detec
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.memory import ALIGNMENT, CHUNK, WeightMemory
 from penstock.kernels.native.packer import NativePacker
-from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import native_session
 
 NATIVE = bool(detect_platform().isa)
@@ -59,7 +59,8 @@ def pieces(case: Case, seed: int = 1) -> list[tuple[int, Tensor]]:
 
 
 def assert_same_bits(got: PackedWeight, want: PackedWeight) -> None:
-    assert (got.n, got.k, got.scheme, got.group, got.gated) == (want.n, want.k, want.scheme, want.group, want.gated)
+    for field in ("n", "k", "scheme", "group", "gated", "count"):
+        assert getattr(got, field) == getattr(want, field)
     for ours, theirs in zip(got.tensors, want.tensors, strict=True):
         assert torch.equal(ours.view(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
 
@@ -75,6 +76,24 @@ def test_rows_packed_one_by_one_are_those_of_the_reference(scheme: Scheme) -> No
         want = pack(case.weight, None, scheme, group=case.group, gated=case.gated)
         assert_same_bits(packer.finish(), want)
         assert want.nbytes == packed_bytes(*case.weight.shape, scheme, case.group, gated=case.gated)
+
+
+@needs_native
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4"])
+def test_experts_are_packed_each_as_alone_one_behind_the_other(scheme: Scheme) -> None:
+    for experts, n, k, gated in ((3, 2 * 9, 40, True), (4, 17, 33, False), (5, 64, 64, False), (2, 2 * 24, 70, True)):
+        case = Case(torch.randn(experts * n, k, generator=torch.Generator().manual_seed(n)), 32, gated)
+        packer = NativePacker((experts * n, k), scheme, 32, gated=gated, memory=WeightMemory(), experts=experts)
+        for start, rows in pieces(case):  # cut anywhere: within an expert and across
+            packer.put(start, rows)
+        stack = packer.finish()
+        assert_same_bits(stack, pack_stack(case.weight, experts, scheme, gated=gated))
+        assert stack.nbytes == experts * packed_bytes(n, k, scheme, 32, gated=gated)
+        for i, rows in enumerate(case.weight.split(n)):
+            alone = pack(rows, None, scheme, gated=gated)
+            for ours, theirs in zip(stack.tensors, alone.tensors, strict=True):
+                mine = ours.view(-1).view(torch.uint8).view(experts, -1)[i]
+                assert torch.equal(mine, theirs.reshape(-1).view(torch.uint8))
 
 
 @needs_native
@@ -158,6 +177,8 @@ def test_the_native_provider_packs_and_others_keep_tensors() -> None:
     assert (packer.finish().scheme, packer.finish().group) == ("int4", 64)
     assert packing((32, 64), "vocabulary").finish().scheme == "int8"
     assert packing((32, 64), "gated").finish().gated
+    assert packing((32, 64), "router").finish().scheme == "bf16"
+    assert packing((32, 64), "gated", 2).finish().count == 2
     assert select_packing(detect_platform(), Needs(torch.bfloat16))((32, 64), "matrix").finish().scheme == "bf16"
     without = select_packing(Platform("cpu", "AVX2", False), Needs(torch.bfloat16))((32, 64), "matrix").finish()
     assert isinstance(without, Tensor) and without.dtype == torch.bfloat16

@@ -9,11 +9,13 @@ from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.elementwise import RMS_NORM
 from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
 from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
+from penstock.kernels.moe import EXPERTS, ROUTE, Experts
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
+from penstock.kernels.routing import Aside, Routing
 
-OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, STORE_KV, PAGED_ATTENTION)
+OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -23,19 +25,20 @@ class Kernels:
     linear: Linear
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
     attention: PagedAttention
+    experts: Experts
     fingerprint: str  # which provider computes which op: part of what makes two results comparable bit for bit
     session: Session | None = None  # what can record them, where all are native
 
 
 def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     """The best provider of every op for a model's needs."""
-    chosen = {op.name: op.select(platform, needs) for op in (LINEAR, RMS_NORM, PAGED_ATTENTION)}
+    chosen = {op.name: op.select(platform, needs) for op in (LINEAR, RMS_NORM, PAGED_ATTENTION, EXPERTS)}
     fingerprint = ",".join(f"{name}={provider.name}" for name, provider in chosen.items())
     if platform.isa:
         fingerprint += f",isa={platform.isa}"
-    linear, rms_norm, attention = (provider.make() for provider in chosen.values())
+    linear, rms_norm, attention, experts = (provider.make() for provider in chosen.values())
     native = all(provider.name == "native" for provider in chosen.values())
-    return Kernels(linear, rms_norm, attention, fingerprint, native_session() if native else None)
+    return Kernels(linear, rms_norm, attention, experts, fingerprint, native_session() if native else None)
 
 
 def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
@@ -50,9 +53,11 @@ def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
 
 __all__ = [
     "OPS",
+    "Aside",
     "AttentionBatch",
     "CannotQuantize",
     "DensePacker",
+    "Experts",
     "Kernels",
     "Linear",
     "Needs",
@@ -62,6 +67,7 @@ __all__ = [
     "PagedAttention",
     "Platform",
     "Provider",
+    "Routing",
     "check_kv_dtype",
     "detect_platform",
     "select_kernels",

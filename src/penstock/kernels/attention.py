@@ -38,8 +38,9 @@ class AttentionBatch:
 
     def first_seen(self) -> NDArray[np.int64]:
         """The first position that the first query of each sequence sees."""
-        first = self.context_lens - self.query_lens
-        return np.maximum(first - self.window + 1, 0) if self.window else np.zeros_like(first)
+        if not self.window:
+            return np.zeros(len(self.context_lens), np.int64)
+        return np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
 
 
 class PagedAttention(Protocol):

@@ -12,14 +12,22 @@ from torch import Tensor
 
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, normals, reference
+from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, has_triton, normals, reference
 
 ROWS = (0, 1, 7, 33)  # for the input generators
 
 
-def embedding(token_ids: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """Rows of `weight` [vocab, hidden] for int64 token_ids [tokens], times `scale` rounded to the weight's dtype."""
-    rows = weight.index_select(0, token_ids)
+def embedding(token_ids: Tensor, weight: Tensor, scale: float, first: int | None = None) -> Tensor:
+    """Rows of `weight` [vocab, hidden] for int64 token_ids [tokens], times `scale` rounded to the weight's dtype.
+
+    With `first` the weight's rows are those of tokens `first`, `first` + 1, ..., and other tokens give zeros.
+    """
+    if first is None:
+        rows = weight.index_select(0, token_ids)
+    else:
+        own = token_ids - first
+        elsewhere = (own < 0) | (own >= len(weight))
+        rows = weight.index_select(0, own.masked_fill_(elsewhere, 0)).masked_fill_(elsewhere[:, None], 0.0)
     return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=weight.dtype))
 
 
@@ -76,10 +84,19 @@ def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
         yield x, normal(rows, 72), weight, 1e-5, 1.0
 
 
+def _triton_norm() -> Any:
+    from penstock.kernels.triton.norm import TritonNorm
+
+    return TritonNorm()
+
+
 RMS_NORM = Op(
     "rms_norm",
     reference(rms_norm),
     ROUNDING,
     _rms_norm_inputs,
-    (Provider("native", lambda: NativeNorm(native_session()), has_native),),
+    (
+        Provider("native", lambda: NativeNorm(native_session()), has_native),
+        Provider("triton", _triton_norm, has_triton),
+    ),
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.attention import (
     AttentionBatch,
+    PagedAttention,
     ReferenceAttention,
     TorchPages,
     attention_inputs,
@@ -23,7 +24,7 @@ from penstock.kernels.attention import (
 )
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import Needs, Op, Platform, Provider, has_native
+from penstock.kernels.registry import Needs, Op, Platform, Provider, has_native, has_triton
 
 DECODE_ELEMENTS = 1 << 20  # of keys gathered at once, and then as many values: 4 MiB in fp32, which stay in cache
 QUERY_TILE = 256  # bounds the scores of a long prompt; a tile sees no further than its last query
@@ -221,9 +222,16 @@ def _native(platform: Platform, needs: Needs) -> bool:
     return has_native(platform, needs) and whole_lines
 
 
+def _triton() -> PagedAttention:
+    from penstock.kernels.triton.attention import TritonAttention
+
+    return TritonAttention()
+
+
 _PROVIDERS = (
     Provider("native", lambda: NativeAttention(native_session()), _native),
     Provider("gathered", GatheredAttention, _on_cpu),
+    Provider("triton", _triton, has_triton),
 )
 _TORCH = Provider("torch", ReferenceAttention, lambda platform, needs: True)
 _SEVERAL_ROUNDINGS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

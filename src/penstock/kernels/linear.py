@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, silu_and_mul
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import EXACT, ROUNDING, Needs, Op, Platform, Provider, has_native, normals
+from penstock.kernels.registry import EXACT, ROUNDING, Needs, Op, Platform, Provider, has_native, has_triton, normals
 
 GEMV_ROWS = 3  # so many products of a matrix and a vector are faster than one of matrices
 BLOCK_ELEMENTS = 1 << 20  # of weights widened at once: 4 MiB, which stay in cache
@@ -39,8 +39,11 @@ class Linear(Protocol):
         """x [tokens, in] to fp32 [tokens, out]."""
         ...
 
-    def rows(self, token_ids: Tensor, weight: Any, scale: float, dtype: torch.dtype) -> Tensor:
-        """The weight's rows for int64 token_ids [tokens], times `scale` rounded to `dtype`: an embedding."""
+    def rows(
+        self, token_ids: Tensor, weight: Any, scale: float, dtype: torch.dtype, *, first: int | None = None
+    ) -> Tensor:
+        """The weight's rows for int64 token_ids [tokens], times `scale` rounded to `dtype`: an embedding. With `first`
+        the weight is a part of the vocabulary, from that token on, and tokens outside it give zeros."""
         ...
 
 
@@ -70,8 +73,10 @@ class TorchLinear:
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
         return self(x, weight).float()
 
-    def rows(self, token_ids: Tensor, weight: DenseWeight, scale: float, dtype: torch.dtype) -> Tensor:
-        return embedding(token_ids, weight.weight, scale)
+    def rows(
+        self, token_ids: Tensor, weight: DenseWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
+    ) -> Tensor:
+        return embedding(token_ids, weight.weight, scale, first)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
@@ -142,8 +147,8 @@ def _logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 def _embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     normal, generator = normals(dtype, seed), torch.Generator().manual_seed(seed)
     for rows in (0, 1, 7, 33):
-        for scale in (1.0, 24**0.5):
-            yield torch.randint(19, (rows,), generator=generator), normal(19, 24), scale
+        for scale, first in ((1.0, None), (24**0.5, None), (1.5, 0), (1.0, 8)):
+            yield torch.randint(19 if first is None else 31, (rows,), generator=generator), normal(19, 24), scale, first
 
 
 def _run_linear(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
@@ -165,19 +170,27 @@ def _run_logits(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
 
 
 def _run_embedding(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    token_ids, weight, scale = arguments
-    result: Tensor = linear.rows(token_ids, linear.pack(weight), scale, weight.dtype)
+    token_ids, weight, scale, first = arguments
+    result: Tensor = linear.rows(token_ids, linear.pack(weight), scale, weight.dtype, first=first)
     return result
 
 
-def _no_bf16_gemm(platform: Platform, needs: Needs) -> bool:
+def no_bf16_gemm(platform: Platform, needs: Needs) -> bool:
+    """Where torch would multiply rows one by one."""
     return platform.device == "cpu" and needs.dtype is not torch.float32 and not platform.bf16_gemm
+
+
+def _triton() -> Linear:
+    from penstock.kernels.triton.linear import TritonLinear
+
+    return TritonLinear()
 
 
 _TORCH = Provider("torch", TorchLinear, lambda platform, needs: True)
 _PROVIDERS = (
     Provider("native", lambda: NativeLinear(native_session()), has_native),
-    Provider("blocked_fp32", BlockedLinear, _no_bf16_gemm),
+    Provider("blocked_fp32", BlockedLinear, no_bf16_gemm),
+    Provider("triton", _triton, has_triton),
 )
 LINEAR = Op("linear", _TORCH, ROUNDING, _linear_inputs, _PROVIDERS, _run_linear)
 # The same providers by their other methods.

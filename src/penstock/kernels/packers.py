@@ -1,18 +1,17 @@
 """How a model holds its weights, and the packing of each while it is read."""
 
-from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.config.weights import schemes
+from penstock.config.weights import schemes, unquantized
 from penstock.kernels.linear import LINEAR
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacker
 from penstock.kernels.registry import Needs, Platform
 
-Kind = Literal["matrix", "gated", "vocabulary"]
+Kind = Literal["matrix", "gated", "vocabulary", "router"]
 
 
 class Packer(Protocol):
@@ -28,7 +27,12 @@ class Packer(Protocol):
         ...
 
 
-Packing = Callable[[tuple[int, ...], Kind], Packer]  # of a weight's shape and kind, see families.Parameter.kind
+class Packing(Protocol):
+    """How a model holds its weights."""
+
+    def __call__(self, shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
+        """For a weight of a shape and kind (see families.Parameter.kind), of so many experts below each other."""
+        ...
 
 
 class DensePacker:
@@ -66,15 +70,17 @@ def select_packing(platform: Platform, needs: Needs, quantization: str = "none",
         raise CannotQuantize(
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
         )
-    return lambda shape, kind: DensePacker(shape, needs.dtype)
+    return lambda shape, kind, experts=1: DensePacker(shape, needs.dtype)
 
 
 def _native(dtype: str, quantization: str, group: int) -> Packing:
     matrices, vocabulary = schemes(dtype, quantization)
     memory = WeightMemory()
 
-    def packer(shape: tuple[int, ...], kind: Kind) -> Packer:
-        scheme = vocabulary if kind == "vocabulary" else matrices
-        return NativePacker((shape[0], shape[1]), scheme, group, gated=kind == "gated", memory=memory)
+    by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
+
+    def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
+        scheme = by_kind.get(kind, matrices)
+        return NativePacker((shape[0], shape[1]), scheme, group, gated=kind == "gated", memory=memory, experts=experts)
 
     return packer

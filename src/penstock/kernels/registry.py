@@ -18,7 +18,7 @@ class Platform:
     """What providers may ask of the machine."""
 
     device: str  # "cpu" or "cuda"
-    capability: str  # torch's name of the instruction set: "AVX2", "AVX512", ...
+    capability: str  # torch's name of the instruction set: "AVX2", "AVX512", ...; of a GPU its number: "9.0"
     bf16_gemm: bool  # whether torch's own library multiplies bf16 matrices at speed
     isa: str = ""  # the instruction set of the native kernels; "": there are none for this machine
 
@@ -34,8 +34,8 @@ class Needs:
 
 def detect_platform(device: str = "cpu") -> Platform:
     """The machine this process runs on."""
-    if device != "cpu":
-        return Platform(device, "", True)
+    if device == "cuda":
+        return Platform(device, ".".join(map(str, torch.cuda.get_device_capability())), True)
     isa = next(iter(instruction_sets()), "")
     return Platform(device, torch.backends.cpu.get_cpu_capability(), torch.ops.mkldnn._is_mkldnn_bf16_supported(), isa)
 
@@ -52,6 +52,11 @@ class Provider:
 def has_native(platform: Platform, needs: Needs) -> bool:
     """Whether there are native kernels for a model's dtype."""
     return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16)
+
+
+def has_triton(platform: Platform, needs: Needs) -> bool:
+    """Whether there are Triton kernels for a model's dtype. Their makers import triton, and nothing before does."""
+    return platform.device == "cuda" and needs.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def normals(dtype: torch.dtype, seed: int) -> Callable[..., torch.Tensor]:

@@ -171,6 +171,15 @@ inline __m512i dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
     return sum;
   });
 }
+using Halves = int16_t __attribute__((vector_size(64)));
+
+inline __m512i slli_epi16(__m512i a, int count) { return as<__m512i>(as<Halves>(a) << count); }
+inline __m512i srai_epi16(__m512i a, int count) { return as<__m512i>(as<Halves>(a) >> count); }
+inline __m512i dpwssd_epi32(__m512i sums, __m512i a, __m512i b) {
+  return words([all = as<Words>(sums), left = as<Halves>(a), right = as<Halves>(b)](int i) {
+    return all[i] + left[2 * i] * right[2 * i] + left[2 * i + 1] * right[2 * i + 1];
+  });
+}
 inline __m256i maskz_loadu_epi16(__mmask16 mask, const void* p) {
   uint16_t all[16] = {};
   for (int i = 0; i < 16; ++i) {
@@ -266,6 +275,12 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_cvtepi32_epi8 emulated::cvtepi32_epi8
 #undef _mm512_dpbusd_epi32
 #define _mm512_dpbusd_epi32 emulated::dpbusd_epi32
+#undef _mm512_slli_epi16
+#define _mm512_slli_epi16 emulated::slli_epi16
+#undef _mm512_srai_epi16
+#define _mm512_srai_epi16 emulated::srai_epi16
+#undef _mm512_dpwssd_epi32
+#define _mm512_dpwssd_epi32 emulated::dpwssd_epi32
 #undef _mm256_maskz_loadu_epi16
 #define _mm256_maskz_loadu_epi16 emulated::maskz_loadu_epi16
 #undef _mm256_mask_storeu_epi16

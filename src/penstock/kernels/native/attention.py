@@ -29,15 +29,34 @@ class Prepared:
         self.query_start = np.zeros(sequences + 1, np.int64)
         self.context_lens = np.zeros(sequences, np.int64)
         self.tables = np.zeros((sequences, blocks), np.int64)
+        self._divided: tuple[bytes, ...] = ()  # what the items were made for
 
     def fill(self, batch: AttentionBatch) -> None:
         sequences, blocks = batch.block_tables.shape
         self.query_start[: sequences + 1] = batch.query_start
         self.context_lens[:sequences] = batch.context_lens
         self.tables[:sequences, :blocks] = batch.block_tables
-        lengths = batch.query_lens
         first_segment = batch.first_seen() // SEGMENT
         segments = -(-batch.context_lens // SEGMENT) - first_segment
+        # While sequences decode, the same for hundreds of steps.
+        divided = (batch.query_start.tobytes(), first_segment.tobytes(), segments.tobytes())
+        if divided != self._divided:
+            self._divide(batch.query_lens, first_segment, segments)
+            self._divided = divided
+
+    def lasting(self) -> int:
+        """For how many more steps of a token each the same items of work are right; 0 if that cannot be told."""
+        sequences = len(self._divided[0]) // 8 - 1
+        context = self.context_lens[:sequences]
+        left = -context % SEGMENT  # until one reaches into another segment,
+        if self.window:  # or no longer sees one
+            left = np.minimum(left, (self.window - 1 - context) % SEGMENT)
+        return int(left.min())
+
+    def _divide(
+        self, lengths: NDArray[np.int64], first_segment: NDArray[np.int64], segments: NDArray[np.int64]
+    ) -> None:
+        """Make the items of work, which depend on nothing else."""
         split = (lengths == 1) & (segments > 1)
         split &= np.cumsum(np.where(split, segments, 0)) <= PARTIALS
         whole, parts = np.flatnonzero(~split), np.flatnonzero(split)

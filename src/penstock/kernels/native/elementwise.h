@@ -48,7 +48,12 @@ void embedding_as(Worker& worker, const EmbeddingOp& op) {
   auto* row = reinterpret_cast<float*>(worker.own((padded_k(op.table) + 16) * sizeof(float)));
   worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      unpack_row(op.table, op.ids[i], row);
+      const int64_t own = op.ids[i] - op.first;
+      if (own >= 0 && own < op.table.n) {
+        unpack_row(op.table, own, row);
+      } else {
+        __builtin_memset(row, 0, width * sizeof(float));
+      }
       for (int64_t j = 0; j < width; j += 16) {
         store_part(static_cast<T*>(op.out) + i * width + j, mul(load_part(row + j, width - j), splat(op.scale)),
                    width - j);

@@ -17,7 +17,10 @@ struct Isa {
   void (*cache)(Worker&, const CacheOp&);
   void (*attention)(Worker&, const AttentionOp&);
   void (*sample)(Worker&, const SampleOp&);
+  void (*route)(Worker&, const RouteOp&);
+  void (*experts)(Worker&, const ExpertsOp&);
   size_t (*linear_shared_bytes)(const LinearOp&);
+  size_t (*experts_shared_bytes)(const ExpertsOp&);
 };
 
 extern const Isa kAvx2;

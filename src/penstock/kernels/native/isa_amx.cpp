@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "isa.h"
 #include "ops.h"
@@ -13,10 +14,14 @@
 #include "vec_avx512.h"
 
 #include "math.h"
+#include "product.h"
 #include "linear.h"
 #include "linear_amx.h"
+#include "moe.h"
+#include "moe_amx.h"
 #include "elementwise.h"
 #include "attention_amx.h"
+#include "attention_lines.h"
 #include "attention.h"
 #include "sampling.h"
 
@@ -35,6 +40,7 @@ void attention_by_tiles(Worker& worker, const AttentionOp& op) {
 
 const Isa kAmx = {"amx",         amx::embedding, amx::norm,      amx::linear_by_tiles,
                   amx::rotation, amx::cache,     amx::attention_by_tiles,
-                  amx::sample,   amx::tiles_shared_bytes};
+                  amx::sample,   amx::route,     amx::experts_by_tiles,
+                  amx::tiles_shared_bytes, amx::experts_tiles_shared_bytes};
 
 }  // namespace penstock

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "isa.h"
 #include "ops.h"
@@ -12,8 +13,11 @@
 
 #define PENSTOCK_ISA avx2
 #include "math.h"
+#include "product.h"
 #include "linear.h"
+#include "moe.h"
 #include "elementwise.h"
+#include "attention_lines.h"
 #include "attention.h"
 #include "sampling.h"
 
@@ -21,6 +25,7 @@ namespace penstock {
 
 const Isa kAvx2 = {"avx2",           avx2::embedding, avx2::norm,      avx2::linear,
                    avx2::rotation,   avx2::cache,     avx2::attention, avx2::sample,
-                   avx2::linear_shared_bytes};
+                   avx2::route,      avx2::experts,   avx2::linear_shared_bytes,
+                   avx2::experts_shared_bytes};
 
 }  // namespace penstock

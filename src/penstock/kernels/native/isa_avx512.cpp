@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "isa.h"
 #include "ops.h"
@@ -13,8 +14,11 @@
 #include "vec_avx512.h"
 
 #include "math.h"
+#include "product.h"
 #include "linear.h"
+#include "moe.h"
 #include "elementwise.h"
+#include "attention_lines.h"
 #include "attention.h"
 #include "sampling.h"
 
@@ -22,6 +26,7 @@ namespace penstock {
 
 const Isa kAvx512 = {"avx512",         avx512::embedding, avx512::norm,      avx512::linear,
                      avx512::rotation, avx512::cache,     avx512::attention, avx512::sample,
-                     avx512::linear_shared_bytes};
+                     avx512::route,    avx512::experts,   avx512::linear_shared_bytes,
+                     avx512::experts_shared_bytes};
 
 }  // namespace penstock

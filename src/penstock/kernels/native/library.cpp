@@ -7,6 +7,8 @@
 #include <exception>
 #include <vector>
 
+#include "batch.h"
+#include "finite.h"
 #include "isa.h"
 #include "pack.h"
 
@@ -84,11 +86,15 @@ struct Engine {
   void reserve(const Op* ops, int64_t count) {
     size_t shared = 0;
     for (int64_t i = 0; i < count; ++i) {
-      if (ops[i].code != OpCode::linear) continue;
-      const size_t needed = isa.linear_shared_bytes(ops[i].linear);
+      const size_t needed = shared_bytes(ops[i]);
       if (needed > shared) shared = needed;
     }
     team.reserve_shared(shared);
+  }
+
+  size_t shared_bytes(const Op& op) const {
+    if (op.code == OpCode::linear) return isa.linear_shared_bytes(op.linear);
+    return op.code == OpCode::experts ? isa.experts_shared_bytes(op.experts) : 0;
   }
 
   void execute(const Op& op, Worker& worker) const {
@@ -107,6 +113,16 @@ struct Engine {
         return isa.attention(worker, op.attention);
       case OpCode::sample:
         return isa.sample(worker, op.sample);
+      case OpCode::route:
+        return isa.route(worker, op.route);
+      case OpCode::experts:
+        return isa.experts(worker, op.experts);
+      case OpCode::next:
+        return next(worker, op.next);
+      case OpCode::accept:
+        return accept(worker, op.accept);
+      case OpCode::finite:
+        return finite(worker, op.finite);
       case OpCode::count:
         return;
     }
@@ -164,6 +180,9 @@ int penstock_profile(Engine* engine, const Op* ops, int64_t count, double* secon
     return 1;
   }
 }
+
+// The threads that sleep shall be awake for what is run soon.
+void penstock_wake(Engine* engine) { engine->team.wake(); }
 
 void penstock_stop(Engine* engine) { delete engine; }
 

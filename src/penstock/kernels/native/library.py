@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # another build, for tests
 LOWER = "PENSTOCK_ISA"  # names an instruction set below the best, for tests; "none": no native kernels
 
-EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION, SAMPLE = range(7)
+EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION, SAMPLE, ROUTE, EXPERTS, NEXT, ACCEPT, FINITE = range(12)
 F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int8", "int4")
 EPILOGUES = ("", "silu", "gelu_tanh")
@@ -39,6 +40,7 @@ class EmbeddingOp(ctypes.Structure):
         ("out", c_void_p),
         ("scale", c_float),
         ("dtype", c_int32),
+        ("first", c_int64),
     )
 
 
@@ -68,6 +70,39 @@ class LinearOp(ctypes.Structure):
         ("epilogue", c_int32),
         ("dtype", c_int32),
         ("out_dtype", c_int32),
+    )
+
+
+class RouteOp(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("experts", c_void_p),
+        ("weights", c_void_p),
+        ("count", c_int64),
+        ("slots", c_int64),
+        ("normalize", c_int32),
+    )
+
+
+class ExpertsOp(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("x", c_void_p),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("aside", c_void_p),
+        ("aside_gate", c_void_p),
+        ("residual", c_void_p),
+        ("out", c_void_p),
+        ("tally", c_void_p),
+        ("slots", c_int64),
+        ("first", c_int64),
+        ("held", c_int64),
+        ("epilogue", c_int32),
+        ("dtype", c_int32),
     )
 
 
@@ -190,6 +225,52 @@ class SampleOp(ctypes.Structure):
     )
 
 
+class NextGroup(ctypes.Structure):
+    _fields_ = (
+        ("batch_tables", c_void_p),
+        ("batch_stride", c_int64),
+        ("tables", c_void_p),
+        ("stride", c_int64),
+        ("context_lens", c_void_p),
+        ("blocks", c_void_p),
+        ("offsets", c_void_p),
+    )
+
+
+class NextOp(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("batch_rows", c_void_p),
+        ("batch_tokens", c_void_p),
+        ("tokens_stride", c_int64),
+        ("num_computed", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("groups", c_void_p),
+        ("group_count", c_int64),
+        ("block_size", c_int64),
+    )
+
+
+class AcceptOp(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("batch_rows", c_void_p),
+        ("tokens", c_void_p),
+        ("status", c_void_p),
+        ("batch_tokens", c_void_p),
+        ("tokens_stride", c_int64),
+        ("num_tokens", c_void_p),
+        ("num_computed", c_void_p),
+        ("num_outputs", c_void_p),
+        ("failed", c_void_p),
+    )
+
+
+class FiniteOp(ctypes.Structure):
+    _fields_ = (("rows", c_void_p), ("x", c_void_p), ("finite", c_void_p), ("width", c_int64), ("dtype", c_int32))
+
+
 class _Ops(ctypes.Union):
     _fields_ = (
         ("embedding", EmbeddingOp),
@@ -199,6 +280,11 @@ class _Ops(ctypes.Union):
         ("cache", CacheOp),
         ("attention", AttentionOp),
         ("sample", SampleOp),
+        ("route", RouteOp),
+        ("experts", ExpertsOp),
+        ("next", NextOp),
+        ("accept", AcceptOp),
+        ("finite", FiniteOp),
     )
 
 
@@ -223,6 +309,7 @@ def _library() -> ctypes.CDLL | None:
     library.penstock_start.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
     library.penstock_run.argtypes = (c_void_p, c_void_p, c_int64)
     library.penstock_profile.argtypes = (c_void_p, c_void_p, c_int64, ctypes.POINTER(c_double))
+    library.penstock_wake.argtypes = (c_void_p,)
     library.penstock_stop.argtypes = (c_void_p,)
     library.penstock_pack.restype = c_int64
     library.penstock_pack.argtypes = (c_void_p,)
@@ -280,19 +367,25 @@ class Engine:
             raise OSError(f"could not start {threads} threads with {isa} kernels")
         self.isa, self.threads = isa, threads
 
-    def run(self, ops: "ctypes.Array[Op]", count: int) -> None:
-        """Run ops in order. Raises MemoryError where scratch memory was refused."""
+    def run(self, ops: Any, count: int) -> None:
+        """Run so many ops in order, of an array or from a place in it on. Raises MemoryError where scratch memory was
+        refused."""
         assert self._library is not None
         if self._library.penstock_run(self._handle, ops, count):
             raise MemoryError("no memory for the native kernels' scratch")
 
-    def profile(self, ops: "ctypes.Array[Op]", count: int) -> list[float]:
-        """Run ops in order; gives the seconds that each took. Raises as `run` does."""
+    def profile(self, ops: Any, count: int) -> list[float]:
+        """Run so many ops in order; gives the seconds that each took. Raises as `run` does."""
         assert self._library is not None
         seconds = (c_double * count)()
         if self._library.penstock_profile(self._handle, ops, count, seconds):
             raise MemoryError("no memory for the native kernels' scratch")
         return list(seconds)
+
+    def wake(self) -> None:
+        """Have threads that sleep wait awake for what is run soon: waking takes them longer than a step's inputs."""
+        assert self._library is not None
+        self._library.penstock_wake(self._handle)
 
     def close(self) -> None:
         if self._handle and self._library:

@@ -32,10 +32,12 @@ class NativeLinear:
     def logits(self, x: Tensor, weight: PackedWeight) -> Tensor:
         return self._multiply(x, weight, None, "", weight.n, torch.float32)
 
-    def rows(self, token_ids: Tensor, weight: PackedWeight, scale: float, dtype: torch.dtype) -> Tensor:
+    def rows(
+        self, token_ids: Tensor, weight: PackedWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
+    ) -> Tensor:
         out = self._session.empty(token_ids, weight.k, dtype=dtype)
         rounded = torch.tensor(scale, dtype=dtype).item()
-        fields = (token_ids.data_ptr(), weight.matrix(), out.data_ptr(), rounded, DTYPES[dtype])
+        fields = (token_ids.data_ptr(), weight.matrix(), out.data_ptr(), rounded, DTYPES[dtype], first or 0)
         self._session.run(EmbeddingOp(self._session.rows(token_ids), *fields), weight)
         return out
 

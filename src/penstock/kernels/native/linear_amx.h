@@ -61,19 +61,22 @@ inline void copy_bf16(const uint16_t* x, int64_t k, uint16_t* out, int64_t padde
   for (int64_t i = 0; i < padded; i += 16) store(out + i, i < k ? load_part(x + i, k - i) : zero_f());
 }
 
-// Dot: how integers are put in order; of no meaning for bf16.
+// Dot: how integers are put in order; of no meaning for bf16. `memory` and `source`: see `prepare`.
 template <class Dot, class T>
-TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, int64_t along) {
+TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, int64_t along, std::byte* memory,
+                       const int32_t* source = nullptr) {
   const bool integers = op.weight.scheme != Scheme::bf16;
   const int64_t k = op.weight.k, padded = padded_k(op.weight);
   const int64_t bytes = integers ? padded : padded * 2;
-  auto* tiles = reinterpret_cast<uint8_t*>(worker.shared());
+  auto* tiles = reinterpret_cast<uint8_t*>(memory);
   auto* scales = reinterpret_cast<float*>(tiles + divide_up(rows, kTileRows) * kTileRows * bytes);
   const TileRows x{tiles, scales, along, bytes / along};
   auto* row_bytes = reinterpret_cast<uint8_t*>(worker.own(static_cast<size_t>(bytes)));
   worker.for_each(rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const T* from = static_cast<const T*>(op.x) + row * k;
+      const int64_t at = source == nullptr ? row : source[row];
+      if (at < 0) continue;
+      const T* from = static_cast<const T*>(op.x) + at * k;
       if constexpr (sizeof(T) == 2) {
         if (!integers) copy_bf16(from, k, reinterpret_cast<uint16_t*>(row_bytes), padded);
       }
@@ -297,38 +300,52 @@ inline void tiles_of_int4(Worker& worker, const Matrix& weight, const TileRows& 
 
 // -- the op ---------------------------------------------------------------------------------------------------------
 
+// Bytes of a tile's row of x.
+inline int64_t tile_bytes_along(const Matrix& weight) {
+  return weight.scheme == Scheme::int4 && weight.group < 64 ? weight.group : 64;
+}
+
+// Whether groups of an int4 weight are whole tiles.
+inline bool fits_tiles(const Matrix& weight) { return weight.group == 32 || weight.group % 64 == 0; }
+
+// Blocks [begin, end) of all rows.
+inline void tiles_of_piece(Worker& worker, const TileRows& x, int64_t rows, int64_t begin, int64_t end,
+                           const TileFinish& finish) {
+  const Matrix& weight = finish.op.weight;
+  int64_t at_once = kRowsInCache / (x.count * x.along) / (2 * kTileRows) * (2 * kTileRows);
+  at_once = at_once < 2 * kTileRows ? 2 * kTileRows : at_once;
+  for (int64_t first = 0; first < rows; first += at_once) {
+    const int64_t last = first + at_once < rows ? first + at_once : rows;
+    for (int64_t block = begin; block < end;) {
+      if (weight.scheme == Scheme::int4) {
+        tiles_of_int4(worker, weight, x, first, last, block++, finish);
+      } else if (weight.scheme == Scheme::int8) {
+        if (block + 1 < end) tiles_of_blocks<Int8Tiles, 2>(weight, x, first, last, block, finish);
+        else tiles_of_blocks<Int8Tiles, 1>(weight, x, first, last, block, finish);
+        block += 2;
+      } else {
+        if (block + 1 < end) tiles_of_blocks<Bf16Tiles, 2>(weight, x, first, last, block, finish);
+        else tiles_of_blocks<Bf16Tiles, 1>(weight, x, first, last, block, finish);
+        block += 2;
+      }
+    }
+  }
+}
+
 template <class T, class Out>
 void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
   const Matrix& weight = op.weight;
-  const bool int4 = weight.scheme == Scheme::int4;
-  const int64_t along = int4 && weight.group < 64 ? weight.group : 64;
-  const TileRows x = int4 ? prepare_tiles<DotInt4, T>(worker, op, rows, along)
-                          : prepare_tiles<DotInt8, T>(worker, op, rows, along);
+  const int64_t along = tile_bytes_along(weight);
+  const TileRows x = weight.scheme == Scheme::int4
+                         ? prepare_tiles<DotInt4, T>(worker, op, rows, along, worker.shared())
+                         : prepare_tiles<DotInt8, T>(worker, op, rows, along, worker.shared());
   const TileFinish finish{op, write<T, Out>, write_two<T, Out>};
   const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
   const int64_t blocks = divide_up(weight.n, kColumns);
   int64_t grain = blocks / (8 * worker.count()) / 2 * 2;
   grain = grain < 2 ? 2 : grain > 16 ? 16 : grain;
-  int64_t at_once = kRowsInCache / (x.count * along) / (2 * kTileRows) * (2 * kTileRows);
-  at_once = at_once < 2 * kTileRows ? 2 * kTileRows : at_once;
-  worker.for_each(blocks, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t first = 0; first < rows; first += at_once) {
-      const int64_t last = first + at_once < rows ? first + at_once : rows;
-      for (int64_t block = begin; block < end;) {
-        if (int4) {
-          tiles_of_int4(worker, weight, x, first, last, block++, finish);
-        } else if (weight.scheme == Scheme::int8) {
-          if (block + 1 < end) tiles_of_blocks<Int8Tiles, 2>(weight, x, first, last, block, finish);
-          else tiles_of_blocks<Int8Tiles, 1>(weight, x, first, last, block, finish);
-          block += 2;
-        } else {
-          if (block + 1 < end) tiles_of_blocks<Bf16Tiles, 2>(weight, x, first, last, block, finish);
-          else tiles_of_blocks<Bf16Tiles, 1>(weight, x, first, last, block, finish);
-          block += 2;
-        }
-      }
-    }
-  });
+  worker.for_each(blocks, grain,
+                  [&](int64_t begin, int64_t end) { tiles_of_piece(worker, x, rows, begin, end, finish); });
 }
 
 // fp32 goes through registers, as tiles would round it. So do few rows of int4: the sums are the same.
@@ -343,7 +360,7 @@ void linear_by_tiles_as(Worker& worker, const LinearOp& op, int64_t rows) {
     case Scheme::int8:
       break;
     case Scheme::int4:
-      if (rows < kFewRows || (op.weight.group != 32 && op.weight.group % 64 != 0)) {
+      if (rows < kFewRows || !fits_tiles(op.weight)) {
         return multiply<DotInt4, T, Out>(worker, op);
       }
   }

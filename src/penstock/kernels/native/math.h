@@ -35,20 +35,20 @@ inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
   return mul(mul(gate, sigmoid(u)), other);
 }
 
-// Of a row to be stored in int8: its values are whole multiples of the scale, at most 127.
+// Of a row that becomes integers: its values are whole multiples of the scale, `most_of_all` at most.
 struct Quantizer {
   float scale;
   F16 inverse;
 
   template <class T>
-  Quantizer(const T* x, int64_t count) {
+  Quantizer(const T* x, int64_t count, float most_of_all = 127.0f) {
     F16 most = zero_f(), check = zero_f();
     for (int64_t i = 0; i < count; i += 16) {
       const F16 v = load_part(x + i, count - i);
       most = max(most, absolute(v));
       check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
     }
-    scale = largest(most) / 127.0f + sum(check);
+    scale = largest(most) / most_of_all + sum(check);
     inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
   }
 
@@ -56,26 +56,29 @@ struct Quantizer {
 };
 
 // Adds to `sums`, for M rows of x (words, `x_stride` apart) and N blocks of 16 columns (`block_stride` bytes apart),
-// the products along `steps` lines, in their order: a sum depends on nothing but its own row and column.
+// the products of a line. A word of weights at a time: all of a line's would not find room in the registers.
+template <class Dot, int M, int N>
+[[gnu::always_inline]] inline void dot_line(const typename Dot::Word* x, int64_t x_stride, const uint8_t* lines,
+                                            int64_t block_stride, typename Dot::Vector (&sums)[M][N]) {
+#pragma GCC unroll 16
+  for (int n = 0; n < N; ++n) {
+    const uint8_t* line = lines + n * block_stride;
+#pragma GCC unroll 16
+    for (int word = 0; word < Dot::kWords; ++word) {
+      const typename Dot::Vector weights = Dot::widen(line, word);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word], weights);
+    }
+  }
+}
+
+// The products along `steps` lines, in their order: a sum depends on nothing but its own row and column.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot(const typename Dot::Word* x, int64_t x_stride, const uint8_t* lines,
                                        int64_t line_stride, int64_t block_stride, int64_t steps,
                                        typename Dot::Vector (&sums)[M][N]) {
-  for (int64_t step = 0; step < steps; ++step) {
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) {
-      typename Dot::Vector weights[Dot::kWords];
-      Dot::widen(lines + n * block_stride, weights);
-#pragma GCC unroll 16
-      for (int word = 0; word < Dot::kWords; ++word) {
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-          sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word], weights[word]);
-        }
-      }
-    }
-    x += Dot::kWords;
-    lines += line_stride;
+  for (int64_t step = 0; step < steps; ++step, x += Dot::kWords, lines += line_stride) {
+    dot_line<Dot, M, N>(x, x_stride, lines, block_stride, sums);
   }
 }
 

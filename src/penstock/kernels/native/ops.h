@@ -17,7 +17,21 @@ enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 
 enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
 
-enum class OpCode : int32_t { embedding = 0, norm, linear, rotation, cache, attention, sample, count };
+enum class OpCode : int32_t {
+  embedding = 0,
+  norm,
+  linear,
+  rotation,
+  cache,
+  attention,
+  sample,
+  route,
+  experts,
+  next,
+  accept,
+  finite,
+  count
+};
 
 struct Matrix {  // a packed weight
   const uint8_t* lines;
@@ -35,6 +49,7 @@ struct EmbeddingOp {
   void* out;
   float scale;
   Dtype dtype;
+  int64_t first;  // the token whose row is the table's first; tokens that have none give zeros
 };
 
 struct NormOp {
@@ -61,6 +76,36 @@ struct LinearOp {
   Epilogue epilogue;
   Dtype dtype;      // of x, bias, residual
   Dtype out_dtype;  // of out
+};
+
+// The `slots` largest of a token's logits, and their softmax over all of them or, to be normalised, over those alone.
+struct RouteOp {
+  const int64_t* rows;
+  const float* logits;  // [rows][count]
+  int64_t* experts;     // [rows][slots]
+  float* weights;       // [rows][slots]
+  int64_t count, slots;
+  int32_t normalize;
+};
+
+// out = the sum of down(gated(gate_up(x))) of a token's experts, times their weights and in the order of its slots;
+// then + aside, times the sigmoid of its gate; then + residual. Experts [first, first + held) are here: their matrices
+// lie one behind the other, and each begins with a block of its own.
+struct ExpertsOp {
+  const int64_t* rows;
+  const void* x;
+  const int64_t* chosen;  // [rows][slots]
+  const float* weights;   // [rows][slots]
+  Matrix gate_up;         // of the first expert, as of a LinearOp with an epilogue
+  Matrix down;
+  const void* aside;        // or null
+  const float* aside_gate;  // [rows], or null
+  const void* residual;     // or null
+  void* out;
+  int64_t* tally;  // [2]: how many times the matrices of an expert were read, and for how many rows in all
+  int64_t slots, first, held;
+  Epilogue epilogue;
+  Dtype dtype;
 };
 
 struct RotationOp {
@@ -161,6 +206,52 @@ struct SampleOp {
   int64_t packed_stride;
 };
 
+struct NextGroup {  // of one KV group: the batch's block tables, and what the model reads
+  const int64_t* batch_tables;
+  int64_t batch_stride;
+  int64_t* tables;  // [rows][stride], as of the step before: a row's next block joins
+  int64_t stride;
+  int64_t* context_lens;  // [rows]
+  int64_t* blocks;        // [rows]
+  int64_t* offsets;       // [rows]
+};
+
+// The inputs of a step that computes the last token of each of `batch_rows`, as the step before did.
+struct NextOp {
+  const int64_t* rows;
+  const int64_t* batch_rows;    // [rows]
+  const int64_t* batch_tokens;  // indexed by batch row, as is num_computed
+  int64_t tokens_stride;
+  const int64_t* num_computed;
+  int64_t* token_ids;  // [rows]
+  int64_t* positions;  // [rows]
+  const NextGroup* groups;
+  int64_t group_count;
+  int64_t block_size;
+};
+
+// Takes the tokens of such a step into the batch.
+struct AcceptOp {
+  const int64_t* rows;
+  const int64_t* batch_rows;   // [rows]
+  const int64_t* tokens;       // [rows]
+  const SampleStatus* status;  // [rows]
+  int64_t* batch_tokens;       // indexed by batch row, as are the counts
+  int64_t tokens_stride;
+  int64_t* num_tokens;
+  int64_t* num_computed;
+  int64_t* num_outputs;
+  int64_t* failed;  // how many rows have no token
+};
+
+struct FiniteOp {  // whether a row holds neither NaN nor infinity
+  const int64_t* rows;
+  const void* x;  // [rows][width]
+  bool* finite;   // [rows]
+  int64_t width;
+  Dtype dtype;
+};
+
 struct Op {
   OpCode code;
   union {
@@ -171,6 +262,11 @@ struct Op {
     CacheOp cache;
     AttentionOp attention;
     SampleOp sample;
+    RouteOp route;
+    ExpertsOp experts;
+    NextOp next;
+    AcceptOp accept;
+    FiniteOp finite;
   };
 };
 

@@ -15,21 +15,42 @@ class NativePacker:
     """Provides Packer (see kernels/packers.py). The bits are those of packing.pack."""
 
     def __init__(
-        self, shape: tuple[int, int], scheme: Scheme, group: int, *, gated: bool, memory: WeightMemory
+        self,
+        shape: tuple[int, int],
+        scheme: Scheme,
+        group: int,
+        *,
+        gated: bool,
+        memory: WeightMemory,
+        experts: int = 1,
     ) -> None:
-        self._weight = empty_packed(*shape, scheme, group, gated=gated, empty=memory.empty)
+        """For a weight of a shape, which is `experts` weights one below the other."""
+        n, k = shape[0] // experts, shape[1]
+        self._weight = empty_packed(n, k, scheme, group, gated=gated, count=experts, empty=memory.empty)
 
     def put(self, start: int, rows: Tensor) -> None:
         weight = self._weight
-        if rows.shape[1:] != (weight.k,) or not 0 <= start <= start + len(rows) <= weight.n or not rows.is_contiguous():
-            raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{weight.n}, {weight.k}]")
-        matrix = weight.matrix()
+        total = weight.n * weight.count
+        if rows.shape[1:] != (weight.k,) or not 0 <= start <= start + len(rows) <= total or not rows.is_contiguous():
+            raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{total}, {weight.k}]")
+        while len(rows):
+            first = start % weight.n
+            self._put(start // weight.n, first, rows[: weight.n - first])
+            start, rows = start + weight.n - first, rows[weight.n - first :]
+
+    def _put(self, expert: int, first: int, rows: Tensor) -> None:
+        weight = self._weight
+        # Where the expert's parts begin: all have the same size.
+        lines, column_scales, group_scales = (
+            None if whole is None else whole.data_ptr() + expert * (whole.nbytes // weight.count)
+            for whole in (weight.lines, weight.column_scales, weight.group_scales)
+        )
         job = PackJob(
             rows.data_ptr(),
-            matrix.lines,
-            matrix.column_scales,
-            matrix.group_scales,
-            start,
+            lines,
+            column_scales,
+            group_scales,
+            first,
             len(rows),
             weight.n,
             weight.k,

@@ -26,6 +26,7 @@ class PackedWeight:
     scheme: Scheme
     group: int = 0
     gated: bool = False
+    count: int = 1  # so many weights [n, k] lie one behind the other, all without a bias: those of experts
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -44,21 +45,34 @@ class PackedWeight:
 
 
 def empty_packed(
-    n: int, k: int, scheme: Scheme, group: int, *, gated: bool, empty: Callable[..., Tensor] = torch.empty
+    n: int,
+    k: int,
+    scheme: Scheme,
+    group: int,
+    *,
+    gated: bool,
+    count: int = 1,
+    empty: Callable[..., Tensor] = torch.empty,
 ) -> PackedWeight:
-    """A weight [n, k] to be filled: only what no row fills, in the last block, is zero already."""
+    """`count` weights [n, k] to be filled: only what no row fills, in the last block of each, is zero already."""
     blocks, padded = num_blocks(n, gated=gated), padded_width(k, scheme, group)
-    lines = empty(blocks, padded // VALUES[scheme], LINE_BYTES, dtype=torch.uint8)
-    column_scales = empty(blocks * COLUMNS, dtype=torch.float32) if scheme == "int8" else None
-    group_scales = None
-    if scheme == "int4":
-        group_scales = empty(blocks, padded // group, COLUMNS, dtype=torch.float16)
-        group_scales[-1:] = 0.0
-    lines[-1:] = 0
-    if column_scales is not None:
-        column_scales[-COLUMNS:] = 0.0
+    lines = empty(count, blocks, padded // VALUES[scheme], LINE_BYTES, dtype=torch.uint8)
+    column_scales = empty(count, blocks, COLUMNS, dtype=torch.float32) if scheme == "int8" else None
+    group_scales = empty(count, blocks, padded // group, COLUMNS, dtype=torch.float16) if scheme == "int4" else None
+    for part in (lines, column_scales, group_scales):
+        if part is not None:
+            part[:, -1:] = 0
     return PackedWeight(
-        lines.view(-1), column_scales, group_scales, None, n, k, scheme, group if scheme == "int4" else 0, gated
+        lines.view(-1),
+        None if column_scales is None else column_scales.view(-1),
+        None if group_scales is None else group_scales.view(count * blocks, -1, COLUMNS),
+        None,
+        n,
+        k,
+        scheme,
+        group if scheme == "int4" else 0,
+        gated,
+        count,
     )
 
 
@@ -88,6 +102,17 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32
         words = rows.reshape(stop - start, COLUMNS, -1, 4 // rows.itemsize if scheme != "f32" else 1)
         lines[start:stop] = words.transpose(1, 2).contiguous().view(torch.uint8).view(stop - start, -1, LINE_BYTES)
     return packed if bias is None else with_bias(packed, bias)
+
+
+def pack_stack(weight: Tensor, count: int, scheme: Scheme, *, group: int = 32, gated: bool = False) -> PackedWeight:
+    """Pack `count` dense weights, one below the other."""
+    n, k = weight.shape[0] // count, weight.shape[1]
+    stack = empty_packed(n, k, scheme, group, gated=gated, count=count)
+    for i, rows in enumerate(weight.split(n)):
+        one = pack(rows, None, scheme, group=group, gated=gated)
+        for ours, whole in zip(one.tensors, stack.tensors, strict=True):
+            whole.view(count, *ours.shape)[i] = ours
+    return stack
 
 
 def with_bias(weight: PackedWeight, bias: Tensor) -> PackedWeight:

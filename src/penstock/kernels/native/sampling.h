@@ -42,18 +42,16 @@ struct Contender {
 void set_bounds(const Row& row, const Draw& draw, float floor) {
   std::fill(row.maxima + row.blocks, row.maxima + row.blocks + 16, -kInfinity);
   for (int64_t b = 0; b < row.blocks; b += 16) {
-    store(row.bounds + b, weights(mul(sub(load(row.maxima + b), splat(row.top)), splat(draw.scale()))));
+    store(row.bounds + b, add_weights(zero_f(), sub(load(row.maxima + b), splat(row.top)), draw.scale()));
   }
   for (int64_t b = 0; b < row.blocks; ++b) {
-    if (row.maxima[b] < floor) {
-      row.bounds[b] = 0;
-      continue;
-    }
-    const Noise noise = draw.noise.of_block(b * kBlock);
-    uint32_t least = UINT32_MAX;
-    for (uint32_t i = 0; i < kBlock; ++i) least = std::min(least, noise.hash(i));
-    row.least[b] = least;
-    row.bounds[b] /= static_cast<float>(least) + 0.5f;
+    row.least[b] = 0;
+    if (row.maxima[b] < floor) continue;
+    row.least[b] = draw.noise.of_block(b * kBlock).least();
+  }
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    const float bound = row.bounds[b] / (static_cast<float>(row.least[b]) + 0.5f);
+    row.bounds[b] = row.maxima[b] < floor ? 0.0f : bound;
   }
 }
 
@@ -86,10 +84,12 @@ int64_t winner(const Row& row, const Draw& draw, float floor, const Place& borde
     if (row.maxima[b] >= least && (row.bounds[b] > row.bounds[first] || row.maxima[first] < least)) first = b;
   }
   contest(row, draw, first, floor, border, leader);
+  const auto reach = [&] { return static_cast<float>(std::exp(leader.score) * (1 - kBoundSlack) * 0x1p-32); };
+  float reached = reach();
   for (int64_t b = 0; b < row.blocks; ++b) {
-    if (b == first || row.maxima[b] < least) continue;
-    if (row.bounds[b] * 0x1p32 * (1 + kBoundSlack) < std::exp(leader.score)) continue;
+    if (row.bounds[b] < reached || b == first || row.maxima[b] < least) continue;
     contest(row, draw, b, floor, border, leader);
+    reached = reach();
   }
   return leader.token;
 }
@@ -105,11 +105,10 @@ float min_p_floor(const Row& row, const Draw& draw) {
 // A logit below which top_p keeps no token.
 //
 // A token kept has less than top_p of the mass ahead of it, so it and those behind it hold more than the rest,
-// 1 - top_p. They are at most the vocabulary, each no heavier than it: its weight exceeds (1 - top_p) mass / vocab.
+// 1 - top_p. They are at most the vocabulary, each no heavier than it: its weight exceeds (1 - top_p) mass / vocab. And
+// the mass is at least that of the best token, 1.
 float top_p_floor(const Row& row, const Draw& draw) {
-  double mass = 0;
-  for (int64_t b = 0; b < row.blocks; ++b) mass += row.masses[b];
-  const double log_weight = std::log((1 - draw.top_p) * mass / static_cast<double>(row.vocab));
+  const double log_weight = std::log((1 - draw.top_p) / static_cast<double>(row.vocab));
   const double floor = row.top + draw.temperature * (log_weight - 0.001);  // lower by more than rounding
   return floor >= -kLargest ? static_cast<float>(floor) : -kInfinity;
 }
@@ -165,11 +164,15 @@ int64_t draw_token(const Row& row, const Draw& draw) {
   const float floor = std::max(min_p_floor(row, draw), draw.top_p < 1 ? top_p_floor(row, draw) : -kInfinity);
   set_bounds(row, draw, floor);
   Place border{-kInfinity, row.vocab};  // behind all
-  for (;;) {
+  for (bool weighed = false;; weighed = true) {
     const int64_t token = winner(row, draw, floor, border);
     border = {row.logits[token], token};
     // The best token is always kept, and a share of 1 keeps all, those of no weight included.
-    if (token == row.best || draw.top_p >= 1 || !outside(row, draw, border)) return token;
+    if (token == row.best || draw.top_p >= 1) return token;
+    for (int64_t b = 0; b < row.blocks && !weighed; ++b) {
+      row.masses[b] = block_mass(row.block(b), row.top, draw.scale());
+    }
+    if (!outside(row, draw, border)) return token;
   }
 }
 
@@ -229,8 +232,7 @@ void pack_token(const Row& row, int64_t token, double normaliser, int32_t* words
 
 // Surveys a row and chooses its token; false where its logits are not finite.
 bool choose(Row& row, const Draw& draw, Choosing choosing, int64_t& token) {
-  const bool shares = choosing == Choosing::filtered && draw.top_p < 1;
-  if (!(shares ? survey<true>(row, draw) : survey<false>(row, draw))) return false;
+  if (!survey(row)) return false;
   token = choosing == Choosing::greedy  ? row.best
           : choosing == Choosing::top_k ? draw_of_top_k(row, draw)
                                         : draw_token(row, draw);
@@ -271,7 +273,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory, fl
   int64_t& token = op.tokens[index];
   token = 0;
   Row row(logits, op.vocab, memory);
-  const bool finite = edited ? survey<false>(row, draw) : choose(row, draw, op.choosing[id], token);
+  const bool finite = edited ? survey(row) : choose(row, draw, op.choosing[id], token);
   if (!finite) return SampleStatus::not_finite;
   double normaliser = 0;
   if (wanted >= 0) {  // of the raw logits

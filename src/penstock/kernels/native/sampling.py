@@ -45,13 +45,13 @@ class NativeSampling:
         self._parameters = parameters  # the op points to their arrays
         self._vocab_size = vocab_size
         self._count = ctypes.c_int64()
-        self._rows = np.empty(rows, np.int64)
-        self._tokens = np.empty(rows, np.int64)
-        self._status = np.empty(rows, np.int32)
+        self.rows = np.empty(rows, np.int64)
+        self.tokens = np.empty(rows, np.int64)
+        self.status = np.empty(rows, np.int32)
         self._packed = np.empty((rows, row_size(0) // 4), np.int32)
-        self._op = SampleOp(
+        self.op = SampleOp(
             count=ctypes.addressof(self._count),
-            rows=self._rows.ctypes.data,
+            rows=self.rows.ctypes.data,
             vocab=vocab_size,
             choosing=parameters.kind.ctypes.data,
             temperature=parameters.temperature.ctypes.data,
@@ -61,8 +61,8 @@ class NativeSampling:
             streams=parameters.streams.ctypes.data,
             num_outputs=parameters.num_outputs.ctypes.data,
             logprobs=parameters.logprobs.ctypes.data,
-            tokens=self._tokens.ctypes.data,
-            status=self._status.ctypes.data,
+            tokens=self.tokens.ctypes.data,
+            status=self.status.ctypes.data,
         )
 
     def __call__(
@@ -76,11 +76,11 @@ class NativeSampling:
         if logits.shape != (count, self._vocab_size) or not logits.is_contiguous():
             raise ValueError(f"logits {tuple(logits.shape)} of {count} rows and a vocabulary of {self._vocab_size}")
         self._count.value = count
-        self._rows[:count] = rows
+        self.rows[:count] = rows
         words = row_size(max(logprobs, 0)) // 4
         if self._packed.shape[1] < words:
-            self._packed = np.empty((len(self._rows), words), np.int32)
-        op = self._op
+            self._packed = np.empty((len(self.rows), words), np.int32)
+        op = self.op
         op.logits = logits.data_ptr()
         op.packed, op.packed_stride = self._packed.ctypes.data, self._packed.shape[1]
         of_rows = (SampleEdits * count)() if edits else None
@@ -88,4 +88,9 @@ class NativeSampling:
             of_rows[place] = of_row
         op.edits = ctypes.addressof(of_rows) if edits else None
         self._session.run(op)
-        return Chosen(self._tokens[:count], self._status[:count], self._packed[:count])
+        return self.chosen()
+
+    def chosen(self) -> Chosen:
+        """What the op's last run gave."""
+        count = self._count.value
+        return Chosen(self.tokens[:count], self.status[:count], self._packed[:count])

@@ -9,7 +9,7 @@ import math
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_int64, c_uint8
 from functools import cache
@@ -19,26 +19,49 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.library import (
+    ACCEPT,
     ATTENTION,
     CACHE,
     EMBEDDING,
+    EXPERTS,
+    FINITE,
     LINEAR,
+    NEXT,
     NORM,
     ROTATION,
+    ROUTE,
     SAMPLE,
+    AcceptOp,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
     Engine,
+    ExpertsOp,
+    FiniteOp,
     LinearOp,
+    NextOp,
     NormOp,
     Op,
     RotationOp,
+    RouteOp,
     SampleOp,
     instruction_sets,
 )
 
-AnyOp = EmbeddingOp | NormOp | LinearOp | RotationOp | CacheOp | AttentionOp | SampleOp
+AnyOp = (
+    EmbeddingOp
+    | NormOp
+    | LinearOp
+    | RotationOp
+    | CacheOp
+    | AttentionOp
+    | SampleOp
+    | RouteOp
+    | ExpertsOp
+    | NextOp
+    | AcceptOp
+    | FiniteOp
+)
 _CODES: dict[type[Any], tuple[int, str]] = {
     EmbeddingOp: (EMBEDDING, "embedding"),
     NormOp: (NORM, "norm"),
@@ -47,14 +70,20 @@ _CODES: dict[type[Any], tuple[int, str]] = {
     CacheOp: (CACHE, "cache"),
     AttentionOp: (ATTENTION, "attention"),
     SampleOp: (SAMPLE, "sample"),
+    RouteOp: (ROUTE, "route"),
+    ExpertsOp: (EXPERTS, "experts"),
+    NextOp: (NEXT, "next"),
+    AcceptOp: (ACCEPT, "accept"),
+    FiniteOp: (FINITE, "finite"),
 }
 _NAMES = dict(_CODES.values())
+_PRODUCTS = {"attention": "output", "gate_up": "down", "output": "router", "route": "shared_gate"}  # by what was before
 
 
 class TimedOp(NamedTuple):
     """An op of a program that was profiled."""
 
-    label: str  # what it is, and of a product which: "qkv", "output", "gate_up", "down" or "head"
+    label: str  # what it is, and of a product which: "qkv", "head", ... (see _labels)
     op: AnyOp
     seconds: float
 
@@ -82,7 +111,7 @@ class _Arena:
 
 
 class Program:
-    """Ops in order, and the cells that say how many rows they have."""
+    """Ops in order, and the cells that say how many rows they have. Between ops, Python may be called."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -90,7 +119,9 @@ class Program:
         self._cells: dict[int, c_int64] = {}  # by the address of a tensor's memory
         self._kept: list[Any] = []
         self._recorded: list[Op] = []
+        self._calls: list[tuple[int, Callable[[], None]]] = []  # each after so many ops
         self._ops: ctypes.Array[Op] | None = None
+        self._segments: list[tuple[Any, int, Callable[[], None] | None]] = []  # ops, how many, and what is called then
 
     def input(self, tensor: Tensor, rows: c_int64) -> Tensor:
         """Declare a tensor that is filled before a run, and the cell that says how many of its rows count."""
@@ -110,8 +141,29 @@ class Program:
         self._recorded.append(op)
         self._kept.extend(keep)
 
+    def call(self, function: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """Call a function of tensors, of as many rows as count then, between the ops before and those after."""
+        # By their addresses: the memory of a tensor that is held is given to no other.
+        each = [(_at(tensor), self.cell(tensor)) for tensor in tensors]
+        self._calls.append((len(self._recorded), lambda: function(*(memory[: cell.value] for memory, cell in each))))
+
+    def extend(self, program: "Program") -> None:
+        """Append what another does, which has ended."""
+        self._calls += [(len(self._recorded) + place, call) for place, call in program._calls]
+        self._recorded += program._recorded
+        self._kept.append(program)
+
+    def replace(self, place: int, op: "AnyOp") -> None:
+        """Put an op in the place of one of its kind, after the end."""
+        assert self._ops is not None, "the recording has not ended"
+        setattr(self._ops[place].op, _CODES[type(op)][1], op)
+
     def end(self) -> None:
         self._ops = (Op * len(self._recorded))(*self._recorded)
+        begin = 0
+        for end, call in (*self._calls, (len(self._recorded), None)):
+            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(Op)), end - begin, call))
+            begin = end
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -124,12 +176,21 @@ class Program:
     def run(self) -> None:
         """All ops, with what the cells and the inputs hold now."""
         assert self._ops is not None, "the recording has not ended"
-        self._engine.run(self._ops, len(self._ops))
+        for ops, count, call in self._segments:
+            if count:
+                self._engine.run(ops, count)
+            if call is not None:
+                call()
 
     def profile(self) -> list[float]:
         """Run; gives the seconds that each op took, for `timed`. Costs a look at the clock per op more than `run`."""
         assert self._ops is not None, "the recording has not ended"
-        return self._engine.profile(self._ops, len(self._ops))
+        seconds: list[float] = []
+        for ops, count, call in self._segments:
+            seconds += self._engine.profile(ops, count)
+            if call is not None:
+                call()
+        return seconds
 
     def timed(self, seconds: Sequence[float]) -> list[TimedOp]:
         """The ops, with what they took."""
@@ -137,8 +198,15 @@ class Program:
         return [TimedOp(*each) for each in zip(_labels(ops), ops, seconds, strict=True)]
 
 
+def _at(tensor: Tensor) -> Tensor:
+    """The same memory, without keeping it from being used again."""
+    memory = (c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
+
+
 def _labels(ops: Sequence[AnyOp]) -> list[str]:
-    """Products go by what stands around them: a layer's are before the cache, after attention, gated, and the next."""
+    """Products go by what stands around them: a layer's are before the cache, after attention, gated, and the next;
+    those of a mixture that are not its experts' stand before and after the routing."""
     labels: list[str] = []
     last = ""
     for i, op in enumerate(ops):
@@ -149,7 +217,7 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
             elif i + 1 < len(ops) and isinstance(ops[i + 1], CacheOp):
                 label = "qkv"
             else:
-                label = {"attention": "output", "gate_up": "down"}.get(last, "head")
+                label = _PRODUCTS.get(last, "head")
         if label != "norm":
             last = label
         labels.append(label)
@@ -164,6 +232,10 @@ class Session:
         self._program: Program | None = None
         self._rows = c_int64()  # of an op that runs at once
         self._one = (Op * 1)()
+
+    def wake(self) -> None:
+        """A step begins: have threads awake when its first op comes."""
+        self.engine.wake()
 
     @contextmanager
     def record(self) -> Iterator[Program]:
@@ -200,6 +272,13 @@ class Session:
         entry = Op(code)
         setattr(entry.op, name, op)
         self._program.append(entry, keep)
+
+    def call(self, function: Callable[..., None], *tensors: Tensor) -> None:
+        """Call a function, which may change the tensors: at once, or whenever what is recorded is run."""
+        if self._program is None:
+            function(*tensors)
+        else:
+            self._program.call(function, tensors)
 
 
 def native_session(isa: str = "", threads: int = 0) -> Session:

@@ -31,12 +31,23 @@ struct Noise {
 
   // Written so that a compiler turns a loop over it into vectors.
   uint32_t hash(uint32_t token) const {
+    const uint32_t x = unfinished(token);
+    return x ^ (x >> 14);
+  }
+
+  uint32_t unfinished(uint32_t token) const {
     uint32_t x = token ^ k0;
     x = (x ^ (x >> 17)) * 0xed5ad4bbu;
     x ^= k1;
     x = (x ^ (x >> 11)) * 0xac4c1b51u;
-    x = (x ^ (x >> 15)) * 0x31848babu;
-    return x ^ (x >> 14);
+    return (x ^ (x >> 15)) * 0x31848babu;
+  }
+
+  // No hash of a block's tokens is less, and one is less than that plus its 2^13th part: x ^ (x >> 14) >= x - (x >> 14).
+  uint32_t least() const {
+    uint32_t least = UINT32_MAX;
+    for (uint32_t i = 0; i < kBlock; ++i) least = std::min(least, unfinished(i));
+    return least - (least >> 14);
   }
 };
 
@@ -68,7 +79,7 @@ struct Row {
   float* masses;    // [blocks], relative to the best token's weight
   float* bounds;    // [blocks], greatest weight / (least hash + 1/2)
   float* lanes;     // [blocks][16], the greatest of every 16th logit
-  uint32_t* least;  // [blocks], the least hash
+  uint32_t* least;  // [blocks], the least hash (see Noise::least)
   uint64_t* room;   // [vocab + 16], for a selection
   float* tail;      // [kBlock], the last block
   float top;        // the best logit
@@ -95,32 +106,30 @@ struct Row {
   }
 };
 
-// 2^x to about 2e-7, relative, for x <= 0; 0 below -126.5. The polynomial is a minimax one.
-inline F16 weights(F16 x) {
-  x = max(splat(-127.0f), x);
-  const F16 n = round(x);
-  const F16 r = sub(x, n);
-  F16 p = fma(splat(1.327645257e-3f), r, splat(9.675541179e-3f));
-  p = fma(p, r, splat(5.550713334e-2f));
-  p = fma(p, r, splat(2.402211973e-1f));
-  p = fma(p, r, splat(6.931469670e-1f));
-  p = fma(p, r, splat(1.000000072f));
-  return mul(p, power_of_two(n));
+// sums + 2^(x scale), to about 3e-6, relative, for x <= 0; nothing is added below 2^-126.5. The polynomial is a minimax
+// one, of as few terms as the uncertainty of a share allows (see sampling.h).
+inline F16 add_weights(F16 sums, F16 x, float scale) {
+  // Adding 1.5 2^23 leaves no bits for a fraction; n + 127, at the sum's end, is the exponent of 2^n.
+  constexpr float kRounding = 12582912.0f + 127.0f;
+  x = max(splat(-127.0f / scale), x);
+  const F16 shifted = fma(x, splat(scale), splat(kRounding));
+  const F16 r = fma(x, splat(scale), sub(splat(kRounding), shifted));
+  F16 p = fma(splat(9.570102207e-3f), r, splat(5.591785908e-2f));
+  p = fma(p, r, splat(2.402474433e-1f));
+  p = fma(p, r, splat(6.931217909e-1f));
+  p = fma(p, r, splat(9.999992847e-1f));
+  return fma(p, to_exponent(shifted), sums);
 }
 
 // The sum of 2^((x - reference) scale) over a block.
 inline float block_mass(const float* x, float reference, float scale) {
   F16 sums = zero_f();
-  for (int64_t i = 0; i < kBlock; i += 16) {
-    sums = add(sums, weights(mul(sub(load(x + i), splat(reference)), splat(scale))));
-  }
+  for (int64_t i = 0; i < kBlock; i += 16) sums = add_weights(sums, sub(load(x + i), splat(reference)), scale);
   return sum(sums);
 }
 
-// The pass over a row: finds its best token and the blocks' maxima, and their masses where asked for. False where a
-// logit is NaN or +inf, or all are -inf.
-template <bool kMasses>
-bool survey(Row& row, const Draw& draw) {
+// The pass over a row: finds its best token and the blocks' maxima. False where a logit is NaN or +inf, or all are -inf.
+bool survey(Row& row) {
   const int64_t last = (row.blocks - 1) * kBlock;
   for (int64_t i = 0; i < kBlock; ++i) row.tail[i] = last + i < row.vocab ? row.logits[last + i] : -kInfinity;
   F16 not_finite = zero_f();  // NaN once a NaN or +inf was seen
@@ -135,14 +144,7 @@ bool survey(Row& row, const Draw& draw) {
     }
     store(row.lanes + 16 * b, best);
     row.maxima[b] = largest(best);
-    if (row.maxima[b] > top) {
-      if constexpr (kMasses) {  // so far they are relative to a token that is not the best
-        const auto factor = static_cast<float>(std::exp2((top - static_cast<double>(row.maxima[b])) * draw.scale()));
-        for (int64_t i = 0; i < b; ++i) row.masses[i] *= factor;
-      }
-      top = row.maxima[b];
-    }
-    if constexpr (kMasses) row.masses[b] = top == -kInfinity ? 0.0f : block_mass(x, top, draw.scale());
+    top = std::max(top, row.maxima[b]);
   }
   row.top = top;
   const float flag = sum(not_finite);

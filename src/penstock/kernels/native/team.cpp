@@ -9,8 +9,12 @@
 namespace penstock {
 namespace {
 
-// About 100 µs: longer than the Python between two programs of a step, shorter than anybody notices of an idle core.
+// About 100 µs: longer than a piece of work.
 constexpr int kSpins = 4000;
+
+// Some 600 µs: longer than the Python between two steps, which would wait for a sleeper to wake; shorter than anybody
+// notices of an idle core. Only where no thread of the team can be in the way of another.
+constexpr int kSpinsBetweenPrograms = 5 * kSpins;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -19,8 +23,8 @@ inline void relax() {
 }
 
 // Returns when `value` is no longer `old`: spinning first, then asleep.
-void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& asleep) {
-  for (int i = 0; i < kSpins; ++i) {
+void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& asleep, int spins = kSpins) {
+  for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     relax();
   }
@@ -51,12 +55,12 @@ std::unique_ptr<std::byte[], void (*)(void*)> aligned(size_t bytes) {
 
 }  // namespace
 
-Team::Team(int threads, const std::vector<int>& cpus) : size_(threads), shared_(nullptr, std::free) {
+Team::Team(int threads, const std::vector<int>& cpus)
+    : size_(threads), pinned_(cpus.size() == static_cast<size_t>(threads)), shared_(nullptr, std::free) {
   for (int i = 0; i < size_; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
-  const bool pinned = cpus.size() == static_cast<size_t>(size_);
-  if (pinned) pin(cpus[0]);
+  if (pinned_) pin(cpus[0]);
   for (int i = 1; i < size_; ++i) {
-    threads_.emplace_back([this, i, cpu = pinned ? cpus[i] : -1] {
+    threads_.emplace_back([this, i, cpu = pinned_ ? cpus[i] : -1] {
       if (cpu >= 0) pin(cpu);
       serve(i);
     });
@@ -65,21 +69,28 @@ Team::Team(int threads, const std::vector<int>& cpus) : size_(threads), shared_(
 
 Team::~Team() {
   stopping_.store(1);
-  set_and_wake(generation_, generation_.load() + 1, asleep_);
+  generation_.fetch_add(1);
+  wake();
   for (auto& thread : threads_) thread.join();
 }
 
 void Team::run(const std::function<void(Worker&)>& body) {
   body_ = &body;
-  if (size_ > 1) set_and_wake(generation_, generation_.load(std::memory_order_relaxed) + 1, asleep_);
+  generation_.store(generation_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  wake();
   body(*workers_[0]);
   if (size_ > 1) barrier();
 }
 
+void Team::wake() {
+  if (size_ > 1) set_and_wake(calls_, calls_.load(std::memory_order_relaxed) + 1, asleep_);
+}
+
 void Team::serve(int index) {
-  uint32_t seen = 0;
+  uint32_t seen = 0, call = 0;
   for (;;) {
-    wait_while(generation_, seen, asleep_);
+    wait_while(calls_, call, asleep_, pinned_ ? kSpinsBetweenPrograms : kSpins);
+    call = calls_.load(std::memory_order_acquire);
     const uint32_t now = generation_.load(std::memory_order_acquire);
     if (now == seen) continue;
     seen = now;

@@ -27,6 +27,9 @@ class Team {
   // Runs body on every thread, this one included, and returns when all are done.
   void run(const std::function<void(Worker&)>& body);
 
+  // Tells threads that sleep of a program to come soon: they wait for it awake, for as long as after a program.
+  void wake();
+
   // Memory that the threads share while a program runs. Grows between programs only.
   void reserve_shared(size_t bytes);
 
@@ -36,13 +39,15 @@ class Team {
   void barrier();
 
   const int size_;
+  const bool pinned_;
   std::vector<std::thread> threads_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<std::byte[], void (*)(void*)> shared_;
   size_t shared_bytes_ = 0;
   const std::function<void(Worker&)>* body_ = nullptr;
 
-  alignas(64) std::atomic<uint32_t> generation_{0};  // counts programs; workers wait for it to change
+  alignas(64) std::atomic<uint32_t> calls_{0};  // counts programs and wakes; workers wait for it to change
+  std::atomic<uint32_t> generation_{0};         // counts programs; changes before `calls_` does
   std::atomic<int> stopping_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};  // counts barriers
   std::atomic<int> arrived_{0};

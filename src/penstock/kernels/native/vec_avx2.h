@@ -59,6 +59,11 @@ inline F16 power_of_two(F16 n) {
   };
   return {one(n.low), one(n.high)};
 }
+// 2^(n - 127) from the last bits n of each float.
+inline F16 to_exponent(F16 x) {
+  const auto one = [](__m256 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 23)); };
+  return {one(x.low), one(x.high)};
+}
 inline float sum(F16 x) {
   const __m256 eight = _mm256_add_ps(x.low, x.high);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -113,6 +118,7 @@ inline void store_part(T* p, F16 x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = all[i];
 }
 
+inline I16 add(I16 a, I16 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 inline I16 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 to_int(F16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // to the nearest
@@ -128,41 +134,39 @@ inline void store(int32_t* p, I16 x) {
 
 // The ways to multiply lines of packed weights (see ops.h). A line holds kLineValues values along k and gives kWords
 // vectors; each is multiplied with one 4-byte word of a row of x and added to the row's sums. `Wide` reads lines that
-// were widened before: one vector a line.
+// were widened before, one vector a line, where that pays. A tile has kTileRows rows of x at most, and no more blocks
+// than give kTileSums vectors of sums; with the words of weights and of x they fill the registers.
+//
+// Sums are added to by `asm`, as GCC moves them from register to register otherwise and, in a loop, to memory.
 
 struct DotF32 {
   using Word = float;
   using Vector = F16;
   using Wide = DotF32;
-  static constexpr bool kInteger = false;
-  static constexpr int kWideSums = 6, kWideTileRows = 6;
-  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0;
+  static constexpr bool kInteger = false, kGrouped = false;
+  static constexpr int kTileRows = 6, kTileSums = 4;
+  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0, kMostSummed = 0;
   static Vector zero() { return zero_f(); }
-  static void widen(const uint8_t* line, Vector* out) { out[0] = load(reinterpret_cast<const float*>(line)); }
-  static Vector multiply_add(Vector sums, Word x, Vector weights) { return fma(splat(x), weights, sums); }
-};
-
-struct DotBf16 : DotF32 {
-  static constexpr int kWords = 2, kLineValues = 2;
-  static void widen(const uint8_t* line, Vector* out) {
-    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));
-    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 32));
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    out[0] = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-    out[1] = {_mm256_castsi256_ps(_mm256_and_si256(low, upper)), _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
+  static Vector multiply_add(Vector sums, Word x, Vector weights) {
+    const __m256 all = _mm256_set1_ps(x);
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sums.low) : "x"(all), "x"(weights.low));
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sums.high) : "x"(all), "x"(weights.high));
+    return sums;
   }
 };
 
-// int8 as floats: for pages, whose tokens have scales of their own.
-struct DotI8AsF32 : DotF32 {
-  static constexpr int kWords = 4, kLineValues = 4;
-  static void widen(const uint8_t* line, Vector* out) {
-    const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
-    const auto top = [](__m256i v) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(v, 24)); };
-    out[0] = {top(_mm256_slli_epi32(bytes.low, 24)), top(_mm256_slli_epi32(bytes.high, 24))};
-    out[1] = {top(_mm256_slli_epi32(bytes.low, 16)), top(_mm256_slli_epi32(bytes.high, 16))};
-    out[2] = {top(_mm256_slli_epi32(bytes.low, 8)), top(_mm256_slli_epi32(bytes.high, 8))};
-    out[3] = {top(bytes.low), top(bytes.high)};
+struct DotBf16 : DotF32 {
+  using Wide = DotBf16;
+  static constexpr int kTileRows = 5;
+  static constexpr int kWords = 2, kLineValues = 2;
+  static Vector widen(const uint8_t* line, int word) {
+    const I16 pairs = load(reinterpret_cast<const int32_t*>(line));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    const auto one = [&](__m256i v) {
+      return _mm256_castsi256_ps(word == 0 ? _mm256_slli_epi32(v, 16) : _mm256_and_si256(v, upper));
+    };
+    return {one(pairs.low), one(pairs.high)};
   }
 };
 
@@ -172,58 +176,95 @@ struct DotPairs {
   using Piece = int16_t;
   using Vector = I16;
   using Wide = DotPairs;
-  static constexpr bool kInteger = true;
-  static constexpr int kWideSums = 4, kWideTileRows = 4;  // a product takes a register before it is added
-  static constexpr int kWords = 1, kLineValues = 2, kOffset = 0;
+  static constexpr bool kInteger = true, kGrouped = false;
+  static constexpr int kTileRows = 5, kTileSums = 4;  // a product takes a register before it is added
+  static constexpr int kWords = 1, kLineValues = 2, kOffset = 0, kMostSummed = 0;
   static Vector zero() { return zero_i(); }
-  static void widen(const uint8_t* line, Vector* out) { out[0] = load(reinterpret_cast<const int32_t*>(line)); }
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
     const __m256i pair = _mm256_set1_epi32(x);
-    return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(pair, weights.low)),
-            _mm256_add_epi32(sums.high, _mm256_madd_epi16(pair, weights.high))};
+    asm("vpaddd %1, %0, %0" : "+x"(sums.low) : "x"(_mm256_madd_epi16(pair, weights.low)));
+    asm("vpaddd %1, %0, %0" : "+x"(sums.high) : "x"(_mm256_madd_epi16(pair, weights.high)));
+    return sums;
   }
 };
-
-// Puts 16 values along k where the words of `Dot` want them.
-template <class Dot>
-inline void put_in_order(int16_t* pieces, I16 x) {
-  constexpr int kValues = Dot::kLineValues;
-  int32_t all[16];
-  store(all, x);
-  for (int i = 0; i < 16; ++i) {
-    pieces[i] = static_cast<int16_t>(all[i / kValues * kValues + Dot::kOrder[i % kValues]]);
-  }
-}
 
 struct DotInt8 : DotPairs {
   static constexpr int kWords = 2, kLineValues = 4;
-  static constexpr int kOrder[4] = {0, 2, 1, 3};  // the values along k in the order of the words' pieces
-  static void put(Piece* pieces, I16 x) { put_in_order<DotInt8>(pieces, x); }
-  static void widen(const uint8_t* line, Vector* out) {
+  // Of four values the first and the third are the low bytes of a lane's pairs.
+  static void put(Piece* pieces, I16 x) {
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces),
+                        _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(order)));
+  }
+  static Vector widen(const uint8_t* line, int word) {
     const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
-    out[0] = {_mm256_srai_epi16(_mm256_slli_epi16(bytes.low, 8), 8),
-              _mm256_srai_epi16(_mm256_slli_epi16(bytes.high, 8), 8)};
-    out[1] = {_mm256_srai_epi16(bytes.low, 8), _mm256_srai_epi16(bytes.high, 8)};
+    const auto one = [&](__m256i v) { return _mm256_srai_epi16(word == 1 ? v : _mm256_slli_epi16(v, 8), 8); };
+    return {one(bytes.low), one(bytes.high)};
   }
 };
 
-struct DotInt4 : DotPairs {
-  static constexpr int kWords = 4, kLineValues = 8;
-  static constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-  static void put(Piece* pieces, I16 x) { put_in_order<DotInt4>(pieces, x); }
-  static void widen(const uint8_t* line, Vector* out) {
+using DotPage8 = DotInt8;  // of pages in int8
+
+// A word is four int8, a lane four nibbles to which kOffset was added: none is negative, and a pair of products is
+// exact in int16. A lane holds two such sums: kMostSummed values along k are 32 products of 8 x 127 at most in each,
+// which fits. They start from what the offset will add to them, taken off: on the way they may wrap.
+struct DotNibbles {
+  using Word = int32_t;
+  using Piece = int8_t;
+  using Vector = I16;
+  using Wide = DotNibbles;
+  static constexpr bool kInteger = true, kGrouped = true;
+  static constexpr int kTileRows = 5, kTileSums = 4;
+  static constexpr int kWords = 1, kLineValues = 4, kOffset = 8, kMostSummed = 64;
+  static Vector zero() { return zero_i(); }
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
+  static Vector multiply_add(Vector sums, Word x, Vector weights) {
+    const __m256i four = _mm256_set1_epi32(x);
+    asm("vpaddw %1, %0, %0" : "+x"(sums.low) : "x"(_mm256_maddubs_epi16(weights.low, four)));
+    asm("vpaddw %1, %0, %0" : "+x"(sums.high) : "x"(_mm256_maddubs_epi16(weights.high, four)));
+    return sums;
+  }
+  // A lane's two sums as one.
+  static Vector whole(Vector sums) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)};
+  }
+  // What the sums of `count` values start from.
+  static int32_t start(const Piece* pieces, int64_t count) {
+    int32_t totals[2] = {};
+    for (int64_t i = 0; i < count; ++i) totals[i / 2 % 2] += pieces[i];
+    return static_cast<int32_t>(static_cast<uint32_t>(-kOffset * totals[1]) << 16 |
+                                (static_cast<uint32_t>(-kOffset * totals[0]) & 0xffffu));
+  }
+};
+
+struct DotInt4 : DotNibbles {
+  static constexpr int kWords = 2, kLineValues = 8;
+  static Vector widen(const uint8_t* line, int word) {
     const I16 nibbles = load(reinterpret_cast<const int32_t*>(line));
-    const auto top = [](__m256i v) { return _mm256_srai_epi16(v, 12); };
-    out[0] = {top(_mm256_slli_epi16(nibbles.low, 12)), top(_mm256_slli_epi16(nibbles.high, 12))};
-    out[1] = {top(_mm256_slli_epi16(nibbles.low, 8)), top(_mm256_slli_epi16(nibbles.high, 8))};
-    out[2] = {top(_mm256_slli_epi16(nibbles.low, 4)), top(_mm256_slli_epi16(nibbles.high, 4))};
-    out[3] = {top(nibbles.low), top(nibbles.high)};
+    const __m256i low = _mm256_set1_epi32(0x0f0f0f0f), offset = _mm256_set1_epi32(0x08080808);
+    const auto one = [&](__m256i v) {
+      return _mm256_xor_si256(_mm256_and_si256(word == 0 ? v : _mm256_srli_epi32(v, 4), low), offset);
+    };
+    return {one(nibbles.low), one(nibbles.high)};
+  }
+  // Of every eight values the even ones first: they are the low nibbles.
+  static void put(Piece* pieces, I16 x) {
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(bytes, order));
   }
 };
 
-// How many vectors of sums the registers hold beside the weights and a word of x.
-constexpr int kSums = 4;           // while lines are widened; when they were widened before, see kWideSums
-constexpr int kWideBlocks = 1;     // of 16 columns that are widened at once: they stay in the second cache
-constexpr int64_t kWideRows = 12;  // widening first pays from so many rows on
+// What `p` points at will be read from the second cache.
+inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
+constexpr int kSums = 4;              // vectors of sums that hide the latency of adding to one
+constexpr int64_t kWideRows = 12;     // widening first pays from so many rows on
+constexpr int64_t kRunWords = 256;    // along k: with them a block's lines stay in the first cache
+constexpr int kAheadRows = 1;         // of a tile; with more, the lines that come next are fetched meanwhile
 
 }  // namespace penstock::avx2

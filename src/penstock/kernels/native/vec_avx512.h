@@ -40,6 +40,8 @@ inline F16 within(F16 x, F16 other, int64_t begin, int64_t end) {
 inline F16 power_of_two(F16 n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+// 2^(n - 127) from the last bits n of each float.
+inline F16 to_exponent(F16 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23)); }
 inline float sum(F16 x) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -83,6 +85,7 @@ inline void store_part(uint16_t* p, F16 x, int64_t count) {
   _mm256_mask_storeu_epi16(p, lanes_below(count), narrow_bf16(x));
 }
 
+inline I16 add(I16 a, I16 b) { return _mm512_add_epi32(a, b); }
 inline I16 zero_i() { return _mm512_setzero_si512(); }
 inline I16 splat(int32_t x) { return _mm512_set1_epi32(x); }
 inline I16 to_int(F16 x) { return _mm512_cvtps_epi32(x); }  // to the nearest
@@ -96,32 +99,49 @@ struct DotF32 {
   using Word = float;
   using Vector = F16;
   using Wide = DotF32;
-  static constexpr bool kInteger = false;
-  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0;
-  static constexpr int kWideSums = 16, kWideTileRows = 8;
+  static constexpr bool kInteger = false, kGrouped = false;
+  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0, kMostSummed = 0;
+  static constexpr int kTileRows = 8, kTileSums = 16;
   static Vector zero() { return zero_f(); }
-  static void widen(const uint8_t* line, Vector* out) { out[0] = load(reinterpret_cast<const float*>(line)); }
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) { return fma(splat(x), weights, sums); }
 };
 
 struct DotBf16 : DotF32 {
-  static constexpr int kWords = 2, kLineValues = 2;
-  static void widen(const uint8_t* line, Vector* out) {
+  static constexpr int kWords = 2, kLineValues = 2, kTileSums = 8;
+  static Vector widen(const uint8_t* line, int word) {
     const __m512i pairs = _mm512_loadu_si512(line);
-    out[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    out[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return _mm512_castsi512_ps(word == 0 ? _mm512_slli_epi32(pairs, 16) : _mm512_and_si512(pairs, upper));
   }
 };
 
-// int8 as floats: for pages, whose tokens have scales of their own.
-struct DotI8AsF32 : DotF32 {
-  static constexpr int kWords = 4, kLineValues = 4;
-  static void widen(const uint8_t* line, Vector* out) {
+// A word is two int16, and so is a lane: for pages in int8, whose queries and weights need more than eight bits.
+struct DotPairs {
+  using Word = int32_t;
+  using Piece = int16_t;
+  using Vector = I16;
+  static constexpr bool kInteger = true;
+  static constexpr int kWords = 1, kLineValues = 2;
+  static constexpr int kTileRows = 8, kTileSums = 16;
+  static Vector zero() { return zero_i(); }
+  static Vector widen(const uint8_t* line, int) { return _mm512_loadu_si512(line); }
+  static Vector multiply_add(Vector sums, Word x, Vector pairs) {
+    return _mm512_dpwssd_epi32(sums, pairs, _mm512_set1_epi32(x));
+  }
+};
+
+struct DotPage8 : DotPairs {
+  static constexpr int kWords = 2, kLineValues = 4;
+  // Of four values the first and the third are the low bytes of a lane's pairs.
+  static void put(Piece* pieces, I16 x) {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces),
+                        _mm256_shuffle_epi8(_mm512_cvtepi32_epi16(x), _mm256_broadcastsi128_si256(order)));
+  }
+  static Vector widen(const uint8_t* line, int word) {
     const __m512i bytes = _mm512_loadu_si512(line);
-    out[0] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 24), 24));
-    out[1] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 16), 24));
-    out[2] = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 8), 24));
-    out[3] = _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
+    return _mm512_srai_epi16(word == 1 ? bytes : _mm512_slli_epi16(bytes, 8), 8);
   }
 };
 
@@ -132,19 +152,29 @@ struct DotBytes {
   using Piece = int8_t;
   using Vector = I16;
   using Wide = DotBytes;
-  static constexpr bool kInteger = true;
-  static constexpr int kWords = 1, kLineValues = 4, kOffset = 128;
-  static constexpr int kWideSums = 16, kWideTileRows = 8;
+  static constexpr bool kInteger = true, kGrouped = false;
+  static constexpr int kWords = 1, kLineValues = 4, kOffset = 128, kMostSummed = 0;
+  static constexpr int kTileRows = 8, kTileSums = 16;
   static Vector zero() { return zero_i(); }
-  static void widen(const uint8_t* line, Vector* out) { out[0] = _mm512_loadu_si512(line); }
+  static Vector widen(const uint8_t* line, int) { return _mm512_loadu_si512(line); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
     return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x));
   }
+  static Vector whole(Vector sums) { return sums; }
+  // What the sum of `count` values starts from.
+  template <int Offset>
+  static int32_t start_for(const Piece* pieces, int64_t count) {
+    int32_t total = 0;
+    for (int64_t i = 0; i < count; ++i) total += pieces[i];
+    return -Offset * total;
+  }
+  static int32_t start(const Piece* pieces, int64_t count) { return start_for<kOffset>(pieces, count); }
 };
 
 struct DotInt8 : DotBytes {
-  static void widen(const uint8_t* line, Vector* out) {
-    out[0] = _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int>(0x80808080u)));
+  static constexpr int kTileSums = 8;
+  static Vector widen(const uint8_t* line, int) {
+    return _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int>(0x80808080u)));
   }
   static void put(Piece* pieces, I16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm512_cvtepi32_epi8(x));
@@ -153,17 +183,17 @@ struct DotInt8 : DotBytes {
 
 struct DotNibbles : DotBytes {  // as DotInt4 widens them
   using Wide = DotNibbles;
+  static constexpr bool kGrouped = true;
   static constexpr int kOffset = 8;
+  static int32_t start(const Piece* pieces, int64_t count) { return start_for<kOffset>(pieces, count); }
 };
 
 struct DotInt4 : DotNibbles {
-  static constexpr int kWords = 2, kLineValues = 8;
-  static void widen(const uint8_t* line, Vector* out) {
-    const __m512i low = _mm512_set1_epi32(0x0f0f0f0f);
-    const __m512i nibbles =
-        _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int>(0x88888888u)));
-    out[0] = _mm512_and_si512(nibbles, low);
-    out[1] = _mm512_and_si512(_mm512_srli_epi32(nibbles, 4), low);
+  static constexpr int kWords = 2, kLineValues = 8, kTileSums = 8;
+  static Vector widen(const uint8_t* line, int word) {
+    const __m512i low = _mm512_set1_epi32(0x0f0f0f0f), offset = _mm512_set1_epi32(0x08080808);
+    const __m512i nibbles = _mm512_loadu_si512(line);
+    return _mm512_xor_si512(_mm512_and_si512(word == 0 ? nibbles : _mm512_srli_epi32(nibbles, 4), low), offset);
   }
   // Of every eight values the even ones first: they are the low nibbles.
   static void put(Piece* pieces, I16 x) {
@@ -172,9 +202,12 @@ struct DotInt4 : DotNibbles {
   }
 };
 
-// How many vectors of sums the registers hold beside the weights and a word of x.
-constexpr int kSums = 8;           // while lines are widened: as many as hide the latency of a sum
-constexpr int kWideBlocks = 2;     // of 16 columns that are widened at once: they stay in the second cache
-constexpr int64_t kWideRows = 12;  // widening first pays from so many rows on
+// What `p` points at will be read from the second cache.
+inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
+constexpr int kSums = 8;              // vectors of sums that hide the latency of adding to one
+constexpr int64_t kWideRows = 12;     // widening first pays from so many rows on
+constexpr int64_t kRunWords = 256;    // along k: with them two blocks' lines stay in the first cache
+constexpr int kAheadRows = 1;         // of a tile; with more, the lines that come next are fetched meanwhile
 
 }  // namespace penstock::PENSTOCK_ISA

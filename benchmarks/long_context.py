@@ -1,0 +1,136 @@
+"""Long contexts through the model runner: decode at 16 k tokens by one sequence and four, and a prompt of 8 k tokens.
+
+    python benchmarks/long_context.py MODEL_DIR [--kv-cache-dtype int8] [--quantization int8] [--json FILE]
+
+Decode: a step reads every weight and every key and value, over the bandwidth measured here. The pages are filled with
+random numbers, as computing so many tokens would take minutes. Prefill: of the prompt's chunks of 512 tokens some are
+computed, evenly spread; what a chunk costs grows evenly with what is before it, so they stand for the whole. The
+multiply-adds, counted twice, of products and attention over the best rate of GEMMs measured here. Times are by the
+clock: of decode steps the median.
+"""
+
+import argparse
+import os
+from typing import Any
+
+import torch
+from results import parser, write
+
+from penstock.bench.roofline import Machine, measure
+from penstock.bench.step import Breakdown, Steps, room
+from penstock.bench.work import Work, work
+from penstock.cli.prepare import prepare
+from penstock.config import EngineConfig
+from penstock.config.weights import stored_as
+from penstock.messages import NewSequence, SamplingParams, StepPlan
+from penstock.messages import Work as Unit
+from penstock.runtime import ModelRunner, load_runner
+from penstock.runtime.pages import SCALE_BYTES
+
+CONTEXT, SEQUENCES = 16_384, (1, 4)  # of the decode
+PROMPT, CHUNK = 8192, 512  # tokens of the prompt, and of a step of it
+INT8_SCALE = 0.02  # of a token's keys, or values: 127 of it are about what a normed key's largest element is
+
+
+def fill(runner: ModelRunner) -> None:
+    """Random numbers in every page but the null block: the same in each."""
+    size = runner.pages.block_size
+    for pages in runner.pages.groups:
+        block = pages[1]
+        if pages.dtype != torch.int8:
+            block.normal_()
+        else:
+            block.random_(-127, 128)
+            heads = block.flatten(-2)
+            heads[..., -size * SCALE_BYTES :].view(torch.float32).fill_(INT8_SCALE)
+        pages[2:] = block
+
+
+def decode(runner: ModelRunner, machine: Machine, steps: int) -> list[dict[str, Any]]:
+    """A row for each number of sequences."""
+    decoding = Steps(runner, CONTEXT, SEQUENCES, steps)
+    fill(runner)
+    return [row(each, machine) for each in decoding.measure(machine)]
+
+
+def row(found: Breakdown, machine: Machine) -> dict[str, Any]:
+    attention, whole = (next(line for line in found.lines if line.name == name) for name in ("attention", "step"))
+    moved = (whole.gb_s or 0.0) * whole.us * 1e3  # bytes
+    return {
+        "case": f"decode, {found.rows} x {CONTEXT}",
+        "ms": round(found.wall_us / 1e3, 2),
+        "attention_ms": round(attention.us / 1e3, 2),
+        "gb": round(moved / 1e9, 3),
+        "bandwidth_fraction": round(moved / machine.bandwidth / found.wall_us * 1e6, 4),
+        "attention_bandwidth_fraction": round((attention.gb_s or 0.0) * 1e9 / machine.bandwidth, 4),
+    }
+
+
+def prefill(runner: ModelRunner, machine: Machine, chunks: int) -> dict[str, Any]:
+    """`chunks` of the prompt's, each a sequence of its own that has all before it in the cache."""
+    size = runner.capacity.block_size
+    tokens = tuple(17 * i % runner.capacity.vocab_size for i in range(PROMPT + 1))
+    tables = tuple(tuple(range(1, 1 + -(-len(tokens) // size))) for _ in runner.capacity.groups)
+    sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+    last = PROMPT // CHUNK - 1
+    done, seconds = Work(), 0.0
+    parts: dict[str, list[float]] = {}
+    for i in range(chunks):
+        first = round(i * last / max(1, chunks - 1)) * CHUNK
+        new = NewSequence(100 + i, tokens, PROMPT, first, tables, sampling, 0)
+        with runner.profile() as timed:
+            result = runner.execute(StepPlan(1000 + i, work=(Unit(new.seq, CHUNK, False),), new=(new,)))
+        assert result is not None, "one rank reports"
+        seconds += result.timing.total
+        for label, op, took in timed:
+            done += work(op)
+            parts.setdefault(label, []).append(took)
+    return {
+        "case": f"prefill, {PROMPT} in chunks of {CHUNK}: {chunks} of {last + 1}",
+        "s": round(seconds / chunks * (last + 1), 2),
+        "gflop_s": round(done.flops / seconds / 1e9, 1),
+        "gemm_fraction": round(done.flops / seconds / machine.flops, 4),
+        "attention_share": round(sum(parts["attention"]) / seconds, 4),
+    }
+
+
+def engine_of(args: argparse.Namespace) -> EngineConfig:
+    flags = {
+        "max_model_len": max(room(CONTEXT, SEQUENCES, args.steps), PROMPT + CHUNK),
+        "max_num_seqs": max(SEQUENCES) + args.chunks,
+        "max_num_batched_tokens": CHUNK,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "quantization": args.quantization,
+    }
+    return prepare(args.model, flags).resolved.engine
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("model")
+    arguments.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
+    arguments.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
+    arguments.add_argument("--steps", type=int, default=7, help="decode steps of each case")
+    arguments.add_argument("--chunks", type=int, default=4, help="of the prompt, that are computed")
+    args = arguments.parse_args()
+    cpus = os.sched_getaffinity(0)
+    engine = engine_of(args)
+    machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
+    runner = load_runner(engine)
+    rows = [*decode(runner, machine, args.steps), prefill(runner, machine, args.chunks)]
+    figures = {
+        "model": engine.name,
+        "weights": stored_as(engine),
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "roofline": {
+            "bandwidth_gb_s": round(machine.bandwidth / 1e9, 1),
+            "gflop_s": round(machine.flops / 1e9, 1),
+        },
+        "rows": rows,
+    }
+    os.sched_setaffinity(0, cpus)  # native kernels pin this thread, and the results tell how many processors there are
+    write({"benchmark": "long_context", **figures}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""A decode step of a mixture of experts against its roofline: the bytes of the experts that were chosen.
+
+python benchmarks/moe.py --json benchmarks/results/moe.json
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from make_model import SHAPES, write_model
+from results import parser, write
+
+from penstock.bench.roofline import Machine, measure
+from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps
+from penstock.bench.work import Work
+from penstock.config import EngineConfig
+from penstock.runtime import load_runner
+
+SHAPE = "moe"
+CONTEXT = 256  # tokens of each sequence in the KV cache
+BYTES, READS = 512 << 20, 25  # of a read of memory, and how many tell its bandwidth
+DTYPES = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
+
+
+class Round(NamedTuple):
+    steps: list[Breakdown]  # for each number of rows
+    machine: Machine  # as it was before or after, whichever is faster; or as fast as the experts were read
+    best: float  # bytes a second of the fastest read, which a step cannot count on
+
+
+@contextmanager
+def unpinned(cpus: set[int]) -> Iterator[None]:
+    """Lets this thread run on `cpus` again: the native kernels pin it when they start."""
+    pinned = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, pinned)
+
+
+def read_rate() -> tuple[float, float]:
+    """(median, best) bytes a second that torch's threads read from memory: a step's time is a median too."""
+    data = torch.ones(BYTES // 8, dtype=torch.int64)
+    data.sum()
+    rates = []
+    for _ in range(READS):
+        began = time.perf_counter()
+        data.sum()
+        rates.append(BYTES / (time.perf_counter() - began))
+    return statistics.median(rates), max(rates)
+
+
+def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: int, cpus: set[int]) -> list[Round]:
+    """The machine and the model in turns, as the machine's speed changes with what else it does."""
+    config = EngineConfig(
+        model=str(folder),
+        name=SHAPE,
+        max_model_len=1024,
+        max_num_seqs=max(rows),
+        kv_cache_bytes=256 << 20,
+        quantization=quantization,
+        threads=len(cpus),
+    )
+
+    with unpinned(cpus):
+        flops = measure(config.dtype, config.threads, quantized=quantization != "none").flops
+
+    def reads() -> tuple[float, float]:
+        with unpinned(cpus):
+            torch.set_num_threads(config.threads)
+            return read_rate()
+
+    done, before = [], reads()
+    for _ in range(count):
+        runner = load_runner(config, progress=False)
+        found = Steps(runner, CONTEXT, rows, steps).measure(Machine(before[0], flops))
+        runner.close()
+        after = reads()
+        experts = [line for step in found for line in step.lines if line.name == "experts"]
+        bandwidth = max(before[0], after[0], *((line.gb_s or 0.0) * 1e9 for line in experts))
+        flops = max(flops, *((line.gflop_s or 0.0) * 1e9 for line in experts))
+        done.append(Round(found, Machine(bandwidth, flops), max(before[1], after[1])))
+        before = after
+    return done
+
+
+def times_roofline(line: Line, machine: Machine) -> float:
+    """How many times as long it took as reading what was needed, and multiplying it, must take."""
+    seconds = line.us / 1e6
+    done = Work((line.gb_s or 0.0) * 1e9 * seconds, (line.gflop_s or 0.0) * 1e9 * seconds)
+    return seconds / done.least_seconds(machine)
+
+
+def figures(quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
+    """Medians over the rounds, of the `index`-th number of rows."""
+    steps = [each.steps[index] for each in done]
+
+    def median(of: Callable[[Breakdown, Machine], float], digits: int) -> float:
+        values = (of(step, each.machine) for step, each in zip(steps, done, strict=True))
+        return round(statistics.median(values), digits)
+
+    def line(step: Breakdown, name: str) -> Line:
+        return next(each for each in step.lines if each.name == name)
+
+    names = [each.name for each in steps[0].lines if each.name not in {WHOLE, *HOST}]
+    return {
+        "weights": DTYPES[quantization],
+        "rows": steps[0].rows,
+        "step_times_roofline": median(lambda s, m: times_roofline(line(s, WHOLE), m), 3),
+        "experts_times_roofline": median(lambda s, m: times_roofline(line(s, "experts"), m), 3),
+        "experts_gb_s": median(lambda s, m: line(s, "experts").gb_s or 0.0, 2),
+        "machine_gb_s": median(lambda s, m: m.bandwidth / 1e9, 2),
+        "machine_best_gb_s": round(max(each.best for each in done) / 1e9, 2),
+        "step_us": median(lambda s, m: s.us, 1),
+        "host_us": median(lambda s, m: s.host_us, 1),
+        "ops_us": {name: median(lambda s, m, n=name: line(s, n).us, 1) for name in names},  # type: ignore[misc]
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument(
+        "--model", type=Path, help="keep the checkpoint here, or find it (default: a scratch folder)"
+    )
+    arguments.add_argument("--rows", default="1,8")
+    arguments.add_argument("--quantization", default="none,int8")
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--steps", type=int, default=8, help="of each number of rows, in a round")
+    args = arguments.parse_args()
+    rows, cpus = [int(each) for each in args.rows.split(",")], os.sched_getaffinity(0)
+    cases: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_model(args.model or Path(scratch, SHAPE), SHAPE)
+        for quantization in args.quantization.split(","):
+            done = rounds(folder, quantization, rows, args.rounds, args.steps, cpus)
+            cases += [figures(quantization, index, done) for index in range(len(rows))]
+    names = ("hidden_size", "num_hidden_layers", "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    model = {name: SHAPES[SHAPE][name] for name in names}
+    how = {"context": CONTEXT, "rounds": args.rounds, "steps": args.steps}
+    with unpinned(cpus):  # as the processors are counted
+        write({"benchmark": "moe", "model": model, **how, "cases": cases}, args.json)
+
+
+if __name__ == "__main__":
+    main()

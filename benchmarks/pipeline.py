@@ -1,0 +1,155 @@
+"""Two stages of a pipeline, each on a core of its own: how many more steps they make when they overlap.
+
+The same processes execute the same plans, of half the sequences each: in turns with as many plans outstanding as there
+are stages, and with one. Decoding, and a long prompt in chunks.
+
+    python benchmarks/pipeline.py --json benchmarks/results/pipeline.json
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from make_model import write_model
+from results import parser, write
+
+from penstock.config import EngineConfig
+from penstock.engine.life import scheduler_config
+from penstock.engine.workers import WorkersExecutor
+from penstock.messages import Capacity, GenerateRequest, SamplingParams, StepResult
+from penstock.schedule import Scheduler
+
+STAGES = 2
+CONTEXT = 64  # tokens of a prompt before decoding
+
+
+class Pipeline:
+    """Ranks, and a scheduler for them whose plans are submitted as far ahead as it is told."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.executor = WorkersExecutor(config)
+        self.capacity: Capacity = self.executor.start()
+        self.scheduler = Scheduler(scheduler_config(config), self.capacity)
+        self.outstanding = 0
+        self.requests = 0
+
+    def add(self, prompt: int, output: int) -> str:
+        self.requests += 1
+        ids = tuple((17 * self.requests + i) % self.capacity.vocab_size for i in range(prompt))
+        sampling = SamplingParams(seed=0, max_tokens=output, temperature=0.0, ignore_eos=True)
+        request = GenerateRequest(request_id=f"r{self.requests}", prompt_ids=ids, sampling=sampling)
+        self.scheduler.add(request, time.monotonic())
+        return request.request_id
+
+    def step(self, depth: int) -> StepResult:
+        """Submit plans until `depth` are outstanding, then take a result."""
+        while self.outstanding < depth and (plan := self.scheduler.plan(time.monotonic())) is not None:
+            self.executor.submit(plan)
+            self.outstanding += 1
+        result = self.executor.result()
+        self.outstanding -= 1
+        for delta in self.scheduler.apply(result, time.monotonic()):
+            if delta.error:
+                raise RuntimeError(f"{delta.request_id}: {delta.error}")
+        return result
+
+    def rate(self, depth: int, steps: int) -> float:
+        """Steps a second, once the pipeline is as full as it gets."""
+        for _ in range(2 * STAGES):
+            self.step(depth)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self.step(depth)
+        rate = steps / (time.perf_counter() - begin)
+        while self.outstanding:
+            self.step(0)
+        return rate
+
+    def first_token(self, depth: int, prompt: int) -> float:
+        """Seconds from a prompt's first chunk to its first token."""
+        name = self.add(prompt, 2)
+        begin = time.perf_counter()
+        while not any(answer.token_ids for answer in self.step(depth).results):
+            pass
+        seconds = time.perf_counter() - begin
+        self.scheduler.abort(name, time.monotonic())
+        while self.outstanding:
+            self.step(0)
+        return seconds
+
+
+def decoding(config: EngineConfig, rounds: int, steps: int) -> tuple[list[float], list[float]]:
+    """Steps a second (overlapping, one at a time), a figure for each round."""
+    pipeline = Pipeline(config)
+    try:
+        for _ in range(config.max_num_seqs):
+            pipeline.add(CONTEXT, config.max_model_len - CONTEXT)
+        while pipeline.scheduler.stats().waiting:
+            pipeline.step(STAGES)
+        rates = [(pipeline.rate(STAGES, steps), pipeline.rate(1, steps)) for _ in range(rounds)]
+    finally:
+        pipeline.executor.close()
+    overlapping, alone = zip(*rates, strict=True)
+    return list(overlapping), list(alone)
+
+
+def prefilling(config: EngineConfig, rounds: int, prompt: int) -> tuple[list[float], list[float]]:
+    """Seconds to a long prompt's first token (overlapping, one at a time), a figure for each round."""
+    pipeline = Pipeline(config)
+    try:
+        times = [(pipeline.first_token(STAGES, prompt), pipeline.first_token(1, prompt)) for _ in range(rounds + 1)]
+    finally:
+        pipeline.executor.close()
+    overlapping, alone = zip(*times[1:], strict=True)
+    return list(overlapping), list(alone)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", default="deep")
+    arguments.add_argument("--sequences", type=int, default=32)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--steps", type=int, default=40, help="steps of a round")
+    arguments.add_argument("--prompt", type=int, default=1024)
+    args = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        config = EngineConfig(
+            model=str(write_model(Path(folder) / args.shape, args.shape)),
+            name="bench",
+            pipeline_parallel_size=STAGES,
+            threads=1,
+            max_model_len=2048,
+            max_num_seqs=args.sequences,
+            max_num_batched_tokens=256,
+            enable_prefix_caching=False,
+            log_level="warning",
+        )
+        overlapping, alone = decoding(config, args.rounds, args.steps)
+        sooner, later = prefilling(config, args.rounds, args.prompt)
+    ratios = [a / b for a, b in zip(overlapping, alone, strict=True)]
+    write(
+        {
+            "benchmark": "pipeline",
+            "shape": args.shape,
+            "stages": STAGES,
+            "sequences_per_step": args.sequences // STAGES,
+            "steps_per_s": {
+                "overlapping": round(statistics.median(overlapping), 1),
+                "one_outstanding": round(statistics.median(alone), 1),
+                "ratio": round(statistics.median(ratios), 2),
+                "ratios": [round(ratio, 2) for ratio in ratios],
+            },
+            "prompt_tokens": args.prompt,
+            "first_token_s": {
+                "overlapping": round(statistics.median(sooner), 3),
+                "one_outstanding": round(statistics.median(later), 3),
+                "ratio": round(statistics.median(later) / statistics.median(sooner), 2),
+            },
+        },
+        args.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

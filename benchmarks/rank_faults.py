@@ -1,0 +1,139 @@
+"""What happens when a rank dies or stops: seconds to the report and to the end of every stream, and what is left.
+
+Each trial starts an engine whose model is shared by several ranks, waits until it rests or streams, and sends a signal
+to one of them. A trial passes when a report that names the rank comes within the deadline, every stream ends with an
+error within two seconds of it, and no process is left.
+
+    python benchmarks/rank_faults.py --json benchmarks/results/rank_faults.json
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from results import parser, write
+
+import penstock
+from penstock.config import EngineConfig
+from penstock.engine import StreamingClient, launch
+from penstock.messages import EngineError, GenerateRequest, SamplingParams
+
+MODEL = Path(penstock.__file__).parent / "assets" / "python-8m"
+STREAMS = 8
+STREAMS_END_SECONDS = 2.0
+
+
+class Trial(NamedTuple):
+    report_s: float  # from the signal to the report
+    streams_s: float  # from there to the end of the last stream
+    named: bool  # the report begins with the rank and its process
+    left: int  # processes, five seconds later
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, the oldest first."""
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def stream(client: StreamingClient, number: int) -> float:
+    """When a stream that would go on for long ended with an error."""
+    sampling = SamplingParams(seed=number, max_tokens=1800, ignore_eos=True)
+    request = GenerateRequest(request_id=f"r{number}", prompt_ids=(5, 9, 300 + number), sampling=sampling)
+    try:
+        async for _ in client.generate(request):
+            pass
+    except EngineError:
+        return time.monotonic()
+    raise RuntimeError("the stream came to its end before the fault")
+
+
+async def trial(config: EngineConfig, rank: int, fault: signal.Signals, busy: bool) -> Trial:
+    client = await launch(config)
+    try:
+        ranks = children(client.info.pid)
+        streams = [asyncio.create_task(stream(client, i)) for i in range(STREAMS if busy else 0)]
+        while busy and client.stats().steps < 10:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        pid = ranks[rank]
+        began = time.monotonic()
+        while client.healthy and time.monotonic() - began < config.step_deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, fault)  # again and again: what else runs here may continue stopped processes
+            await asyncio.sleep(0.005)
+        reported = time.monotonic()
+        ended = await asyncio.gather(*streams)
+        late = GenerateRequest(request_id="late", prompt_ids=(5,), sampling=SamplingParams(seed=0, max_tokens=1))
+        try:
+            await anext(client.generate(late))
+            reason = ""
+        except EngineError as error:
+            reason = str(error)
+        processes = [client.info.pid, *ranks]
+        while any(map(alive, processes)) and time.monotonic() - reported < 5:
+            await asyncio.sleep(0.01)
+        named = reason.startswith(f"rank {rank} (pid {pid})")
+        return Trial(reported - began, max(0.0, max(ended, default=0.0) - reported), named, sum(map(alive, processes)))
+    finally:
+        await client.close()
+
+
+def summary(trials: list[Trial], deadline: float) -> dict[str, Any]:
+    good = [t.named and not t.left and t.report_s < deadline and t.streams_s <= STREAMS_END_SECONDS for t in trials]
+    return {
+        "passed": f"{sum(good)}/{len(good)}",
+        "report_s_median": round(statistics.median(t.report_s for t in trials), 2),
+        "report_s_max": round(max(t.report_s for t in trials), 2),
+        "streams_end_s_max": round(max(t.streams_s for t in trials), 3),
+        "processes_left": sum(t.left for t in trials),
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--trials", type=int, default=10)
+    arguments.add_argument("--tensor-parallel-size", type=int, default=2)
+    arguments.add_argument("--pipeline-parallel-size", type=int, default=1)
+    arguments.add_argument("--step-deadline", type=float, default=20.0)
+    args = arguments.parse_args()
+    config = EngineConfig(
+        model=str(MODEL),
+        name="faults",
+        dtype="float32",
+        tensor_parallel_size=args.tensor_parallel_size,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        depth=args.pipeline_parallel_size,
+        threads=1,
+        max_model_len=2048,
+        max_num_seqs=STREAMS,
+        max_num_batched_tokens=256,
+        kv_cache_bytes=64 << 20,
+        step_deadline=args.step_deadline,
+        log_level="warning",
+    )
+    table = {}
+    for fault in (signal.SIGKILL, signal.SIGSTOP):
+        for busy in (False, True):
+            name = f"{fault.name} {'in a step' if busy else 'at rest'}"
+            trials = [
+                asyncio.run(trial(config, number % config.split.world, fault, busy)) for number in range(args.trials)
+            ]
+            table[name] = summary(trials, args.step_deadline)
+            print(f"{name:20}", *(f"{key} {value}" for key, value in table[name].items()), sep="  ", flush=True)
+    write({"benchmark": "rank_faults", "split": str(config.split), "faults": table}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""A mixture of experts: which experts a token goes through, and what comes out of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.linear import BlockedLinear, Linear, TorchLinear, no_bf16_gemm
+from penstock.kernels.native.moe import NativeExperts
+from penstock.kernels.native.session import native_session
+from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, has_triton, normals
+from penstock.kernels.routing import Aside, Routing
+
+
+class Experts(Protocol):
+    """A provider of mixtures. A stack of experts' matrices of one shape is packed once."""
+
+    def pack(self, weight: Any, count: int, *, gated: bool = False) -> Any:
+        """weight [count * out, in], an expert below the other; as gated, each is a gate and below it what it gates.
+        One that was packed while it was read (see packers.py) stays as it is."""
+        ...
+
+    def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
+        """The `slots` largest of fp32 logits [tokens, experts], of equal ones the first, and their softmax over all
+        experts; with `normalize`, made to sum to 1."""
+        ...
+
+    def __call__(
+        self,
+        x: Tensor,
+        routing: Routing,
+        gate_up: Any,
+        down: Any,
+        activation: str,
+        *,
+        first: int = 0,
+        aside: Aside | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, then
+        the expert aside, then the residual, in fp32. The weights are of experts `first` and after; others give 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The matrices of all experts, each as a provider of products packed it."""
+
+    each: tuple[Any, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.each)
+
+
+class TorchExperts:
+    """One expert after the other, by a provider of products."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def pack(self, weight: Tensor, count: int, *, gated: bool = False) -> Stack:
+        return Stack(tuple(self._linear.pack(each, gated=gated) for each in weight.chunk(count)))
+
+    def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
+        experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :slots].contiguous()
+        weights = logits.softmax(-1).gather(-1, experts)
+        return Routing(experts, weights / weights.sum(-1, keepdim=True) if normalize else weights)
+
+    def __call__(
+        self,
+        x: Tensor,
+        routing: Routing,
+        gate_up: Stack,
+        down: Stack,
+        activation: str,
+        *,
+        first: int = 0,
+        aside: Aside | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        outputs = torch.zeros(*routing.experts.shape, x.shape[1])  # fp32
+        for expert, matrices in enumerate(zip(gate_up.each, down.each, strict=True), first):
+            tokens, slots = (routing.experts == expert).nonzero(as_tuple=True)
+            if len(tokens):
+                inner = self._linear.gated(x[tokens], matrices[0], activation)
+                outputs[tokens, slots] = self._linear(inner, matrices[1]).float()
+        total = torch.zeros(x.shape)
+        for output, weights in zip(outputs.unbind(1), routing.weights.unbind(1), strict=True):
+            total += output * weights[:, None]
+        if aside is not None:
+            total += aside.output.float() * (1.0 if aside.gate is None else aside.gate.sigmoid())
+        return (total if residual is None else total + residual.float()).to(x.dtype)
+
+
+def _logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """(logits, slots, normalize): with many ties in some."""
+    normal = normals(torch.float32, seed)
+    for tokens in (0, 1, 3, 70):
+        for experts, slots in ((5, 2), (8, 8), (17, 1), (128, 8)):
+            yield normal(tokens, experts) * 3, slots, experts % 2 == 0
+            yield normal(tokens, experts).round(), slots, experts % 2 == 1
+
+
+def _experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """(x, routing, count, gate_up, down, activation, first, aside, residual)."""
+    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
+    route = TorchExperts(TorchLinear()).route
+    for tokens in (0, 1, 2, 9, 75):
+        for held, hidden, width, slots in ((7, 40, 24, 3), (4, 37, 9, 1), (6, 64, 48, 6)):
+            matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
+            x, residual = normal(tokens, hidden), normal(tokens, hidden)
+            everywhere = route(floats(tokens, held), slots, normalize=True)
+            yield x, everywhere, held, *matrices, "silu", 0, None, None
+            gate = floats(tokens, 1) if slots > 1 else None
+            elsewhere = route(floats(tokens, held + 5), slots, normalize=False)
+            yield x, elsewhere, held, *matrices, "gelu_tanh", 3, Aside(normal(tokens, hidden), gate), residual
+
+
+def _run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
+    logits, slots, normalize = arguments
+    routing: Routing = experts.route(logits, slots, normalize=normalize)
+    return routing
+
+
+def _run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
+    x, routing, count, gate_up, down, activation, first, aside, residual = arguments
+    matrices = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
+    result: Tensor = experts(x, routing, *matrices, activation, first=first, aside=aside, residual=residual)
+    return result
+
+
+def _triton() -> Experts:
+    from penstock.kernels.triton.experts import TritonExperts
+
+    return TritonExperts()
+
+
+_TORCH = Provider("torch", lambda: TorchExperts(TorchLinear()), lambda platform, needs: True)
+_PROVIDERS = (
+    Provider("native", lambda: NativeExperts(native_session()), has_native),
+    Provider("blocked_fp32", lambda: TorchExperts(BlockedLinear()), no_bf16_gemm),
+    Provider("triton", _triton, has_triton),
+)
+# Two products, one after the other, and a rounding between them.
+_TWICE = {dtype: 2 * tolerance for dtype, tolerance in ROUNDING.items()}
+EXPERTS = Op("experts", _TORCH, _TWICE, _experts_inputs, _PROVIDERS, _run_experts)
+# The same providers by their other method.
+ROUTE = Op("route", _TORCH, ROUNDING, _logits_inputs, _PROVIDERS, _run_route)

@@ -1,0 +1,338 @@
+// Attention's two products by vectors: queries times keys, and weights times values. A page's lines are multiplied as
+// they lie, or, where many rows make it pay, widened first: sums are the same to the bit. Those of floats run in one
+// order, along head_dim and along the positions; those over int8 pages are exact integers.
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// How a page's lines are multiplied, as they lie and widened.
+template <class Page>
+struct PageDots {
+  using Dot = DotF32;
+  using Wide = DotF32;
+};
+template <>
+struct PageDots<uint16_t> : PageDots<float> {
+  using Dot = DotBf16;
+};
+template <>
+struct PageDots<int8_t> {
+  using Dot = DotPage8;
+  using Wide = DotPairs;
+};
+
+constexpr int64_t kPositions = 16;  // of the cache, that lie together: a run
+
+// Over int8 pages, queries and weights are whole multiples of a row's scale, this many at most: 16 bits, and the sum of
+// kSegment products with 127 stays below 2^31.
+constexpr float kLevels = 32767.0f;
+static_assert(32767 * 127 * kSegment < int64_t{1} << 31);
+
+// Where a run's keys and values lie: of the first of the KV heads that are looked at together.
+template <class Page>
+struct PageRun {
+  const Page* keys;           // the first line; a line is of all the page's positions
+  const Page* values;         // [kPositions / values of a line] lines of head_dim
+  const float* key_scales;    // [kPositions], of int8 pages
+  const float* value_scales;  // likewise
+};
+
+// The runs of a segment that some row sees. Only the first `positions` are written: what follows may be anything.
+template <class Page>
+struct PageRuns {
+  PageRun<Page> all[kSegment / kPositions];
+  int64_t count, positions;
+  int64_t heads, head_stride;  // KV heads, and how far apart they lie: in elements
+  int64_t key_stride;          // of lines, in bytes
+  int64_t dim;
+
+  const uint8_t* keys(int64_t run, int64_t head) const { return bytes(all[run].keys, head); }
+  const uint8_t* values(int64_t run, int64_t head) const { return bytes(all[run].values, head); }
+  const float* key_scales(int64_t run, int64_t head) const {
+    return reinterpret_cast<const float*>(bytes(all[run].key_scales, head));
+  }
+  const float* value_scales(int64_t run, int64_t head) const {
+    return reinterpret_cast<const float*>(bytes(all[run].value_scales, head));
+  }
+
+  // Of a run's values those that are written whole. Integers that were never written have the weight 0.
+  template <class Dot>
+  int64_t lines(int64_t run) const {
+    const int64_t written = positions - run * kPositions;
+    return (Dot::kInteger || written > kPositions ? kPositions : written) / Dot::kLineValues;
+  }
+
+ private:
+  const uint8_t* bytes(const void* first, int64_t head) const {
+    return static_cast<const uint8_t*>(first) + head * head_stride * static_cast<int64_t>(sizeof(Page));
+  }
+};
+
+// Rows of queries, or of weights, as words of `Dot`.
+template <class Dot>
+struct Factors {
+  static constexpr int64_t kWordValues = Dot::kLineValues / Dot::kWords;
+  const typename Dot::Word* words;
+  int64_t stride;       // in words
+  const float* scales;  // [rows], of integers
+
+  Factors from(int64_t row, int64_t value = 0) const {
+    return {words + row * stride + value / kWordValues, stride, scales + row};
+  }
+};
+
+// Calls f<N>(i) for [i, end), N at a time or one less, so that as few as possible are left at the end.
+template <int N, class F>
+inline void in_groups(int64_t i, int64_t end, const F& f) {
+  if constexpr (N == 1) {
+    for (; i < end; ++i) f.template operator()<1>(i);
+  } else {
+    for (; i + N <= end && (end - i) % N != 0; i += N - 1) f.template operator()<N - 1>(i);
+    for (; i + N <= end; i += N) f.template operator()<N>(i);
+    in_groups<N - 1>(i, end, f);
+  }
+}
+
+// Calls f<M>() with the largest M of at most `rows`.
+template <int M, class F>
+inline void for_rows(int64_t rows, const F& f) {
+  if constexpr (M > 1) {
+    if (rows < M) return for_rows<M - 1>(rows, f);
+  }
+  f.template operator()<M>();
+}
+
+// As `dot`, for N blocks of lines that lie anywhere. The processor's own prefetch stops where a page ends: for every
+// line that is read, one of `ahead` is asked for.
+template <class Dot, int M, int N>
+[[gnu::always_inline]] inline void dot_pages(const typename Dot::Word* x, int64_t x_stride,
+                                             const uint8_t* const (&lines)[N], const uint8_t* const (&ahead)[N],
+                                             int64_t line_stride, int64_t steps, typename Dot::Vector (&sums)[M][N]) {
+  for (int64_t at = 0; at < steps * line_stride; at += line_stride) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) fetch(ahead[n] + at);
+#pragma GCC unroll 16
+    for (int word = 0; word < Dot::kWords; ++word) {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        const typename Dot::Vector values = Dot::widen(lines[n] + at, word);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word], values);
+      }
+    }
+    x += Dot::kWords;
+  }
+}
+
+template <class Page, class Vector, int M, int N>
+inline void put_scores(const Vector (&sums)[M][N], const float* query_scales, const PageRuns<Page>& runs, int64_t run,
+                       int64_t head, float* scores) {
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) {
+      float* to = scores + m * kSegment + (run + n) * kPositions;
+      if constexpr (PageDots<Page>::Dot::kInteger) {
+        store(to, mul(to_float(sums[m][n]), mul(load(runs.key_scales(run + n, head)), splat(query_scales[m]))));
+      } else {
+        store(to, sums[m][n]);
+      }
+    }
+  }
+}
+
+// Scores [M][kSegment] of M rows of queries at N runs.
+template <class Page, int M, int N, class Dot>
+void score_few(const Factors<Dot>& query, const PageRuns<Page>& runs, int64_t run, int64_t head, float* scores) {
+  const uint8_t *lines[N], *ahead[N];
+  for (int n = 0; n < N; ++n) {
+    const int64_t next = run + n + 2 * N;
+    lines[n] = runs.keys(run + n, head);
+    ahead[n] = next < runs.count ? runs.keys(next, head) : runs.values((next - runs.count) % runs.count, head);
+    if constexpr (Dot::kInteger) {
+      fetch(reinterpret_cast<const uint8_t*>(runs.key_scales(next < runs.count ? next : run, head)));
+      fetch(reinterpret_cast<const uint8_t*>(runs.value_scales(run + n, head)));
+    }
+  }
+  typename Dot::Vector sums[M][N];
+  clear(sums, Dot::zero());
+  dot_pages<Dot, M, N>(query.words, query.stride, lines, ahead, runs.key_stride, runs.dim / Dot::kLineValues, sums);
+  put_scores(sums, query.scales, runs, run, head, scores);
+}
+
+constexpr int64_t kRunsTogether = 2;  // whose values are added before a sum goes back to memory
+
+template <class Dot>
+using Sum = std::conditional_t<Dot::kInteger, int32_t, float>;
+
+// Adds, for M rows of weights and N blocks of 16 columns, the values of runs [first, last): of the last one's lines
+// only those that are written whole.
+template <class Page, int M, int N, class Dot>
+void sum_few(const Factors<Dot>& weights, const PageRuns<Page>& runs, int64_t first, int64_t last, int64_t head,
+             int64_t column, Sum<Dot>* sums) {
+  typename Dot::Vector tile[M][N];
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) tile[m][n] = load(sums + m * runs.dim + column + n * 16);
+  }
+  for (int64_t run = first; run < last; ++run) {
+    const int64_t next = run + last - first;
+    const uint8_t *lines[N], *ahead[N];
+    for (int n = 0; n < N; ++n) {
+      lines[n] = runs.values(run, head) + (column + n * 16) * 4;
+      ahead[n] = runs.values(next < runs.count ? next : run, head) + (column + n * 16) * 4;
+    }
+    const auto at = weights.from(0, run * kPositions);
+    dot_pages<Dot, M, N>(at.words, at.stride, lines, ahead, runs.dim * 4, runs.template lines<Dot>(run), tile);
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) store(sums + m * runs.dim + column + n * 16, tile[m][n]);
+  }
+}
+
+// Adds the first `count` values of a line of floats, times their weights. What else it holds may be not even a number.
+template <class Page>
+void sum_part(const float* weights, int64_t rows, const Page* line, int64_t count, int64_t dim, float* sums) {
+  using Dot = typename PageDots<Page>::Dot;
+  for (int64_t column = 0; column < dim; column += 16) {
+    alignas(64) Page copy[16 * Dot::kWords];
+    for (int64_t i = 0; i < 16 * Dot::kWords; ++i) {
+      copy[i] = i % Dot::kWords < count ? line[column * Dot::kWords + i] : Page{};
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      F16 tile[1][1] = {{load(sums + row * dim + column)}};
+      float words[Dot::kWords] = {};
+      for (int64_t i = 0; i < count; ++i) words[i] = weights[row * kSegment + i];
+      const uint8_t* const lines[1] = {reinterpret_cast<const uint8_t*>(copy)};
+      dot_pages<Dot, 1, 1>(words, 0, lines, lines, kLineBytes, 1, tile);
+      store(sums + row * dim + column, tile[0][0]);
+    }
+  }
+}
+
+// Scores [heads][rows][kSegment] of queries, [heads][rows] of them, at all runs. Heads lie side by side in a page: what
+// lies together is read together.
+template <class Page, class Dot>
+void score_lines(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& runs, float* scores) {
+  for_rows<kSums>(rows, [&]<int M>() {
+    in_groups<kSums / M>(0, runs.count, [&]<int N>(int64_t run) {
+      for (int64_t head = 0; head < runs.heads; ++head) {
+        in_groups<M>(head * rows, (head + 1) * rows, [&]<int R>(int64_t row) {
+          score_few<Page, R, N>(query.from(row), runs, run, head, scores + row * kSegment);
+        });
+      }
+    });
+  });
+}
+
+// Sums [heads][rows][dim] of all runs' values times the weights of [heads][rows].
+template <class Page, class Dot>
+void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, float* sums) {
+  const int64_t dim = runs.dim;
+  auto* totals = reinterpret_cast<Sum<Dot>*>(sums);
+  for (int64_t i = 0; i < runs.heads * rows * dim; i += 16) store(totals + i, Dot::zero());
+  for (int64_t first = 0; first < runs.count; first += kRunsTogether) {
+    const int64_t last = first + kRunsTogether < runs.count ? first + kRunsTogether : runs.count;
+    for (int64_t head = 0; head < runs.heads; ++head) {
+      in_groups<kSums>(head * rows, (head + 1) * rows, [&]<int M>(int64_t row) {
+        in_groups<kSums / M>(0, dim / 16, [&]<int N>(int64_t block) {
+          sum_few<Page, M, N>(weights.from(row), runs, first, last, head, block * 16, totals + row * dim);
+        });
+      });
+    }
+  }
+  if constexpr (!Dot::kInteger) {
+    if (const int64_t part = runs.positions % Dot::kLineValues; part != 0) {
+      const int64_t whole = runs.positions - part;
+      for (int64_t head = 0; head < runs.heads; ++head) {
+        const auto* values = reinterpret_cast<const Page*>(runs.values(runs.count - 1, head));
+        sum_part(weights.from(head * rows, whole).words, rows, values + whole % kPositions * dim, part, dim,
+                 sums + head * rows * dim);
+      }
+    }
+  }
+  if constexpr (Dot::kInteger) {
+    for (int64_t row = 0; row < runs.heads * rows; ++row) {
+      for (int64_t i = row * dim; i < (row + 1) * dim; i += 16) {
+        store(sums + i, mul(to_float(load(totals + i)), splat(weights.scales[row])));
+      }
+    }
+  }
+}
+
+// How many blocks of 16 columns are widened at once.
+template <class Wide>
+constexpr int wide_blocks() {
+  return Wide::kTileSums > Wide::kTileRows ? Wide::kTileSums / Wide::kTileRows : 1;
+}
+
+// Words that the widened lines of a segment take at most.
+inline int64_t widened_words(int64_t dim) { return wide_blocks<DotF32>() * 16 * (dim > kSegment ? dim : kSegment); }
+
+template <class Dot>
+inline typename Dot::Word* widen_lines(const uint8_t* lines, const uint8_t* ahead, int64_t stride, int64_t steps,
+                                       typename Dot::Word* out) {
+  for (int64_t at = 0; at < steps * stride; at += stride) {
+    fetch(ahead + at);
+#pragma GCC unroll 16
+    for (int word = 0; word < Dot::kWords; ++word, out += 16) store(out, Dot::widen(lines + at, word));
+  }
+  return out;
+}
+
+// As score_lines, of one head. `wide`: room for widened_words.
+template <class Page, class Dot>
+void score_widened(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& runs, int64_t head,
+                   typename Dot::Word* wide, float* scores) {
+  using Wide = typename PageDots<Page>::Wide;
+  const int64_t words = runs.dim / query.kWordValues;
+  in_groups<wide_blocks<Wide>()>(0, runs.count, [&]<int N>(int64_t run) {
+    for (int n = 0; n < N; ++n) {
+      const int64_t next = run + n + N < runs.count ? run + n + N : run + n;
+      widen_lines<Dot>(runs.keys(run + n, head), runs.keys(next, head), runs.key_stride, runs.dim / Dot::kLineValues,
+                       wide + n * words * 16);
+    }
+    in_groups<Wide::kTileRows>(0, rows, [&]<int M>(int64_t row) {
+      typename Dot::Vector sums[M][N];
+      clear(sums, Dot::zero());
+      dot<Wide, M, N>(query.from(row).words, query.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
+                      words * kLineBytes, words, sums);
+      put_scores(sums, query.scales + row, runs, run, head, scores + row * kSegment);
+    });
+  });
+}
+
+// As sum_lines, of one head. `wide`: room for widened_words.
+template <class Page, class Dot>
+void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, int64_t head,
+                 typename Dot::Word* wide, float* sums) {
+  using Wide = typename PageDots<Page>::Wide;
+  const int64_t dim = runs.dim, most = runs.count * kPositions / weights.kWordValues;
+  const int64_t steps = Dot::kInteger ? most : runs.positions;
+  in_groups<wide_blocks<Wide>()>(0, dim / 16, [&]<int N>(int64_t block) {
+    for (int n = 0; n < N; ++n) {
+      const int64_t at = (block + n) * kLineBytes, next = block + n + N < dim / 16 ? at + N * kLineBytes : at;
+      auto* out = wide + n * most * 16;
+      for (int64_t run = 0; run < runs.count; ++run) {
+        const uint8_t* lines = runs.values(run, head);
+        out = widen_lines<Dot>(lines + at, lines + next, dim * 4, kPositions / Dot::kLineValues, out);
+      }
+    }
+    in_groups<Wide::kTileRows>(0, rows, [&]<int M>(int64_t row) {
+      typename Dot::Vector tile[M][N];
+      clear(tile, Dot::zero());
+      dot<Wide, M, N>(weights.from(row).words, weights.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
+                      most * kLineBytes, steps, tile);
+      for (int m = 0; m < M; ++m) {
+        for (int n = 0; n < N; ++n) {
+          float* to = sums + (row + m) * dim + (block + n) * 16;
+          if constexpr (Dot::kInteger) {
+            store(to, mul(to_float(tile[m][n]), splat(weights.scales[row + m])));
+          } else {
+            store(to, tile[m][n]);
+          }
+        }
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

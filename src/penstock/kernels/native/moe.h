@@ -1,0 +1,281 @@
+// A mixture of experts: the choice of a token's experts, and their outputs' weighted sum.
+//
+// Rows of x are put in order of their experts, so that each expert's packed matrices are multiplied with its own rows
+// alone; those of an expert nobody chose are not read. A product's row does not depend on its neighbours (linear.h),
+// and a token's outputs are added up in the order of its slots: its result does not depend on the batch.
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// -- routing ------------------------------------------------------------------------------------------------------
+
+// The largest of a row of logits in their order, of equal ones the first: `experts` and `best`, with room for `slots`.
+// What is not a number is never larger, so that the choice is one of that many experts whatever the row holds.
+inline void choose(const float* logits, int64_t count, int64_t slots, int64_t* experts, float* best) {
+  int64_t held = 0;
+  for (int64_t expert = 0; expert < count; ++expert) {
+    const float logit = logits[expert];
+    if (held == slots && !(logit > best[slots - 1])) continue;
+    int64_t at = held < slots ? held++ : slots - 1;
+    for (; at > 0 && logit > best[at - 1]; --at) {
+      best[at] = best[at - 1];
+      experts[at] = experts[at - 1];
+    }
+    best[at] = logit;
+    experts[at] = expert;
+  }
+}
+
+// e to what is above `most`; returns the sum, which is no number where one of the row's is not.
+inline float exponentials(const float* x, int64_t count, float most, float* out) {
+  F16 total = zero_f();
+  for (int64_t i = 0; i < count; i += 16) {
+    const F16 each = within(exponential(sub(load_part(x + i, count - i), splat(most))), zero_f(), 0, count - i);
+    total = add(total, each);
+    if (out != nullptr) store_part(out + i, each, count - i);
+  }
+  return sum(total);
+}
+
+[[maybe_unused]] void route(Worker& worker, const RouteOp& op) {
+  auto* best = reinterpret_cast<float*>(worker.own(static_cast<size_t>(op.slots) * sizeof(float)));
+  worker.for_each(*op.rows, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* logits = op.logits + row * op.count;
+      float* weights = op.weights + row * op.slots;
+      choose(logits, op.count, op.slots, op.experts + row * op.slots, best);
+      float total = exponentials(logits, op.count, best[0], nullptr);
+      const float chosen = exponentials(best, op.slots, best[0], weights);
+      if (op.normalize) total = chosen + total * 0.0f;  // a row with a NaN stays one
+      for (int64_t slot = 0; slot < op.slots; ++slot) weights[slot] /= total;
+    }
+  });
+}
+
+// -- rows in order of their experts -------------------------------------------------------------------------------
+
+// Tokens [begin, end) of a step by their experts. Arrays lie in memory that the threads share.
+struct Groups {
+  int32_t* active;    // experts that any token chose, and
+  int32_t* first;     // the first row of each of these,
+  int32_t* counts;    // and its rows
+  int32_t* position;  // [tokens][slots]: the row that a token is for a slot's expert; -1 where that is not held here
+  int32_t* source;    // [rows]: the token; -1 where a row is none's
+  int32_t* itself;    // [rows]: the row; -1 where it is none's
+  int64_t* totals;    // how many experts are active, how many rows there are, and how many of them are somebody's
+
+  int64_t experts() const { return totals[0]; }
+  int64_t rows() const { return totals[1]; }
+  int64_t used() const { return totals[2]; }
+};
+
+// `next`: room for a number of each expert.
+inline void group(const ExpertsOp& op, int64_t begin, int64_t end, int64_t multiple, const Groups& groups,
+                  int32_t* next) {
+  const int64_t slots = (end - begin) * op.slots;
+  const int64_t* chosen = op.chosen + begin * op.slots;
+  const auto held = [&](int64_t slot) {
+    const int64_t expert = chosen[slot] - op.first;
+    return expert >= 0 && expert < op.held ? expert : -1;
+  };
+  for (int64_t expert = 0; expert < op.held; ++expert) next[expert] = 0;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (held(slot) >= 0) ++next[held(slot)];
+  }
+  int64_t active = 0, row = 0, used = 0;
+  for (int64_t expert = 0; expert < op.held; ++expert) {
+    const int32_t count = next[expert];
+    if (count == 0) continue;
+    groups.active[active] = static_cast<int32_t>(expert);
+    groups.first[active] = next[expert] = static_cast<int32_t>(row);
+    groups.counts[active++] = count;
+    used += count;
+    const int64_t last = row + divide_up(count, multiple) * multiple;
+    for (int64_t i = 0; i < count; ++i, ++row) groups.itself[row] = static_cast<int32_t>(row);
+    for (; row < last; ++row) groups.source[row] = groups.itself[row] = -1;
+  }
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    const int64_t expert = held(slot);
+    groups.position[slot] = expert < 0 ? -1 : next[expert]++;
+    if (expert >= 0) groups.source[groups.position[slot]] = static_cast<int32_t>(begin + slot / op.slots);
+  }
+  groups.totals[0] = active;
+  groups.totals[1] = row;
+  groups.totals[2] = used;
+}
+
+// -- memory -------------------------------------------------------------------------------------------------------
+
+// So many rows of each expert, on average, are multiplied at once: enough to pay for reading it, and what they need in
+// memory does not grow with the step.
+constexpr int64_t kRowsOfExpert = 64;
+
+// What the threads share for tokens that are multiplied at once. Regions are 64-byte aligned.
+struct ExpertsMemory {
+  int64_t tokens;  // at once
+  size_t group, words, inner, inner_words, bytes;
+
+  // `multiple`: what the first row of an expert is a multiple of.
+  ExpertsMemory(const ExpertsOp& op, int64_t multiple) {
+    const int64_t most = divide_up(kRowsOfExpert * op.held, op.slots);
+    tokens = *op.rows < most ? *op.rows : most;
+    const int64_t slots = tokens * op.slots;
+    const int64_t rows = slots + (multiple - 1) * (slots < op.held ? slots : op.held);
+    size_t end = 0;
+    const auto take = [&](int64_t size) {
+      const size_t start = end;
+      end += static_cast<size_t>(divide_up(size, kLineBytes) * kLineBytes);
+      return start;
+    };
+    group = take(3 * 8 + 4 * (4 * op.held + slots + 2 * rows));
+    rows_ = rows;
+    // The rows' words and, once they have been multiplied, what the experts give.
+    const int64_t in = words_bytes(op.gate_up, rows), out = rows * op.down.n * 4;
+    words = take(in > out ? in : out);
+    inner = take(rows * op.down.k * (op.dtype == Dtype::f32 ? 4 : 2));
+    inner_words = take(words_bytes(op.down, rows));
+    bytes = end;
+  }
+
+  Groups groups(const ExpertsOp& op, std::byte* shared) const {
+    auto* totals = reinterpret_cast<int64_t*>(shared + group);
+    auto* experts = reinterpret_cast<int32_t*>(totals + 3);
+    int32_t *position = experts + 4 * op.held, *source = position + tokens * op.slots;
+    return {experts, experts + op.held, experts + 2 * op.held, position, source, source + rows_, totals};
+  }
+
+  static int64_t words_bytes(const Matrix& weight, int64_t rows) { return rows * (padded_k(weight) + 1) * 4; }
+
+ private:
+  int64_t rows_;
+};
+
+// -- products -----------------------------------------------------------------------------------------------------
+
+// An expert's matrix: each begins with a block of its own.
+inline Matrix of_expert(const Matrix& weight, int64_t expert) {
+  Matrix mine = weight;
+  const int64_t blocks = expert * divide_up(weight.n, kColumns), padded = padded_k(weight);
+  const int64_t bits = weight.scheme == Scheme::f32    ? 32
+                       : weight.scheme == Scheme::bf16 ? 16
+                       : weight.scheme == Scheme::int8 ? 8
+                                                       : 4;
+  mine.lines += blocks * kColumns * padded * bits / 8;
+  if (weight.scheme == Scheme::int8) mine.column_scales += blocks * kColumns;
+  if (weight.scheme == Scheme::int4) mine.group_scales += blocks * (padded / weight.group) * kColumns;
+  return mine;
+}
+
+// The threads share all blocks of all active experts: body(op of an expert, its first row, rows, begin, end).
+template <class Body>
+void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&& body) {
+  const int64_t blocks = divide_up(op.weight.n, kColumns), items = groups.experts() * blocks;
+  worker.for_each(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t i = begin / blocks, first = begin % blocks;
+      const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
+      LinearOp mine = op;
+      mine.weight = of_expert(op.weight, groups.active[i]);
+      const int64_t width = op.epilogue == Epilogue::none ? op.weight.n : op.weight.n / 2;
+      const int64_t size = op.out_dtype == Dtype::f32 ? 4 : 2;
+      mine.out = static_cast<std::byte*>(op.out) + groups.first[i] * width * size;
+      body(mine, groups.first[i], groups.counts[i], first, last);
+      begin += last - first;
+    }
+  });
+}
+
+template <class Dot>
+struct ByWords {
+  static constexpr int64_t kMultiple = 1;
+
+  // Rows of `op.x`, as `source` says (null: as they lie), times the matrices of their experts. `memory` is for words.
+  template <class T, class Out>
+  static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
+                       std::byte* memory) {
+    const Rows<Dot> x = prepare<Dot, T>(worker, op, groups.rows(), memory, source);
+    each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+      blocks_of<Dot>(worker, mine.weight, x.from(row), rows, begin, end, Finish{mine, write<T, Out>});
+    });
+  }
+};
+
+// -- the op -------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kPiece = 512;  // columns of a token that are added up at once
+
+// Adds up a token's outputs, and whatever else belongs to it.
+template <class T>
+void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, const Groups& groups,
+            const float* outputs) {
+  const int64_t hidden = op.down.n, pieces = divide_up(hidden, kPiece);
+  worker.for_each(tokens * pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t token = first + item / pieces, from = item % pieces * kPiece;
+      const int64_t to = from + kPiece < hidden ? from + kPiece : hidden;
+      const int32_t* position = groups.position + item / pieces * op.slots;
+      const float* weights = op.weights + token * op.slots;
+      const F16 gate = op.aside_gate == nullptr ? splat(1.0f) : sigmoid(splat(op.aside_gate[token]));
+      for (int64_t i = from; i < to; i += 16) {
+        const int64_t at = token * hidden + i, left = to - i;
+        F16 total = zero_f();
+        for (int64_t slot = 0; slot < op.slots; ++slot) {
+          if (position[slot] < 0) continue;
+          total = fma(load_part(outputs + position[slot] * hidden + i, left), splat(weights[slot]), total);
+        }
+        if (op.aside != nullptr) total = fma(load_part(static_cast<const T*>(op.aside) + at, left), gate, total);
+        if (op.residual != nullptr) total = add(total, load_part(static_cast<const T*>(op.residual) + at, left));
+        store_part(static_cast<T*>(op.out) + at, total, left);
+      }
+    }
+  });
+}
+
+// Product: how rows are multiplied with the matrices of their experts.
+template <class Product, class T>
+void experts_by(Worker& worker, const ExpertsOp& op) {
+  if (*op.rows == 0) return;
+  const ExpertsMemory memory(op, Product::kMultiple);
+  std::byte* shared = worker.shared();
+  const Groups groups = memory.groups(op, shared);
+  const Dtype dtype = op.dtype;
+  std::byte *words = shared + memory.words, *inner = shared + memory.inner;
+  const LinearOp up{nullptr, op.x, op.gate_up, nullptr, nullptr, inner, op.epilogue, dtype, dtype};
+  const LinearOp down{nullptr, inner, op.down, nullptr, nullptr, words, Epilogue::none, dtype, Dtype::f32};
+  for (int64_t begin = 0; begin < *op.rows; begin += memory.tokens) {
+    const int64_t end = begin + memory.tokens < *op.rows ? begin + memory.tokens : *op.rows;
+    worker.for_each(1, 1, [&](int64_t, int64_t) {
+      group(op, begin, end, Product::kMultiple, groups, groups.counts + op.held);
+      op.tally[0] = groups.experts() + (begin == 0 ? 0 : op.tally[0]);
+      op.tally[1] = groups.used() + (begin == 0 ? 0 : op.tally[1]);
+    });
+    Product::template multiply<T, T>(worker, up, groups, groups.source, words);
+    const int32_t* filled = Product::kMultiple == 1 ? nullptr : groups.itself;
+    Product::template multiply<T, float>(worker, down, groups, filled, shared + memory.inner_words);
+    add_up<T>(worker, op, begin, end - begin, groups, reinterpret_cast<const float*>(words));
+  }
+}
+
+template <class T>
+void experts_as(Worker& worker, const ExpertsOp& op) {
+  switch (op.gate_up.scheme) {
+    case Scheme::f32:
+      return experts_by<ByWords<DotF32>, T>(worker, op);
+    case Scheme::bf16:
+      return experts_by<ByWords<DotBf16>, T>(worker, op);
+    case Scheme::int8:
+      return experts_by<ByWords<DotInt8>, T>(worker, op);
+    case Scheme::int4:
+      return experts_by<ByWords<DotInt4>, T>(worker, op);
+  }
+}
+
+[[maybe_unused]] void experts(Worker& worker, const ExpertsOp& op) {
+  if (op.dtype == Dtype::f32) return experts_as<float>(worker, op);
+  experts_as<uint16_t>(worker, op);
+}
+
+[[maybe_unused]] size_t experts_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, 1).bytes; }
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA

@@ -1,0 +1,67 @@
+"""A mixture of experts: the routing, and the products with the experts that were chosen."""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.native.library import EPILOGUES, ExpertsOp, RouteOp
+from penstock.kernels.native.linear import DTYPES, SCHEMES
+from penstock.kernels.native.packing import PackedWeight, pack_stack
+from penstock.kernels.native.session import Session
+from penstock.kernels.routing import Aside, Routing
+
+
+class NativeExperts:
+    """Provides Experts (see kernels/moe.py)."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
+        if isinstance(weight, PackedWeight):
+            return weight
+        return pack_stack(weight, count, SCHEMES[weight.dtype], gated=gated)
+
+    def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
+        routing = Routing(
+            self._session.empty(logits, slots, dtype=torch.int64),
+            self._session.empty(logits, slots, dtype=torch.float32),
+        )
+        pointers = (tensor.data_ptr() for tensor in (logits, *routing))
+        self._session.run(RouteOp(self._session.rows(logits), *pointers, logits.shape[1], slots, normalize))
+        return routing
+
+    def __call__(
+        self,
+        x: Tensor,
+        routing: Routing,
+        gate_up: PackedWeight,
+        down: PackedWeight,
+        activation: str,
+        *,
+        first: int = 0,
+        aside: Aside | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        out = self._session.empty(x, down.n, dtype=x.dtype)
+        tally = torch.zeros(2, dtype=torch.int64)
+        gate = None if aside is None else aside.gate
+        op = ExpertsOp(
+            self._session.rows(x),
+            x.data_ptr(),
+            routing.experts.data_ptr(),
+            routing.weights.data_ptr(),
+            gate_up.matrix(),
+            down.matrix(),
+            None if aside is None else aside.output.data_ptr(),
+            None if gate is None else gate.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            tally.data_ptr(),
+            routing.experts.shape[1],
+            first,
+            gate_up.count,
+            EPILOGUES.index(activation),
+            DTYPES[x.dtype],
+        )
+        self._session.run(op, gate_up, down, tally)
+        return out

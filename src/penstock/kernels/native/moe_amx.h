@@ -1,0 +1,38 @@
+// A mixture of experts by tiles: an expert's rows begin with a tile of their own.
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+struct ByTiles {
+  static constexpr int64_t kMultiple = kTileRows;
+
+  template <class T, class Out>
+  static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
+                       std::byte* memory) {
+    const bool int4 = op.weight.scheme == Scheme::int4;
+    if (int4 && (!fits_tiles(op.weight) || groups.used() < kFewRows * groups.experts())) {
+      return ByWords<DotInt4>::multiply<T, Out>(worker, op, groups, source, memory);
+    }
+    const int64_t along = tile_bytes_along(op.weight);
+    const TileRows x = int4 ? prepare_tiles<DotInt4, T>(worker, op, groups.rows(), along, memory, source)
+                            : prepare_tiles<DotInt8, T>(worker, op, groups.rows(), along, memory, source);
+    const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
+    each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+      const TileRows own{x.of(row), x.scales + row, x.along, x.count};
+      tiles_of_piece(worker, own, rows, begin, end, TileFinish{mine, write<T, Out>, write_two<T, Out>});
+    });
+  }
+};
+
+// What goes through registers does as in linear_by_tiles.
+void experts_by_tiles(Worker& worker, const ExpertsOp& op) {
+  const Scheme scheme = op.gate_up.scheme;
+  if (scheme == Scheme::f32 || (scheme == Scheme::bf16 && op.dtype == Dtype::f32)) return experts(worker, op);
+  if (op.dtype == Dtype::f32) return experts_by<ByTiles, float>(worker, op);
+  experts_by<ByTiles, uint16_t>(worker, op);
+}
+
+size_t experts_tiles_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, kTileRows).bytes; }
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA
