@@ -1,0 +1,214 @@
+"""Paged attention on a GPU: split over the cache while few sequences decode, by tiles of queries otherwise.
+
+The heads that share a KV head are rows of a tile, times its queries. Grids depend on how many sequences and tokens
+there are and never on their contexts, which are read on the device: a captured graph serves any.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.triton.attention_kernels import attend, merge
+from penstock.kernels.triton.store import rotation, store
+
+SEGMENTS = 16  # that a decoding sequence's context is cut into while there are too few of them to fill the GPU:
+SPLIT_BELOW = 128  # programs without a cut, one to a sequence and KV head
+MIN_ROWS = 16  # of a tile: what tensor cores multiply at once
+MAX_ROWS = 128
+WARP_ELEMENTS = 2048  # of a tile's result: 64 registers of each thread
+# Of loads in flight; what a block table says must be there before what it points to can be asked for.
+DECODE_STAGES = 5
+PREFILL_STAGES = 3
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step's work for one KV group, on the device.
+
+    `sequences` is int32 [at least 5, at least so many as there are]: first token among the step's, count of queries,
+    context (queries included), row of the tables, and for those of several queries how many queries the ones of several
+    before them have. Sequences of one query come first. A context of 0 is padding: its query's result is 0.
+    """
+
+    window: int
+    sequences: Tensor
+    tables: Tensor  # int32 [rows, blocks]
+    decodes: int  # sequences of one query
+    prompts: int  # sequences of several
+    prompt_queries: int  # of all of these
+    longest: int  # of them, a bound of any one's queries
+
+
+def describe(
+    lengths: NDArray[np.int64], first: NDArray[np.int64], context: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], int]:
+    """(`Prepared.sequences`, how many of them have one query) of sequences in any order: arrays [sequences]."""
+    order = np.argsort(lengths != 1, kind="stable")
+    decodes = int((lengths == 1).sum())
+    several = np.where(lengths == 1, 0, lengths)[order]
+    before = np.cumsum(several) - several
+    return np.stack([first[order], lengths[order], context[order], rows[order], before]).astype(np.int32), decodes
+
+
+class TritonAttention:
+    """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key, or value, in a row. In fp8 a head's
+    part of a block has the scales of its tokens behind it."""
+
+    reads_whole_blocks = False
+
+    def prepare(self, batch: AttentionBatch, keys: Tensor) -> Prepared:
+        lengths, count = batch.query_lens, len(batch.context_lens)
+        sequences, decodes = describe(lengths, batch.query_start[:-1], batch.context_lens, np.arange(count))
+        # One copy: each would be a call to the driver.
+        flat = np.concatenate([sequences.ravel(), batch.block_tables.astype(np.int32).ravel()])
+        staged = torch.from_numpy(flat)
+        if keys.is_cuda:
+            staged = staged.pin_memory().to(keys.device, non_blocking=True)
+        several = lengths[lengths > 1]
+        return Prepared(
+            batch.window,
+            staged[: sequences.size].view(sequences.shape),
+            staged[sequences.size :].view(batch.block_tables.shape),
+            decodes,
+            count - decodes,
+            int(several.sum()),
+            int(several.max(initial=0)),
+        )
+
+    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+        return rotation(positions, frequencies)
+
+    def store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        weight: Tensor | None,
+        rotation: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        return store(qkv, heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if prepared.decodes:
+            _decode(query, keys, values, prepared, scale, out)
+        if prepared.prompts:
+            _prefill(query, keys, values, prepared, scale, out)
+        return out
+
+    def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
+        return pages
+
+
+def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float, out: Tensor) -> None:
+    """Fill in the rows of the sequences of one query."""
+    count, heads, head_dim = prepared.decodes, query.shape[1], query.shape[2]
+    segments = SEGMENTS if count <= SPLIT_BELOW // keys.shape[1] else 1
+    partial = sums = None
+    if segments > 1:
+        partial = torch.empty(count, heads, segments, head_dim, dtype=torch.float32, device=query.device)
+        sums = torch.empty(2, count, heads, segments, dtype=torch.float32, device=query.device)
+    rows = max(triton.next_power_of_2(heads // keys.shape[1]), MIN_ROWS)
+    shape = Shape(True, count, 1, segments, rows)
+    _attend(query, keys, values, prepared, scale, out, (partial, sums), shape)
+    if segments > 1:
+        merge[(count, heads)](
+            partial,
+            sums,
+            prepared.sequences,
+            out,
+            count,
+            heads,
+            HEAD_DIM=head_dim,
+            SEGMENTS=segments,
+            WIDTH=_width(head_dim),
+            num_warps=4,
+        )
+
+
+def _prefill(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float, out: Tensor) -> None:
+    """Fill in the rows of the sequences of several queries."""
+    group = query.shape[1] // keys.shape[1]
+    most = MAX_ROWS if query.shape[2] <= 128 else MAX_ROWS // 2
+    rows = min(
+        max(triton.next_power_of_2(prepared.longest * group), MIN_ROWS), max(most, triton.next_power_of_2(group))
+    )
+    tiles = prepared.prompt_queries // (rows // group) + prepared.prompts
+    _attend(query, keys, values, prepared, scale, out, (None, None), Shape(False, tiles, rows // group, 1, rows))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a launch."""
+
+    decode: bool  # tiles are the sequences of one query; else, parts of the others
+    tiles: int
+    queries: int  # of a tile
+    segments: int
+    rows: int  # of a tile: its queries, each times the heads that share a KV head, padded
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: Prepared,
+    scale: float,
+    out: Tensor,
+    parts: tuple[Tensor | None, Tensor | None],
+    shape: Shape,
+) -> None:
+    _, kv_heads, block_size, _ = keys.shape
+    _, heads, head_dim = query.shape
+    scaled = keys.dtype != query.dtype
+    width = _width(head_dim)
+    attend[(shape.tiles, kv_heads, shape.segments)](
+        query,
+        keys,
+        values,
+        keys.view(torch.float32) if scaled else None,
+        values.view(torch.float32) if scaled else None,
+        out,
+        *parts,
+        prepared.sequences,
+        prepared.tables,
+        prepared.sequences.shape[1],
+        prepared.decodes,
+        prepared.prompts,
+        query.stride(0),
+        prepared.tables.stride(0),
+        keys.stride(0),
+        keys.stride(1),
+        scale * LOG2_E,
+        heads,
+        WINDOW=prepared.window,
+        GROUP=heads // kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        DECODE=shape.decode,
+        QUERIES=shape.queries,
+        SEGMENTS=shape.segments,
+        SCALED=scaled,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        ROWS=shape.rows,
+        KEYS=32 if width > 128 else 64,
+        WIDTH=width,
+        num_warps=4 if shape.rows * width <= WARP_ELEMENTS * 4 else 8,
+        num_stages=DECODE_STAGES if shape.decode else PREFILL_STAGES,
+    )
+
+
+def _width(head_dim: int) -> int:
+    """Of a tile of heads."""
+    return max(1 << (head_dim - 1).bit_length(), 16)

@@ -1,0 +1,175 @@
+"""The kernels of paged attention (Dao, FlashAttention-2, 2023, and Flash-Decoding, 2023)."""
+
+import triton
+import triton.language as tl
+
+# What differs from step to step must not be compiled for.
+_COUNTS = ["capacity", "decodes", "prompts", "table_stride"]
+_STAGED = ["sequences", "tables"]
+
+
+@triton.jit
+def _place(sequences, capacity, decodes, prompts, tile, QUERIES: tl.constexpr):
+    """(sequence, first of its queries) of a tile of QUERIES among those of sequences with several queries.
+
+    A sequence that has b queries before it begins at tile b // QUERIES + its number: it never needs more, and what is
+    left over is empty.
+    """
+    low = decodes
+    high = decodes + prompts
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = tl.load(sequences + 4 * capacity + middle)
+        if before // QUERIES + middle - decodes <= tile:
+            low = middle
+        else:
+            high = middle
+    before = tl.load(sequences + 4 * capacity + low)
+    return low, (tile - (before // QUERIES + low - decodes)) * QUERIES
+
+
+@triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_STAGED)
+def attend(
+    query,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    out,
+    partial,  # fp32 [decoding sequences, heads, SEGMENTS, HEAD_DIM]
+    sums,  # fp32 [2, decoding sequences, heads, SEGMENTS]: the largest score, and the sum of weights
+    sequences,
+    tables,
+    capacity,  # of `sequences`
+    decodes,
+    prompts,
+    query_stride,
+    table_stride,
+    block_stride,
+    head_stride,
+    scale,  # of scores, in units of log 2
+    heads,
+    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,  # heads that share a KV head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DECODE: tl.constexpr,
+    QUERIES: tl.constexpr,  # of a tile
+    SEGMENTS: tl.constexpr,
+    SCALED: tl.constexpr,  # whether pages have scales
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """A tile of queries, one KV head and one segment of the context to a program."""
+    kv_head = tl.program_id(1)
+    segment = tl.program_id(2)
+    if DECODE:
+        sequence = tl.program_id(0)
+        first = 0
+    else:
+        # The last tiles of a prompt see the most: they begin first.
+        tile = tl.num_programs(0) - 1 - tl.program_id(0)
+        sequence, first = _place(sequences, capacity, decodes, prompts, tile, QUERIES)
+    token = tl.load(sequences + sequence).to(tl.int64)
+    count = tl.load(sequences + capacity + sequence)
+    context = tl.load(sequences + 2 * capacity + sequence)
+    table = tables + tl.load(sequences + 3 * capacity + sequence).to(tl.int64) * table_stride
+    if first >= count:
+        return
+
+    row = tl.arange(0, ROWS)
+    nth = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    asking = (row < QUERIES * GROUP) & (nth < count)
+    query_at = context - count + nth
+    element = tl.arange(0, WIDTH)
+    whole = element < HEAD_DIM
+    q = tl.load(
+        query + (token + nth)[:, None] * query_stride + (head * HEAD_DIM)[:, None] + element[None, :],
+        mask=asking[:, None] & whole[None, :],
+        other=0.0,
+    )
+
+    end = context - count + tl.minimum(first + QUERIES, count)
+    seen = 0  # the first key that the tile sees: what a table says of blocks before it means nothing
+    if WINDOW > 0:
+        seen = tl.maximum(context - count + first - WINDOW + 1, 0)
+    begin = seen // KEYS * KEYS
+    if SEGMENTS > 1:
+        length = tl.cdiv(tl.cdiv(end - begin, KEYS), SEGMENTS) * KEYS
+        begin += segment * length
+        end = tl.minimum(end, begin + length)
+
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    result = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(begin, end, KEYS):
+        key_at = start + tl.arange(0, KEYS)
+        real = (key_at >= seen) & (key_at < end)
+        block = tl.load(table + key_at // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
+        page = block * block_stride + kv_head * head_stride
+        slot = key_at % BLOCK_SIZE
+        where = (page + slot * HEAD_DIM)[:, None] + element[None, :]
+        readable = real[:, None] & whole[None, :]
+        k = tl.load(keys + where, mask=readable, other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if SCALED:
+            beside = (page + BLOCK_SIZE * HEAD_DIM) // 4 + slot
+            scores *= tl.load(key_scales + beside, mask=real, other=0.0)[None, :]
+        visible = real[None, :] & (key_at[None, :] <= query_at[:, None])
+        if WINDOW > 0:
+            visible &= key_at[None, :] > query_at[:, None] - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # while a row has seen nothing
+        weights = tl.exp2(scores - reference[:, None])
+        decay = tl.exp2(largest - reference)
+        total = total * decay + tl.sum(weights, 1)
+        v = tl.load(values + where, mask=readable, other=0.0).to(q.dtype)
+        if SCALED:
+            weights *= tl.load(value_scales + beside, mask=real, other=0.0)[None, :]
+        result = result * decay[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
+        largest = new_largest
+
+    if SEGMENTS > 1:
+        line = (sequence.to(tl.int64) * heads + head) * SEGMENTS + segment
+        tl.store(partial + line[:, None] * HEAD_DIM + element[None, :], result, mask=asking[:, None] & whole[None, :])
+        tl.store(sums + line, largest, mask=asking)
+        tl.store(sums + decodes.to(tl.int64) * heads * SEGMENTS + line, total, mask=asking)
+    else:
+        result /= tl.where(total == 0.0, 1.0, total)[:, None]
+        target = out + ((token + nth) * heads + head)[:, None] * HEAD_DIM + element[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=asking[:, None] & whole[None, :])
+
+
+@triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=["sequences"])
+def merge(
+    partial,
+    sums,
+    sequences,
+    out,
+    decodes,
+    heads,
+    HEAD_DIM: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The segments of one decoding sequence and head into its result."""
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    segment = tl.arange(0, SEGMENTS)
+    element = tl.arange(0, WIDTH)
+    whole = (element < HEAD_DIM)[None, :]
+    line = (sequence * heads + head) * SEGMENTS + segment
+    largest = tl.load(sums + line)
+    total = tl.load(sums + decodes.to(tl.int64) * heads * SEGMENTS + line)
+    most = tl.max(largest, 0)
+    share = tl.exp2(largest - tl.where(most == float("-inf"), 0.0, most))
+    parts = tl.load(partial + line[:, None] * HEAD_DIM + element[None, :], mask=whole, other=0.0)
+    mass = tl.sum(total * share, 0)
+    result = tl.sum(parts * share[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
+    token = tl.load(sequences + sequence).to(tl.int64)
+    target = out + (token * heads + head) * HEAD_DIM + element
+    tl.store(target, result.to(out.dtype.element_ty), mask=element < HEAD_DIM)

@@ -1,0 +1,113 @@
+"""Products of rows and weights of eight bits each, int8 (W8A8) or fp8, whose sums are scaled by row and column."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.epilogue import empty_parts, finish, parts_of, sum_parts
+from penstock.kernels.triton.quantized import QuantizedRows
+from penstock.kernels.triton.tiles import select_tile
+from penstock.kernels.triton.weights import QuantizedWeight
+
+DEPTH = 128  # of a tile along k
+LIBRARY_ROWS = 64  # from more rows on fp8 is multiplied by torch's library, which does not divide k among programs
+LIBRARY_MULTIPLE = 16  # that it asks n and k to be of
+
+
+def eight_bit_linear(x: QuantizedRows, weight: QuantizedWeight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape."""
+    rows, (n, k) = len(x.values), weight.shape
+    if x.values.is_cuda and _suits_library(x, weight, dtype):
+        product = torch._scaled_mm(
+            x.values,
+            weight.values.t(),
+            scale_a=x.scales,
+            scale_b=weight.scales[None],
+            bias=None if weight.bias is None else weight.bias.to(dtype),
+            out_dtype=dtype,
+            use_fast_accum=True,
+        )
+        return product if residual is None else product.add_(residual)
+    out = torch.empty(rows, n, dtype=dtype, device=x.values.device)
+    if not rows:
+        return out
+    tile = select_tile(rows)
+    tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.columns)
+    parts = parts_of(tiles[0] * tiles[1], k)
+    product = empty_parts(parts, rows, n, out)
+    last = parts == 1
+    _eight_bits[(*tiles, parts)](
+        x.values,
+        x.scales,
+        weight.values,
+        weight.scales,
+        weight.bias,
+        residual,
+        product,
+        rows,
+        n,
+        k,
+        triton.cdiv(triton.cdiv(k, DEPTH), parts) * DEPTH,
+        HAS_BIAS=last and weight.bias is not None,
+        HAS_RESIDUAL=last and residual is not None,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=DEPTH,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out if last else sum_parts(product, weight.bias, residual, out)
+
+
+def _suits_library(x: QuantizedRows, weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """torch._scaled_mm scales by row and column on Hopper and later, and then gives bf16."""
+    n, k = weight.shape
+    return (
+        x.values.dtype == torch.float8_e4m3fn
+        and dtype == torch.bfloat16
+        and len(x.values) > LIBRARY_ROWS
+        and n % LIBRARY_MULTIPLE == k % LIBRARY_MULTIPLE == 0
+        and torch.cuda.get_device_capability(x.values.device) >= (9, 0)
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _eight_bits(
+    x,
+    x_scales,
+    weight,
+    scales,
+    bias,
+    residual,
+    out,
+    rows,
+    n,
+    k,
+    span,  # of a part of k
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A tile of the product and a part of k to a program."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    real = row < rows
+    within = column < n
+    lines = x + row.to(tl.int64)[:, None] * k
+    columns = weight + column.to(tl.int64)[None, :] * k
+    sums = tl.zeros([ROWS, COLUMNS], tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
+    for start in range(part * span, tl.minimum(part * span + span, k), DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+        right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
+        sums = tl.dot(left, right, sums, out_dtype=sums.dtype)
+    by_row = tl.load(x_scales + row, mask=real, other=0.0)[:, None]
+    by_column = tl.load(scales + column, mask=within, other=0.0)[None, :]
+    product = sums.to(tl.float32) * by_row * by_column
+    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
+    tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])

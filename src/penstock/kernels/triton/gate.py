@@ -1,0 +1,90 @@
+"""Gated activations: activation(gate) * up, and their rows quantised while they are at hand."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
+
+COLUMNS = 1024  # of a program
+QUANTIZED_COLUMNS = 4096  # at once, of a program that has the whole row
+
+
+def gate(gate_up: Tensor, activation: str) -> Tensor:
+    """[rows, 2 * width], the gates first, to [rows, width]. The activation is silu or gelu_tanh."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    if rows:
+        block = min(triton.next_power_of_2(width), COLUMNS)
+        grid = (rows, triton.cdiv(width, block))
+        _gate[grid](gate_up, out, width, gate_up.stride(0), ACTIVATION=activation, COLUMNS=block, num_warps=4)
+    return out
+
+
+def quantized_gate(gate_up: Tensor, activation: str, dtype: torch.dtype) -> QuantizedRows:
+    """The same in fp8 or int8: the bits of quantising what `gate` gives."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = QuantizedRows.empty(gate_up, width, dtype)
+    if rows:
+        _quantized_gate[(rows,)](
+            gate_up,
+            *out,
+            width,
+            gate_up.stride(0),
+            ACTIVATION=activation,
+            LIMIT=LIMITS[dtype],
+            COLUMNS=min(triton.next_power_of_2(width), QUANTIZED_COLUMNS),
+            num_warps=8,
+        )
+    return out
+
+
+@triton.jit
+def activate(gates, ups, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
+    """Of fp32 values; the activation is rounded to the dtype before it multiplies, as torch's is."""
+    if ACTIVATION == "silu":
+        active = gates * tl.sigmoid(gates)
+    else:
+        # tanh(x) = 2 sigmoid(2x) - 1, so that gelu is a sigmoid too.
+        active = gates * tl.sigmoid(1.5957691216057308 * (gates + 0.044715 * gates * gates * gates))
+    return (active.to(DTYPE).to(tl.float32) * ups).to(DTYPE)
+
+
+@triton.jit
+def _gated(gate_up, column, width, ACTIVATION: tl.constexpr):
+    """The product at some columns of the row that starts at gate_up."""
+    inside = column < width
+    gates = tl.load(gate_up + column, mask=inside, other=0.0).to(tl.float32)
+    ups = tl.load(gate_up + width + column, mask=inside, other=0.0).to(tl.float32)
+    return activate(gates, ups, ACTIVATION, gate_up.dtype.element_ty)
+
+
+@triton.jit
+def _gate(gate_up, out, width, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    product = _gated(gate_up + row * stride, column, width, ACTIVATION)
+    tl.store(out + row * width + column, product, mask=column < width)
+
+
+@triton.jit
+def _quantized_gate(
+    gate_up, values, scales, width, stride, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """One row a program, computed twice: the second time from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.zeros([COLUMNS], tl.float32)
+    poison = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        product = _gated(gate_up + row * stride, column, width, ACTIVATION).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(product))
+        poison += product * 0.0
+    scale, inverse = row_scale(tl.max(largest, 0), tl.sum(poison, 0), LIMIT)
+    tl.store(scales + row, scale)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        product = _gated(gate_up + row * stride, column, width, ACTIVATION).to(tl.float32)
+        out = quantize(product, inverse, values.dtype.element_ty)
+        tl.store(values + row * width + column, out, mask=column < width)

@@ -1,0 +1,110 @@
+"""Products of 16-bit activations with int4 weights (W4A16), which are widened on their way to tensor cores."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.epilogue import empty_parts, finish, parts_of, sum_parts
+from penstock.kernels.triton.tiles import select_tile
+from penstock.kernels.triton.weights import Int4Weight
+
+RUN_BYTES = 32  # weights.HALF
+COLUMNS = 128  # of a tile: with bytes for two values, a tile of few columns would ask for too little at once
+
+
+def int4_linear(x: Tensor, weight: Int4Weight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape."""
+    rows, (n, k) = len(x), weight.shape
+    out = torch.empty(rows, n, dtype=dtype, device=x.device)
+    if not rows:
+        return out
+    tile = select_tile(rows)
+    tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, COLUMNS)
+    runs = weight.values.shape[0] // RUN_BYTES
+    parts = parts_of(tiles[0] * tiles[1], k)
+    product = empty_parts(parts, rows, n, out)
+    last = parts == 1
+    _int4[(*tiles, parts)](
+        x,
+        weight.values,
+        weight.scales,
+        weight.bias,
+        residual,
+        product,
+        rows,
+        n,
+        k,
+        x.stride(0),
+        triton.cdiv(triton.cdiv(runs, 2), parts) * 2,
+        runs,
+        HAS_BIAS=last and weight.bias is not None,
+        HAS_RESIDUAL=last and residual is not None,
+        GROUP=weight.group,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        ROWS=tile.rows,
+        COLUMNS=COLUMNS,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out if last else sum_parts(product, weight.bias, residual, out)
+
+
+@triton.jit
+def _widen(nibbles, scale, DTYPE: tl.constexpr):
+    """Values 0 to 15, meaning -8 to 7, times their scale.
+
+    128 + v is the bits of 128 with v in the last four of bf16's seven bits of mantissa: no conversion from integers, of
+    which a multiprocessor does few. One multiply-add then takes off 136 and scales.
+    """
+    shifted = ((nibbles.to(tl.uint32) | 0x4300) << 16).to(tl.float32, bitcast=True)
+    return (shifted * scale - 136.0 * scale).to(DTYPE)
+
+
+@triton.jit(do_not_specialize=["rows", "span", "runs"])
+def _int4(
+    x,
+    values,
+    scales,
+    bias,
+    residual,
+    out,
+    rows,
+    n,
+    k,
+    stride,
+    span,  # runs of a part of k
+    runs,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A tile of the product and a part of k to a program. A run of 32 bytes is 64 values: two products."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    real = row < rows
+    within = column < n
+    byte = tl.arange(0, 32)
+    lines = x + row.to(tl.int64)[:, None] * stride
+    product = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for run in range(part * span, tl.minimum(part * span + span, runs)):
+        place = values + (run * 32 + byte).to(tl.int64)[:, None] * n + column[None, :]
+        pairs = tl.load(place, mask=within[None, :], other=0)
+        group = scales + (run * 64 // GROUP) * n + column
+        low_scale = tl.load(group, mask=within, other=0.0).to(tl.float32)[None, :]
+        if GROUP == 32:
+            high_scale = tl.load(group + n, mask=within, other=0.0).to(tl.float32)[None, :]
+        else:
+            high_scale = low_scale
+        at = run * 64 + byte
+        low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+        high = tl.load(lines + (at + 32)[None, :], mask=real[:, None] & (at + 32 < k)[None, :], other=0.0)
+        product = tl.dot(low, _widen(pairs & 15, low_scale, low.dtype), product, input_precision=PRECISION)
+        product = tl.dot(high, _widen(pairs >> 4, high_scale, high.dtype), product, input_precision=PRECISION)
+    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
+    tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])

@@ -1,0 +1,73 @@
+"""Products with weights: dense ones by torch's library (cuBLAS on a GPU), quantised ones by kernels of their own."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.elementwise import embedding
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.triton.eight_bits import eight_bit_linear
+from penstock.kernels.triton.gate import gate, quantized_gate
+from penstock.kernels.triton.int4 import int4_linear
+from penstock.kernels.triton.quantized import QuantizedRows, quantize_rows
+from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
+
+Rows = Tensor | QuantizedRows
+
+
+class TritonLinear:
+    """Provides Linear (see kernels/linear.py), of weights that are packed as weights.py says too.
+
+    Rows for a weight of eight bits may be quantised already: by the norm before, or by `gated`, which leaves them so
+    for a weight of its own scheme to read.
+    """
+
+    def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
+        if isinstance(weight, Tensor):
+            return DenseWeight(weight, bias)
+        return weight if bias is None else replace(weight, bias=bias)
+
+    def __call__(self, x: Rows, weight: Weight, residual: Tensor | None = None) -> Tensor:
+        return _multiply(x, weight, residual, None)
+
+    def gated(self, x: Rows, weight: Weight, activation: str) -> Rows:
+        product = _multiply(x, weight, None, None)
+        if isinstance(weight, QuantizedWeight):
+            return quantized_gate(product, activation, weight.values.dtype)
+        return gate(product, activation)
+
+    def logits(self, x: Rows, weight: Weight) -> Tensor:
+        return _multiply(x, weight, None, torch.float32)
+
+    def rows(
+        self, token_ids: Tensor, weight: Weight, scale: float, dtype: torch.dtype, *, first: int | None = None
+    ) -> Tensor:
+        if isinstance(weight, DenseWeight):
+            return embedding(token_ids, weight.weight, scale, first)
+        if isinstance(weight, Int4Weight):
+            raise ValueError("an embedding is not looked up in int4 weights: pack it in int8, fp8 or as it is")
+        own = token_ids - (first or 0)
+        elsewhere = (own < 0) | (own >= len(weight.values))
+        own = own.masked_fill(elsewhere, 0)
+        # As bytes: torch gathers few types of eight bits.
+        values = weight.values.view(torch.uint8).index_select(0, own).view(weight.values.dtype)
+        scales = weight.scales.index_select(0, own).masked_fill(elsewhere, 0.0)
+        found = (values.float() * scales[:, None]).to(dtype)
+        return found if scale == 1.0 else found.mul_(torch.tensor(scale, dtype=dtype))
+
+
+def _multiply(x: Rows, weight: Weight, residual: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """To rows of the dtype; None: that of the activations, bf16 where these are quantised."""
+    if isinstance(weight, QuantizedWeight):
+        rows = quantize_rows(x, weight.values.dtype) if isinstance(x, Tensor) else x
+        return eight_bit_linear(rows, weight, residual, dtype or (x.dtype if isinstance(x, Tensor) else torch.bfloat16))
+    if isinstance(x, QuantizedRows):
+        raise ValueError("quantised rows are multiplied with weights of eight bits alone")
+    if isinstance(weight, Int4Weight):
+        return int4_linear(x, weight, residual, dtype or x.dtype)
+    product = F.linear(x, weight.weight, weight.bias)
+    if residual is not None:
+        product.add_(residual)
+    return product if dtype is None else product.to(dtype)

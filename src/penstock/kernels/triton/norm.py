@@ -1,0 +1,95 @@
+"""RMSNorm with the residual that joins before it, and the rows quantised while they are at hand."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
+
+ELEMENTS_OF_WARP = 256  # 16 bytes of bf16 to a thread
+
+
+class TritonNorm:
+    """Provides rms_norm (see kernels/elementwise.py)."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        normed = torch.empty_like(x)
+        return normed, _launch(x, residual, weight, normed, None, eps, offset)
+
+    def quantized(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, dtype: torch.dtype
+    ) -> tuple[QuantizedRows, Tensor]:
+        """The same, with the norm in fp8 or int8: the bits of quantising what `__call__` gives."""
+        normed = QuantizedRows.empty(x, x.shape[1], dtype)
+        return normed, _launch(x, residual, weight, normed.values, normed.scales, eps, offset)
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, normed: Tensor, scales: Tensor | None, eps: float, offset: float
+) -> Tensor:
+    """x + residual, or x itself; fills the rest."""
+    rows, width = x.shape
+    total = x if residual is None else torch.empty_like(x)
+    if rows:
+        block = triton.next_power_of_2(width)
+        _norm[(rows,)](
+            x,
+            residual,
+            weight,
+            normed,
+            total,
+            scales,
+            width,
+            eps,
+            offset,
+            HAS_RESIDUAL=residual is not None,
+            HAS_OFFSET=offset != 0.0,
+            LIMIT=0.0 if scales is None else LIMITS[normed.dtype],
+            COLUMNS=block,
+            num_warps=min(max(block // ELEMENTS_OF_WARP, 1), 16),
+        )
+    return total
+
+
+@triton.jit
+def _norm(
+    x,
+    residual,
+    weight,
+    normed,
+    total,
+    scales,
+    width,
+    eps,
+    offset,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    LIMIT: tl.constexpr,  # of quantised values; 0: not quantised
+    COLUMNS: tl.constexpr,
+):
+    """A row of contiguous tensors to a program. Roundings are those of the reference."""
+    dtype = x.dtype.element_ty
+    first = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, COLUMNS)
+    inside = column < width
+    wide = tl.load(x + first + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        wide += tl.load(residual + first + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + first + column, wide.to(dtype), mask=inside)
+        wide = wide.to(dtype).to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    if HAS_OFFSET:
+        out = scaled * (factor + offset)
+    else:
+        out = scaled.to(dtype).to(tl.float32) * factor
+    if LIMIT == 0.0:
+        tl.store(normed + first + column, out.to(dtype), mask=inside)
+    else:
+        out = out.to(dtype).to(tl.float32)
+        scale, inverse = row_scale(tl.max(tl.abs(out), 0), tl.sum(out * 0.0, 0), LIMIT)
+        tl.store(scales + tl.program_id(0), scale)
+        tl.store(normed + first + column, quantize(out, inverse, normed.dtype.element_ty), mask=inside)

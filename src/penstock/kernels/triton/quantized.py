@@ -1,0 +1,72 @@
+"""Activations quantised by rows: what the quantised products read, and what norms and gates may write at once."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # what a row's largest magnitude becomes
+BLOCK = 4096  # columns at once
+WARPS = 8
+
+
+class QuantizedRows(NamedTuple):
+    """Rows of values times a scale each."""
+
+    values: Tensor  # fp8 e4m3 or int8 [rows, width]
+    scales: Tensor  # fp32 [rows, 1]: 0 for a row of zeros, NaN for one with a value that is not finite
+
+    @classmethod
+    def empty(cls, like: Tensor, width: int, dtype: torch.dtype) -> "QuantizedRows":
+        """Room for as many rows as `like` has."""
+        rows = like.shape[0]
+        return cls(like.new_empty((rows, width), dtype=dtype), like.new_empty((rows, 1), dtype=torch.float32))
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> QuantizedRows:
+    """x [rows, width] in fp8 or int8."""
+    out = QuantizedRows.empty(x, x.shape[1], dtype)
+    if len(x):
+        block = min(triton.next_power_of_2(x.shape[1]), BLOCK)
+        _quantize_rows[(len(x),)](x, *out, x.shape[1], x.stride(0), LIMIT=LIMITS[dtype], COLUMNS=block, num_warps=WARPS)
+    return out
+
+
+@triton.jit
+def row_scale(largest, poison, LIMIT: tl.constexpr):
+    """(scale, its inverse) of a row, given its largest magnitude and a sum of zeros that is NaN if any value is not
+    finite: maxima ignore NaN."""
+    sound = largest + poison
+    return sound / LIMIT, tl.where(sound == 0.0, 0.0, LIMIT / tl.where(sound == 0.0, 1.0, sound))
+
+
+@triton.jit
+def quantize(values, inverse, DTYPE: tl.constexpr):
+    """fp32 values to fp8, or to int8 rounded to the nearest."""
+    scaled = values * inverse
+    if DTYPE.is_int():
+        # The sum's last bit is worth one, so that adding 1.5 * 2**23 rounds. What is no number has its scale to say so.
+        scaled = tl.where(tl.abs(scaled) < 128.0, (scaled + 12582912.0) - 12582912.0, 0.0)
+    return scaled.to(DTYPE)
+
+
+@triton.jit
+def _quantize_rows(x, values, scales, width, stride, LIMIT: tl.constexpr, COLUMNS: tl.constexpr):
+    """One row a program, read twice: the second time from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    largest = tl.zeros([COLUMNS], tl.float32)
+    poison = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, width, COLUMNS):
+        part = tl.load(x + row * stride + start + column, mask=start + column < width, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(part))
+        poison += part * 0.0
+    scale, inverse = row_scale(tl.max(largest, 0), tl.sum(poison, 0), LIMIT)
+    tl.store(scales + row, scale)
+    for start in range(0, width, COLUMNS):
+        inside = start + column < width
+        part = tl.load(x + row * stride + start + column, mask=inside, other=0.0).to(tl.float32)
+        out = quantize(part, inverse, values.dtype.element_ty)
+        tl.store(values + row * width + start + column, out, mask=inside)

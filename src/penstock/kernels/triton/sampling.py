@@ -1,0 +1,116 @@
+"""The next token of every row of logits: the one of the greatest log p + noise among those that the filters keep.
+
+runtime/sampler_reference.py defines the tokens and runtime/noise.py the noise. Nothing is sorted. What decides is
+computed in fp64, for the few tokens that can win: tokens are the CPU's, for the same logits.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.filters import draw_filtered
+from penstock.kernels.triton.noise import gumbel, hash_tokens, noise_key
+from penstock.kernels.triton.survey import BLOCK, PLAIN, Parameters, Survey
+
+CHOSEN, NOT_FINITE = range(2)  # a row's status
+CLOSE = 1e-3  # rough scores that differ by less are computed again: a hundred times their error
+
+
+class Chosen(NamedTuple):
+    tokens: Tensor  # int64 [n]; 0 where the status is not CHOSEN
+    status: Tensor  # int32 [n]: NOT_FINITE where a logit is NaN or +inf, or all are -inf
+
+
+def sample(logits: Tensor, rows: Tensor, parameters: Parameters, survey: Survey, *, filtered: bool) -> Chosen:
+    """fp32 logits [n, vocab] of distinct int32 rows [n] of the batch, and their survey. `filtered` says whether any of
+    these has a top_k, top_p or min_p. Counts up the rows' outputs."""
+    count, vocab = logits.shape
+    tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
+    status = torch.empty(count, dtype=torch.int32, device=logits.device)
+    if not count:
+        return Chosen(tokens, status)
+    blocks = survey.tops.shape[1]
+    _choose[(count,)](
+        logits,
+        rows,
+        parameters.kind,
+        parameters.temperature,
+        parameters.streams,
+        parameters.outputs,
+        survey.tops,
+        survey.places,
+        survey.unsound,
+        survey.leads,
+        tokens,
+        status,
+        vocab,
+        blocks,
+        PLAIN=PLAIN,
+        CLOSE=CLOSE,
+        BLOCK=BLOCK,
+        BLOCKS=triton.next_power_of_2(blocks),
+        num_warps=8,
+    )
+    if filtered:
+        draw_filtered(logits, rows, parameters, survey, tokens, status)
+    return Chosen(tokens, status)
+
+
+@triton.jit
+def _choose(
+    logits,
+    rows,
+    kinds,
+    temperatures,
+    streams,
+    outputs,
+    tops,
+    places,
+    unsound,
+    leads,
+    tokens,
+    status,
+    vocab,
+    blocks,
+    PLAIN: tl.constexpr,
+    CLOSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """One row to a program: its best token, or the winner of all."""
+    nth = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + nth)
+    each = tl.arange(0, BLOCKS)
+    inside = each < blocks
+    of_block = tl.load(tops + nth * blocks + each, mask=inside, other=float("-inf"))
+    top = tl.max(of_block, 0)
+    bad = tl.sum(tl.load(unsound + nth * blocks + each, mask=inside, other=0), 0)
+    sound = (bad == 0) & (top > float("-inf"))
+    tl.store(status + nth, tl.where(sound, 0, 1))
+    done = tl.load(outputs + row)
+    tl.store(outputs + row, tl.where(sound, done + 1, done))
+    first = tl.load(places + nth * blocks + each, mask=inside & (of_block == top), other=vocab)
+    token = tl.where(sound, tl.min(first, 0), 0)
+    if sound & (tl.load(kinds + row) == PLAIN):
+        temperature = tl.load(temperatures + row)
+        peak = top.to(tl.float64)
+        k0, k1 = noise_key(tl.load(streams + row), done)
+        lead = tl.load(leads + nth * blocks + each, mask=inside, other=float("-inf")).to(tl.float64)
+        lead += tl.where(inside, (of_block.to(tl.float64) - peak) / temperature, 0.0)
+        least = tl.max(lead, 0) - CLOSE
+        score = tl.full([], float("-inf"), tl.float64)
+        for block in range(blocks):
+            own = tl.load(tops + nth * blocks + block).to(tl.float64)
+            reach = tl.load(leads + nth * blocks + block).to(tl.float64) + (own - peak) / temperature
+            if reach >= least:
+                contender = block * BLOCK + tl.arange(0, BLOCK)
+                value = tl.load(logits + nth * vocab + contender, mask=contender < vocab, other=float("-inf"))
+                noisy = (value.to(tl.float64) - peak) / temperature + gumbel(hash_tokens(contender, k0, k1))
+                best = tl.max(noisy, 0)
+                if best > score:  # of equals the first
+                    score = best
+                    token = tl.min(tl.where(noisy == best, contender, vocab), 0)
+    tl.store(tokens + nth, token.to(tl.int64))

@@ -1,0 +1,177 @@
+"""Rotary positions, and what stands between a projection and attention: norm and rotate heads, store the cache."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.quantized import LIMITS, quantize, row_scale
+
+TILE_ELEMENTS = 1024  # of heads in a program of four warps
+
+
+def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """fp32 [tokens, 2, half]: cos and sin of int64 positions [tokens] times fp32 frequencies [half]."""
+    tokens, half = len(positions), len(frequencies)
+    out = torch.empty(tokens, 2, half, dtype=torch.float32, device=positions.device)
+    if tokens:
+        block = triton.next_power_of_2(half)
+        _rotation[(tokens,)](positions, frequencies, out, half, HALF=block, num_warps=1)
+    return out
+
+
+def store(
+    qkv: Tensor,
+    heads: int,
+    weight: Tensor | None,
+    turns: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    offsets: Tensor,
+    eps: float,
+    offset: float,
+) -> Tensor:
+    """See PagedAttention.store; a token whose block is negative is not stored. Pages are of the dtype of qkv, or fp8:
+    then a head's part of a block has its tokens' fp32 scales behind it, which widens the pages' last dimension."""
+    _, kv_heads, block_size, _ = keys.shape
+    tokens, head_dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
+    query = qkv.new_empty(tokens, heads, head_dim)
+    if not tokens:
+        return query
+    half = triton.next_power_of_2(head_dim // 2)
+    rows = max(TILE_ELEMENTS // (2 * half), 1)
+    quantized = keys.dtype != qkv.dtype
+    _store[(triton.cdiv(tokens * (heads + 2 * kv_heads), rows),)](
+        qkv,
+        weight,
+        turns,
+        blocks,
+        offsets,
+        query,
+        keys,
+        values,
+        keys.view(torch.float32) if quantized else None,
+        values.view(torch.float32) if quantized else None,
+        tokens,
+        heads,
+        kv_heads,
+        keys.stride(0),
+        keys.stride(1),
+        eps,
+        offset,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        HAS_NORM=weight is not None,
+        HAS_OFFSET=offset != 0.0,
+        LIMIT=LIMITS[keys.dtype] if quantized else 0.0,
+        ROWS=rows,
+        HALF=half,
+        num_warps=4,
+    )
+    return query
+
+
+@triton.jit
+def _rotation(positions, frequencies, out, half, HALF: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, HALF)
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + place, mask=place < half, other=0.0)
+    tl.store(out + token * 2 * half + place, tl.cos(angle), mask=place < half)
+    tl.store(out + token * 2 * half + half + place, tl.sin(angle), mask=place < half)
+
+
+@triton.jit
+def _store_half(pages, where, part, inverse, mask, LIMIT: tl.constexpr):
+    """Half of each head's elements, as the pages hold them."""
+    if LIMIT == 0.0:
+        tl.store(pages + where, part.to(pages.dtype.element_ty), mask=mask)
+    else:
+        tl.store(pages + where, quantize(part, inverse[:, None], pages.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _store(
+    qkv,
+    weight,
+    turns,
+    blocks,
+    offsets,
+    query,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tokens,
+    heads,
+    kv_heads,
+    block_stride,
+    head_stride,
+    eps,
+    offset,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    LIMIT: tl.constexpr,  # of quantised pages; 0: they are of the dtype of qkv
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Some rows, each a head of a token, to a program: queries, keys and values alike. A head is two halves, which the
+    rotation exchanges."""
+    dtype = qkv.dtype.element_ty
+    width = heads + 2 * kv_heads
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token, head = row // width, (row % width).to(tl.int32)
+    place = tl.arange(0, HALF)
+    inside = (row < tokens * width)[:, None] & (place < HEAD_DIM // 2)[None, :]
+    source = qkv + row[:, None] * HEAD_DIM + place[None, :]
+    low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(source + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
+    turned = head < heads + kv_heads
+    turning = inside & turned[:, None]
+    if HAS_NORM:
+        scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / HEAD_DIM + eps)[:, None]
+        factors = weight + head[:, None] * HEAD_DIM + place[None, :]
+        factor_low = tl.load(factors, mask=turning, other=0.0).to(tl.float32)
+        factor_high = tl.load(factors + HEAD_DIM // 2, mask=turning, other=0.0).to(tl.float32)
+        if HAS_OFFSET:
+            normed_low = (low * scale * (factor_low + offset)).to(dtype).to(tl.float32)
+            normed_high = (high * scale * (factor_high + offset)).to(dtype).to(tl.float32)
+        else:
+            normed_low = ((low * scale).to(dtype).to(tl.float32) * factor_low).to(dtype).to(tl.float32)
+            normed_high = ((high * scale).to(dtype).to(tl.float32) * factor_high).to(dtype).to(tl.float32)
+        low = tl.where(turned[:, None], normed_low, low)
+        high = tl.where(turned[:, None], normed_high, high)
+    angles = turns + token[:, None] * HEAD_DIM + place[None, :]
+    cos = tl.load(angles, mask=turning, other=1.0)
+    sin = tl.load(angles + HEAD_DIM // 2, mask=turning, other=0.0)
+    # Rounded, as queries are and pages may be: quantising starts from what other pages would hold.
+    turned_low = (low * cos - high * sin).to(dtype).to(tl.float32)
+    turned_high = (high * cos + low * sin).to(dtype).to(tl.float32)
+
+    asking = inside & (head < heads)[:, None]
+    target = query + (token[:, None] * heads + head[:, None]) * HEAD_DIM + place[None, :]
+    tl.store(target, turned_low.to(dtype), mask=asking)
+    tl.store(target + HEAD_DIM // 2, turned_high.to(dtype), mask=asking)
+
+    block = tl.load(blocks + token, mask=row < tokens * width, other=-1)
+    slot = tl.load(offsets + token, mask=row < tokens * width, other=0)
+    kept = (block >= 0) & (head >= heads)
+    are_keys = kept & turned
+    are_values = kept & (head >= heads + kv_heads)
+    kv_head = (head - heads) % kv_heads
+    page = block * block_stride + kv_head * head_stride
+    inverse = slot
+    if LIMIT > 0.0:
+        largest = tl.maximum(tl.max(tl.abs(turned_low), 1), tl.max(tl.abs(turned_high), 1))
+        poison = tl.sum((turned_low + turned_high) * 0.0, 1)
+        scale, inverse = row_scale(largest, poison, LIMIT)
+        beside = (page + BLOCK_SIZE * HEAD_DIM) // 4 + slot
+        tl.store(key_scales + beside, scale, mask=are_keys)
+        tl.store(value_scales + beside, scale, mask=are_values)
+    where = (page + slot * HEAD_DIM)[:, None] + place[None, :]
+    _store_half(keys, where, turned_low, inverse, inside & are_keys[:, None], LIMIT)
+    _store_half(keys, where + HEAD_DIM // 2, turned_high, inverse, inside & are_keys[:, None], LIMIT)
+    _store_half(values, where, turned_low, inverse, inside & are_values[:, None], LIMIT)
+    _store_half(values, where + HEAD_DIM // 2, turned_high, inverse, inside & are_values[:, None], LIMIT)

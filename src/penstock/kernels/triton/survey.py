@@ -1,0 +1,135 @@
+"""One pass over logits by all of the GPU: what is needed of every block of tokens to choose one, and to score it."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.noise import hash_tokens, noise_key, rough_gumbel
+
+BLOCK = 4096  # tokens
+LANES = 64  # of a block, whose greatest logits are kept: enough to find the few best
+GREEDY, PLAIN, FILTERED, TOP_K = range(4)  # how a row's token is chosen, as in runtime/sampling_batch.py
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the device knows of how each row of the batch is sampled: arrays [rows]."""
+
+    kind: Tensor  # int32
+    temperature: Tensor  # fp64, as are the next two
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor  # int32; 0: off
+    streams: Tensor  # int64: the bits of noise.stream
+    outputs: Tensor  # int32: how many tokens the choice has; counted up by sampling
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device | str) -> "Parameters":
+        dtypes = (torch.int32, *[torch.float64] * 3, torch.int32, torch.int64, torch.int32)
+        return cls(*(torch.zeros(rows, dtype=dtype, device=device) for dtype in dtypes))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Of rows of logits, by blocks: [rows, blocks]."""
+
+    tops: Tensor  # fp32: the greatest logit
+    places: Tensor  # int32: the first token that has it
+    sums: Tensor  # fp32: of exp(logit - top)
+    unsound: Tensor  # int32: how many are NaN or infinite upwards
+    masses: Tensor  # fp64: of exp((logit - top) / temperature), where the row is filtered
+    leads: Tensor  # fp32: the greatest (logit - top) / temperature + noise, about, where the row is drawn from whole
+    lanes: Tensor  # fp32 [rows, blocks * LANES]: the greatest of every 64 tokens
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Tensor, parameters: Parameters) -> "Survey":
+        """fp32 logits [n, vocab] of int32 rows [n] of the batch."""
+        count, vocab = logits.shape
+        blocks = triton.cdiv(vocab, BLOCK)
+
+        def empty(dtype: torch.dtype, width: int = blocks) -> Tensor:
+            return torch.empty(count, width, dtype=dtype, device=logits.device)
+
+        found = cls(
+            empty(torch.float32),
+            empty(torch.int32),
+            empty(torch.float32),
+            empty(torch.int32),
+            empty(torch.float64),
+            empty(torch.float32),
+            empty(torch.float32, blocks * LANES),
+        )
+        if count:
+            _survey[(count, blocks)](
+                logits,
+                rows,
+                parameters.kind,
+                parameters.temperature,
+                parameters.streams,
+                parameters.outputs,
+                found.tops,
+                found.places,
+                found.sums,
+                found.unsound,
+                found.masses,
+                found.leads,
+                found.lanes,
+                vocab,
+                blocks,
+                BLOCK=BLOCK,
+                LANES=LANES,
+                PLAIN=PLAIN,
+                FILTERED=FILTERED,
+                num_warps=8,
+            )
+        return found
+
+
+@triton.jit
+def _survey(
+    logits,
+    rows,
+    kinds,
+    temperatures,
+    streams,
+    outputs,
+    tops,
+    places,
+    sums,
+    unsound,
+    masses,
+    leads,
+    lanes,
+    vocab,
+    blocks,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    PLAIN: tl.constexpr,
+    FILTERED: tl.constexpr,
+):
+    """A block of one row's tokens to a program."""
+    nth = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    row = tl.load(rows + nth)
+    kind = tl.load(kinds + row)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + nth * vocab + token, mask=token < vocab, other=float("-inf"))
+    top = tl.max(value, 0)
+    out = nth * blocks + block
+    tl.store(tops + out, top)
+    tl.store(places + out, tl.min(tl.where(value == top, token, vocab), 0))
+    tl.store(unsound + out, tl.sum(((value != value) | (value == float("inf"))).to(tl.int32), 0))
+    reference = tl.where(top == float("-inf"), 0.0, top)  # where every token of the block is banned
+    tl.store(sums + out, tl.sum(tl.exp(value - reference), 0))
+    best = tl.max(tl.reshape(value, [LANES, BLOCK // LANES]), 1)
+    tl.store(lanes + out * LANES + tl.arange(0, LANES), best)
+    if kind == PLAIN:
+        k0, k1 = noise_key(tl.load(streams + row), tl.load(outputs + row))
+        log_p = (value - reference) / tl.load(temperatures + row).to(tl.float32)
+        tl.store(leads + out, tl.max(log_p + rough_gumbel(hash_tokens(token, k0, k1)), 0))
+    if kind >= FILTERED:
+        log_p = (value.to(tl.float64) - reference.to(tl.float64)) / tl.load(temperatures + row)
+        tl.store(masses + out, tl.sum(tl.exp(log_p), 0))

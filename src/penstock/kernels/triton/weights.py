@@ -1,0 +1,123 @@
+"""Weights as a GPU's products read them, and their packing: plain torch, on whatever device the rows are.
+
+Values are those of the CPU's schemes (see native/packing.py): symmetric, rounded to the nearest, int8 with a scale per
+output column, int4 with one (fp16) per group of values along k; and fp8 e4m3, as int8. How they lie:
+
+- int8 and fp8: [n, k], as a checkpoint has them. Tensor cores take both operands with k contiguous.
+- int4: bytes [padded k / 2, n] of two values each, plus 8. Byte 32 b + j of a column has value 64 b + j in its low
+  half and value 64 b + 32 + j in its high half: each half of a tile of bytes is a tile of consecutive values, and
+  neighbouring threads read neighbouring columns. Scales are [padded k / group, n]. k is padded to a multiple of 128.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.linear import DenseWeight
+
+Scheme = Literal["fp8", "int8", "int4"]
+HALF = 32  # values in one half of a run of bytes
+INT4_MULTIPLE = 128  # that k is padded to
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """fp8 or int8 [n, k]."""
+
+    values: Tensor
+    scales: Tensor  # fp32 [n]
+    bias: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.values.shape
+        return n, k
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.values, self.scales, self.bias) if tensor is not None)
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    values: Tensor  # uint8 [padded k / 2, n]
+    scales: Tensor  # fp16 [padded k / group, n]
+    group: int
+    k: int
+    bias: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[1], self.k
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (self.values, self.scales, self.bias) if tensor is not None)
+
+
+Weight = DenseWeight | QuantizedWeight | Int4Weight
+
+
+def empty_weight(
+    n: int, k: int, scheme: Scheme, group: int, device: torch.device | str
+) -> QuantizedWeight | Int4Weight:
+    """Room for a weight [n, k]."""
+    if scheme != "int4":
+        dtype = torch.float8_e4m3fn if scheme == "fp8" else torch.int8
+        values = torch.empty(n, k, dtype=dtype, device=device)
+        return QuantizedWeight(values, torch.empty(n, dtype=torch.float32, device=device))
+    padded = -(-k // INT4_MULTIPLE) * INT4_MULTIPLE
+    values = torch.empty(padded // 2, n, dtype=torch.uint8, device=device)
+    return Int4Weight(values, torch.empty(padded // group, n, dtype=torch.float16, device=device), group, k)
+
+
+def put_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
+    """Quantise rows [count, k] into the weight from row `start` on. ValueError where one is not finite or too large."""
+    part = slice(start, start + len(rows))
+    wide = rows.to(weight.values.device).float()
+    if isinstance(weight, Int4Weight):
+        values, scales = _int4(wide, weight.group, weight.values.shape[0] * 2)
+        weight.values[:, part], weight.scales[:, part] = values.t(), scales.t()
+    else:
+        eight_bits = weight.values.dtype == torch.int8
+        scales = wide.abs().amax(1) / (127 if eight_bits else 448)
+        values = wide / scales.clamp_min(1e-30)[:, None]
+        weight.values[part] = (values.round_() if eight_bits else values).to(weight.values.dtype)
+        weight.scales[part] = scales
+    if not bool(torch.isfinite(scales).all()):
+        raise ValueError(
+            f"rows {start} to {start + len(rows) - 1} hold infinity or NaN, or are too large to quantise: use "
+            "--quantization none"
+        )
+
+
+def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | Int4Weight:
+    """A dense weight [n, k] and its bias [n], quantised where they are."""
+    packed = empty_weight(weight.shape[0], weight.shape[1], scheme, group, weight.device)
+    put_rows(packed, 0, weight)
+    return packed if bias is None else replace(packed, bias=bias)
+
+
+def dense(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None = None) -> Tensor:
+    """fp32 rows [start, stop) of what a weight stands for."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.values[start:stop].float() * weight.scales[start:stop, None]
+    runs = weight.values[:, start:stop].unflatten(0, (-1, HALF))
+    values = torch.stack([runs & 15, runs >> 4], 1).flatten(0, 2).float() - 8
+    scales = weight.scales[:, start:stop].float().repeat_interleave(weight.group, 0)
+    return (values * scales)[: weight.k].t()
+
+
+def _int4(rows: Tensor, group: int, padded: int) -> tuple[Tensor, Tensor]:
+    """(bytes [count, padded / 2], scales [count, padded / group]) of fp32 rows. The scale lets the largest value of a
+    group be -8 or 7."""
+    groups = F.pad(rows, (0, padded - rows.shape[1])).unflatten(1, (-1, group))
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    scales = (largest / -8 + 0.0).half()  # a group of zeros has no sign
+    factors = torch.where(scales == 0, 0.0, 1.0 / scales.float())
+    values = (groups * factors[..., None]).round_().clamp_(-8, 7).to(torch.int16).flatten(1) + 8
+    runs = values.unflatten(1, (-1, 2, HALF))
+    return (runs[:, :, 0] | runs[:, :, 1] << 4).flatten(1).to(torch.uint8), scales

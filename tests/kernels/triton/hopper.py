@@ -1,0 +1,175 @@
+"""The kernels compiled for an H100 or H200, at the sizes of models in use, and what they take of one. Needs no GPU.
+
+Run as a module it prints a row of `Resources` for each kernel that the launchers would launch, as JSON lines.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.triton.attention import TritonAttention
+from penstock.kernels.triton.edits import EditParameters, edit
+from penstock.kernels.triton.experts import ExpertStack, TritonExperts
+from penstock.kernels.triton.gate import gate, quantized_gate
+from penstock.kernels.triton.inputs import ResidentRows, StepArrays, advance, fill
+from penstock.kernels.triton.linear import TritonLinear
+from penstock.kernels.triton.logprobs import pack_logprobs
+from penstock.kernels.triton.norm import TritonNorm
+from penstock.kernels.triton.quantized import quantize_rows
+from penstock.kernels.triton.sampling import sample
+from penstock.kernels.triton.survey import Parameters, Survey
+from penstock.kernels.triton.weights import Scheme, empty_weight
+
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Resources:
+    kernel: str
+    constants: dict[str, Any]  # what it was specialised for
+    registers: int  # of a thread
+    stack: int  # bytes of a thread: registers that were spilt
+    shared: int  # bytes of a block
+    tensor_cores: bool
+    asynchronous: bool  # whether it loads ahead
+
+
+class _Driver:
+    """Of a GPU that compiles and runs nothing."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def record_launches() -> dict[int, Any]:
+    """From now on launches only compile; gives what will hold each kernel once."""
+    kernels: dict[int, Any] = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        kernels.setdefault(id(kernel), kernel)
+        return kernel
+
+    driver.set_active(_Driver())  # type: ignore[arg-type]
+    JITFunction.run = compile_only
+    return kernels
+
+
+def resources(kernel: Any) -> Resources:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    if not found:
+        raise ValueError(f"cuobjdump said nothing of registers: {said}")
+    names = kernel.src.fn.arg_names
+    constants = {names[path[0]]: value for path, value in kernel.src.constants.items() if names[path[0]].isupper()}
+    code = kernel.asm["ptx"]
+    return Resources(
+        kernel.metadata.name,
+        constants,
+        int(found[1]),
+        int(found[2]),
+        kernel.metadata.shared,
+        "mma.sync" in code or "wgmma" in code,
+        "cp.async" in code,
+    )
+
+
+def rows(count: int, width: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.zeros(count, width, dtype=dtype)
+
+
+def elementwise() -> None:
+    norm, weight = TritonNorm(), torch.zeros(4096, dtype=BF16)
+    norm(rows(8, 4096), rows(8, 4096), weight, 1e-5, 0.0)
+    norm.quantized(rows(8, 4096), rows(8, 4096), weight, 1e-5, 0.0, FP8)
+    gate(rows(8, 28672), "silu")
+    quantized_gate(rows(8, 28672), "silu", FP8)
+    quantize_rows(rows(8, 4096), torch.int8)
+
+
+def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: int) -> None:
+    provider = TritonAttention()
+    width = head_dim if dtype == BF16 else head_dim + 4
+    pages = torch.zeros(64, 2, 2, kv_heads, 16, width, dtype=dtype)
+    keys, values = pages[:, 0, 0], pages[:, 0, 1]
+    for lens in ([(1, 300)] * 32, [(1, 300)] * 4, [(600, 700)]):
+        lengths, contexts = np.array(lens, np.int64).T
+        start = np.concatenate([[0], np.cumsum(lengths)])
+        batch = AttentionBatch(16, window, start, contexts, np.zeros((len(lens), 64), np.int64))
+        query = torch.zeros(int(start[-1]), heads, head_dim, dtype=BF16)
+        provider(query, keys, values, provider.prepare(batch, keys), 0.1)
+    where = torch.zeros(8, dtype=torch.int64)
+    turns = provider.rotation(where, torch.ones(head_dim // 2), BF16)
+    weight = torch.zeros(heads + kv_heads, head_dim, dtype=BF16)
+    qkv = rows(8, (heads + 2 * kv_heads) * head_dim)
+    provider.store(qkv, heads, weight, turns, keys, values, where, where, 1e-6, 0.0)
+
+
+def products() -> None:
+    schemes: dict[Scheme, tuple[int, ...]] = {"int8": (1, 256), "fp8": (1, 20, 60, 256), "int4": (1, 20, 60, 256)}
+    for scheme, counts in schemes.items():
+        weight = empty_weight(4096, 4096, scheme, 32, "cpu")
+        for count in counts:
+            TritonLinear()(rows(count, 4096), weight, rows(count, 4096))
+
+
+def experts() -> None:
+    provider, one = TritonExperts(), torch.zeros(1, dtype=BF16)
+    gate_up, down = ExpertStack(one.expand(128, 1536, 2048)), ExpertStack(one.expand(128, 2048, 768))
+    for tokens in (4, 256, 4096):
+        routing = provider.route(rows(tokens, 128, torch.float32), 8, normalize=True)
+        provider(rows(tokens, 2048), routing, gate_up, down, "silu", residual=rows(tokens, 2048))
+
+
+def sampling() -> None:
+    cpu = torch.device("cpu")
+    state, step = ResidentRows.empty(8, 100, 2, 10, cpu), StepArrays.empty(8, 16, 2, cpu)
+    fill(state, step, 4, 16)
+    advance(state, step, 4, torch.zeros(4, dtype=torch.int64))
+    logits, of_rows, parameters = rows(3, 128256, torch.float32), torch.arange(3).int(), Parameters.empty(8, "cpu")
+    survey = Survey.of(logits, of_rows, parameters)
+    sample(logits, of_rows, parameters, survey, filtered=True)
+    pack_logprobs(logits, torch.zeros(3, dtype=torch.int64), survey, 5)
+    edits = EditParameters.empty(8, 1024, 260, "cpu")
+    edit(logits, of_rows, of_rows, edits, state.token_ids, parameters.outputs, parameters.outputs)
+
+
+def main() -> None:
+    kernels = record_launches()
+    elementwise()
+    for dtype in (BF16, FP8):
+        attention(dtype, 32, 8, 128, 0)
+    attention(BF16, 8, 4, 256, 512)
+    products()
+    experts()
+    sampling()
+    for kernel in kernels.values():
+        print(json.dumps(asdict(resources(kernel))))
+
+
+if __name__ == "__main__":
+    main()

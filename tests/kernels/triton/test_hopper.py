@@ -1,0 +1,25 @@
+"""Every kernel compiles for a Hopper GPU, and fits it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = 227 * 1024  # that a block can have
+STACK_BYTES = 64  # of a thread: a sine of a large angle takes 32, and a few scalars may wait there, but no tile
+ON_TENSOR_CORES = {"attend", "_eight_bits", "_int4", "_grouped"}
+
+
+def test_kernels_compile_for_a_gpu_and_fit_it(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.kernels.triton.hopper"]
+    said = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert said.returncode == 0, said.stderr
+    compiled = [json.loads(line) for line in said.stdout.splitlines()]
+    assert ON_TENSOR_CORES.issubset(each["kernel"] for each in compiled)
+    for each in compiled:
+        assert each["shared"] <= SHARED_BYTES and each["stack"] <= STACK_BYTES, each
+        if each["kernel"] in ON_TENSOR_CORES:
+            assert each["tensor_cores"] and each["asynchronous"], each
