@@ -35,6 +35,8 @@ _LLAMA3_ROPE = {  # with this head size, frequencies fall below, into and above 
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 _GEMMA = {"hidden_size": 72, "num_hidden_layers": 6, "head_dim": 48, "query_pre_attn_scalar": 20, "sliding_window": 16}
 
+_EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+
 # variant: the class's prefix in transformers, and what differs from _SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -69,6 +71,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 72}),
+    "mixtral_window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 16}),
+    "qwen2_moe": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),
+    "qwen2_moe_normed": (
+        "Qwen2Moe",
+        {
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3_moe": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True, "head_dim": 48, "tie_word_embeddings": True}),
+    "qwen3_moe_window": (
+        "Qwen3Moe",
+        {**_EXPERTS, "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
+    ),
+    "qwen3_moe_sparse": ("Qwen3Moe", {**_EXPERTS, "decoder_sparse_step": 2, "head_dim": 32}),
 }
 
 CHAT_TEMPLATE = (

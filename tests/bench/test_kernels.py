@@ -12,6 +12,9 @@ SMALL = {
     "SHAPES": ((96, 40),),
     "ROWS": (1, 5),
     "VOCAB": 1000,
+    "COUNT": 6,
+    "SLOTS": 2,
+    "EXPERT": (24, 40),
     "CONTEXTS": (32,),
     "PROMPT": 16,
     "BEFORE": (0, 32),
@@ -36,6 +39,7 @@ def test_every_op_is_measured() -> None:
     assert len(said) == len(found)
     types = {op: {each.dtype for each in found if each.op == op} for op in OPS}
     assert types["linear"] == types["gated"] == {"f32", "bf16", "int8", "int4"}
+    assert types["experts"] == {"bf16", "int8", "int4"}
     assert types["attention"] == types["store"] == {"bf16", "int8"}
     assert all(each.us > 0 for each in found)
     assert {each.rows for each in found if each.shape == "prefill at 48"} == {16}

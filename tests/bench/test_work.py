@@ -12,8 +12,9 @@ from penstock.bench.work import Work, work
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.packing import pack
+from penstock.kernels.native.packing import pack, pack_stack
 from penstock.kernels.native.session import Program, native_session
 
 BF16 = torch.bfloat16
@@ -64,6 +65,19 @@ def test_a_norm_with_a_residual_writes_the_sum_too() -> None:
     weight = torch.ones(32)
     assert recorded(lambda declare: norm(declare(x), None, weight, 1e-6, 0.0)).bytes == 3 * 32 * 4 * 2
     assert recorded(lambda declare: norm(declare(x), declare(x.clone()), weight, 1e-6, 0.0)).bytes == 3 * 32 * 4 * 4
+
+
+def test_a_mixture_reads_the_experts_that_were_chosen() -> None:
+    stacks = (pack_stack(torch.randn(6 * n, k, dtype=BF16), 6, "bf16", gated=n == 96) for n, k in ((96, 64), (64, 48)))
+    experts = NativeExperts(native_session())
+    with native_session().record() as program:
+        x, logits = (program.input(tensor, c_int64(5)) for tensor in (torch.randn(5, 64).to(BF16), torch.zeros(5, 6)))
+        experts(x, experts.route(logits, 2, normalize=True), *stacks, "silu", residual=x)
+    program.run()  # equal logits: experts 0 and 1 for all
+    route, chosen = (timed.op for timed in program.timed([0.0, 0.0]))
+    assert work(route) == Work(5 * (6 * 4 + 2 * 12))
+    values = 96 * 64 + 64 * 48
+    assert work(chosen) == Work(2 * 2 * values + 5 * (3 * 64 * 2 + 2 * 12), 2 * 10 * values)
 
 
 @pytest.mark.parametrize(("dtype", "vector"), [(BF16, 64), (torch.int8, 36)])

@@ -10,13 +10,18 @@ from msgspec.structs import replace
 from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Resolved, ServerConfig
 from penstock.config import gather as gather_settings
 from penstock.config import resolve as resolve_settings
-from penstock.config.defaults import DEFAULTS
+from penstock.config.defaults import DEFAULTS, Divide
 from penstock.config.settings import Settings
 from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED, machine
 
 
 def resolve(facts: ModelFacts = SMALL, gib: float = 16, folder: str = "/models/tiny", **flags: Any) -> Resolved:
-    return resolve_settings(gather_settings(flags), facts, machine(gib), folder=folder)
+    return resolve_settings(gather_settings(flags), whole(facts), machine(gib), folder=folder)
+
+
+def whole(facts: ModelFacts) -> Divide:
+    """Every rank has as much as the model, for what does not depend on how it is divided."""
+    return lambda split, group: [facts] * split.world
 
 
 def test_every_setting_has_a_declared_default_and_a_source() -> None:
@@ -46,7 +51,11 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         kv_cache_dtype="int8",
         enable_prefix_caching=False,
         max_waiting=5,
-        threads=2,
+        threads=1,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        expert_parallel=True,
+        distributed_executor="process",
         step_deadline=3,
         max_body_size="1MiB",
         max_prompts=2,
@@ -72,7 +81,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         kv_cache_dtype="int8",
         enable_prefix_caching=False,
         max_waiting=5,
-        threads=2,
+        threads=1,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        expert_parallel=True,
+        distributed_executor="process",
+        depth=2,
         step_deadline=3.0,
     )
     assert resolved.server == ServerConfig(
@@ -203,7 +217,7 @@ def test_what_no_kernel_multiplies_is_refused(name: str, value: object) -> None:
 
 def test_groups_of_a_file_or_the_environment() -> None:
     given = gather_settings({}, {"PENSTOCK_QUANTIZATION": "int4", "PENSTOCK_QUANTIZATION_GROUP": "128"})
-    resolved = resolve_settings(given, SMALL, machine(16), folder="/models/tiny")
+    resolved = resolve_settings(given, whole(SMALL), machine(16), folder="/models/tiny")
     assert (resolved.engine.quantization, resolved.engine.quantization_group) == ("int4", 128)
     assert resolved.provenance["quantization_group"] == (128, "environment variable PENSTOCK_QUANTIZATION_GROUP")
 

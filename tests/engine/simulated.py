@@ -4,7 +4,7 @@ import asyncio
 import ctypes
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -13,9 +13,13 @@ from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
 from penstock.engine.ipc import spawn
 from penstock.engine.life import Backend, scheduler_config
+from penstock.engine.local_ranks import LocalRanks
+from penstock.engine.rank_sizes import RankSizes
+from penstock.engine.workers import WorkersExecutor
 from penstock.messages import (
     Capacity,
     EngineClient,
+    Executor,
     GenerateRequest,
     KVGroup,
     MemoryRow,
@@ -26,6 +30,7 @@ from penstock.messages import (
 )
 from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, expected_output
 
+RANK = (sys.executable, "-m", "tests.engine.simulated_rank")
 ENGINE = (sys.executable, "-m", "tests.engine.simulated_process")
 BAD_SEED = 666  # a row with it fails
 FATAL_SEED = 999  # a step with it fails as a whole
@@ -42,8 +47,10 @@ class Scenario(msgspec.Struct, frozen=True):
     crash: str = ""  # any other
     exit: int = 0  # status to vanish with while loading
     load_seconds: float = 0.0
+    fail_at: int = 0  # the step that raises
     depth: int = 1
     blocks: int = 257
+    rank: int = -1  # of several, the one that has this trouble
 
 
 class WrongCheckpoint(ValueError):
@@ -86,6 +93,8 @@ class TroubledExecutor:
     def result(self) -> StepResult:
         self.steps += 1
         time.sleep(self.scenario.step_seconds)
+        if self.steps == self.scenario.fail_at:
+            raise RuntimeError("the device has burnt out")
         if self.steps == self.scenario.stuck_at:
             if self.scenario.holding_the_gil:
                 ctypes.PyDLL(None).sleep(int(self.scenario.stuck_seconds))
@@ -93,11 +102,29 @@ class TroubledExecutor:
         timing = StepTiming(self.scenario.step_seconds * 0.75, self.scenario.step_seconds * 0.25)
         return msgspec.structs.replace(self.simulated.result(), timing=timing)
 
+    def health(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-BACKEND = Backend(TroubledExecutor, lambda config: (7,))
+def executor(config: EngineConfig) -> Executor:
+    """In this process, or with a process for each rank."""
+    if config.split.world == 1:
+        return TroubledExecutor(config)
+    return WorkersExecutor(config, simulated_ranks, simulated_sizes)
+
+
+def simulated_ranks(config: EngineConfig) -> LocalRanks:
+    return LocalRanks(config.split.world, RANK)
+
+
+def simulated_sizes(config: EngineConfig, memory: Sequence[int]) -> RankSizes:
+    return RankSizes((257,), ("everything",) * len(memory))
+
+
+BACKEND = Backend(executor, lambda config: (7,))
 
 
 def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
@@ -107,7 +134,9 @@ def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
 
 
 async def start(kind: str, scenario: Scenario | None = None, **fields: object) -> StreamingClient:
-    """A client of a simulated engine, on a thread or in a process."""
+    """A client of a simulated engine: on a thread, in a process, or in a process with others for two ranks."""
+    if kind == "ranks":
+        fields = {"tensor_parallel_size": 2, **fields}
     if kind == "thread":
         return await start_thread(config(scenario, **fields), BACKEND)
     return await spawn(config(scenario, **fields), ENGINE)

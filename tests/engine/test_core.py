@@ -9,7 +9,16 @@ import pytest
 
 from penstock.engine.core import ADMISSION_SECONDS, EngineCore
 from penstock.engine.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
-from penstock.messages import Capacity, GenerateRequest, KVGroup, StepPlan, StepResult, StepTiming, TokenDelta
+from penstock.messages import (
+    Capacity,
+    EngineError,
+    GenerateRequest,
+    KVGroup,
+    StepPlan,
+    StepResult,
+    StepTiming,
+    TokenDelta,
+)
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.engine.simulated import BAD_SEED, Answer, expected
 from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, request
@@ -36,7 +45,7 @@ class ScriptedPort:
         self.waits = 0
         self.asleep: Callable[[], None] = lambda: None
 
-    def receive(self, *, wait: bool) -> list[Command | Rejected]:
+    def receive(self, *, wait: float) -> list[Command | Rejected]:
         if wait:
             self.waits += 1
             self.asleep()
@@ -67,7 +76,7 @@ class TimedExecutor:
             capacity, LIMITS, fails=lambda sampling, choice, length: sampling.seed == BAD_SEED
         )
         self.clock = clock
-        self.outstanding = self.deepest = 0
+        self.outstanding = self.deepest = self.looks = 0
 
     def submit(self, plan: StepPlan) -> None:
         self.simulated.submit(plan)
@@ -78,6 +87,9 @@ class TimedExecutor:
         self.outstanding -= 1
         self.clock.now += 0.010
         return msgspec.structs.replace(self.simulated.result(), timing=StepTiming(0.006, 0.003, 0.010))
+
+    def health(self) -> None:
+        self.looks += 1
 
 
 class Bench:
@@ -124,6 +136,23 @@ def test_sleeps_only_when_there_is_nothing_to_do() -> None:
     port = Bench(adds(request("a", 4, 10)), [], [], adds(request("b", 4, 5)), [], [], [], [], [], []).run()
     assert len(port.steps) == 10
     assert port.waits == 2  # at the start and at the end
+
+
+def test_looks_after_the_executor_while_it_sleeps() -> None:
+    bench = Bench([], [], adds(request("a", 4, 10)))
+    port = bench.run()
+    assert bench.executor.looks == port.waits == 4  # twice for nothing, at the start and at the end
+
+
+def test_an_executor_that_ends_while_the_engine_sleeps_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench([], [])
+
+    def fail() -> None:
+        raise EngineError("rank 1 is gone")
+
+    monkeypatch.setattr(bench.executor, "health", fail)
+    with pytest.raises(EngineError, match="rank 1 is gone"):
+        bench.core.run()
 
 
 def test_time_asleep_is_no_steps_time() -> None:

@@ -184,10 +184,11 @@ async def test_an_engine_without_client_ends_at_once(scratch: Path, moment: str)
 async def test_the_end_of_input_is_enough_where_there_is_no_prctl() -> None:
     code = """
 import ctypes, time
-from penstock.engine.process import die_with_client
+from penstock.engine.child import die_at_end_of_input, die_with_parent
 def missing(name): raise OSError("no libc here")
 ctypes.CDLL = missing
-die_with_client()
+die_with_parent()
+die_at_end_of_input()
 print("watching", flush=True)
 time.sleep(60)
 """

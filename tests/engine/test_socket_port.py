@@ -38,7 +38,7 @@ def read_until(client: zmq.Socket[bytes], port: SocketPort, last: int) -> list[S
         event: Event = decode_event(client.recv())
         assert isinstance(event, Step)
         steps.append(event)
-        port.receive(wait=False)
+        port.receive(wait=0.0)
     return steps
 
 
@@ -58,7 +58,7 @@ def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, 
     for number in range(STEPS):
         port.post(step(number))
     commands = []
-    sleeper = threading.Thread(target=lambda: commands.extend(port.receive(wait=True)))
+    sleeper = threading.Thread(target=lambda: commands.extend(port.receive(wait=60.0)))
     sleeper.start()
     events = []
     while not events or events[-1].stats.steps < STEPS - 1:
@@ -77,10 +77,10 @@ def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketPort, zmq.Soc
     client.send(encode(Abort("a")))
     commands = []
     while not commands:
-        commands = port.receive(wait=True)
+        commands = port.receive(wait=60.0)
     assert commands == [Abort("a")]
     port.stop("enough")
-    assert [command.reason for command in port.receive(wait=True)] == ["enough"]
+    assert [command.reason for command in port.receive(wait=60.0)] == ["enough"]
 
 
 def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[SocketPort, zmq.Socket[bytes]]) -> None:
@@ -88,4 +88,4 @@ def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[So
     for number in range(STEPS):
         port.post(step(number))
     port.announce(Failed("nobody reads this"))
-    assert len(port.receive(wait=False)) == 0
+    assert len(port.receive(wait=0.0)) == 0

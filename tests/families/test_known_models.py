@@ -124,6 +124,87 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
         },
         7_241_732_096,
     ),
+    "Mixtral-8x7B": (
+        {
+            "architectures": ["MixtralForCausalLM"],
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 32000,
+        },
+        46_702_792_704,
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        {
+            "architectures": ["Qwen2MoeForCausalLM"],
+            "decoder_sparse_step": 1,
+            "eos_token_id": 151643,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "max_position_embeddings": 8192,
+            "max_window_layers": 21,
+            "moe_intermediate_size": 1408,
+            "norm_topk_prob": False,
+            "num_attention_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 16,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "shared_expert_intermediate_size": 5632,
+            "sliding_window": 32768,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        14_315_784_192,
+    ),
+    "Qwen3-30B-A3B": (
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "eos_token_id": 151645,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        30_532_122_624,
+    ),
     "Gemma-3-1B": (
         {
             "architectures": ["Gemma3ForCausalLM"],
@@ -173,6 +254,13 @@ def test_parameters_add_up_to_the_published_number(name: str) -> None:
 def test_windows_and_kv(name: str, windows: tuple[int, ...], elements: tuple[int, ...]) -> None:
     facts = model_facts(spec_from_config(MODELS[name][0]))
     assert (facts.windows, facts.kv_elements_per_token) == (windows, elements)
+
+
+@pytest.mark.parametrize(("name", "active"), [("Mixtral-8x7B", 12.9e9), ("Qwen3-30B-A3B", 3.3e9)])
+def test_a_token_goes_through_the_published_share_of_a_mixture(name: str, active: float) -> None:
+    facts = model_facts(spec_from_config(MODELS[name][0]))
+    used = sum(m.count * m.experts * m.share * m.rows * m.columns for m in facts.matrices)
+    assert used == pytest.approx(active, rel=0.02)
 
 
 def test_ropes() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.config.facts import MatrixFacts
+from penstock.config.facts import MatrixFacts, MixtureFacts
 from penstock.families import UnsupportedModel, load_generation_defaults, load_spec, model_facts, spec_from_config
 from penstock.families.registry import FAMILIES
-from penstock.families.spec import RopeSpec
+from penstock.families.spec import MoESpec, RopeSpec, TensorSource
 from tests.checkpoints import VARIANTS
 
 LLAMA: dict[str, Any] = {
@@ -24,6 +24,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 256,
     "eos_token_id": 2,
 }
+
+
+QWEN2_MIXTURE = MoESpec(7, 3, 40, False, shared_intermediate_size=56, shared_gate=True)
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -57,6 +60,10 @@ def test_sources_are_exactly_the_checkpoint_transformers_writes(
         ("mistral_window", (16,), [0, 0, 0]),
         ("gemma3", (0, 16), [1, 1, 1, 1, 1, 0]),
         ("gemma3_linear", (0, 16), [0, 1, 1, 0]),
+        ("mixtral", (0,), [0, 0, 0]),
+        ("mixtral_window", (16,), [0, 0, 0]),
+        ("qwen2_moe_normed", (0, 16), [1, 0, 0]),
+        ("qwen3_moe_window", (16,), [0, 0]),
     ],
 )
 def test_windows_and_their_layers(
@@ -106,6 +113,66 @@ def test_gemma3_traits(tiny_checkpoint: Callable[..., Path]) -> None:
     assert {(layer.activation, layer.attention_scale, layer.post_norms, layer.qk_norm) for layer in spec.layers} == {
         ("gelu_tanh", 20**-0.5, True, True)
     }
+
+
+MIXTRAL: dict[str, Any] = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
+QWEN3_MOE: dict[str, Any] = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("mixtral", [MoESpec(5, 2, 72, True)] * 3),
+        ("qwen2_moe", [QWEN2_MIXTURE, None, QWEN2_MIXTURE]),
+        ("qwen2_moe_normed", [MoESpec(7, 3, 40, True, 40, True)] * 3),
+        ("qwen3_moe", [MoESpec(7, 3, 40, True)] * 3),
+        ("qwen3_moe_sparse", [None, MoESpec(7, 3, 40, False), None]),
+    ],
+)
+def test_mixtures_and_their_layers(
+    tiny_checkpoint: Callable[..., Path], variant: str, expected: list[MoESpec | None]
+) -> None:
+    layers = load_spec(tiny_checkpoint(variant)).layers
+    assert [layer.moe for layer in layers] == expected
+    assert all((layer.intermediate_size == 0) == (layer.moe is not None) for layer in layers)
+
+
+def test_an_experts_rows_follow_each_other_the_gate_first() -> None:
+    parameters = {p.name: p for p in spec_from_config(MIXTRAL).parameters}
+    gate_up, down = parameters["layers.1.experts.gate_up.weight"], parameters["layers.1.experts.down.weight"]
+    assert (gate_up.shape, down.shape) == ((4 * 2 * 48, 32), (4 * 32, 48))
+    assert (gate_up.experts, gate_up.kind, down.experts, down.kind) == (4, "gated", 4, "matrix")
+    theirs = "model.layers.1.block_sparse_moe."
+    assert gate_up.sources[2:4] == (
+        TensorSource(theirs + "experts.1.w1.weight", 2 * 48, 48),
+        TensorSource(theirs + "experts.1.w3.weight", 3 * 48, 48),
+    )
+    assert down.sources[3] == TensorSource(theirs + "experts.3.w2.weight", 3 * 32, 32)
+    router = parameters["layers.1.router.weight"]
+    assert (router.shape, router.kind, router.sources[0].name) == ((4, 32), "router", theirs + "gate.weight")
+
+
+def test_facts_of_a_mixture(tiny_checkpoint: Callable[..., Path]) -> None:
+    facts = model_facts(load_spec(tiny_checkpoint("qwen2_moe")))
+    assert facts.mixture == MixtureFacts(experts=7, per_token=3, intermediate_size=40)
+    assert facts.widest_mlp == 112  # of the dense layer: the shared expert's is 56
+    experts = [m for m in facts.matrices if m.experts > 1]
+    assert experts == [
+        MatrixFacts(rows=80, columns=64, count=2, gated=True, experts=7, share=3 / 7),
+        MatrixFacts(rows=64, columns=40, count=2, experts=7, share=3 / 7),
+    ]
+    routers = [m for m in facts.matrices if m.router]
+    assert routers == [MatrixFacts(rows=rows, columns=64, count=2, router=True) for rows in (7, 1)]
+
+
+def test_transformers_5_renamed_the_number_of_experts() -> None:
+    renamed = {k: v for k, v in QWEN3_MOE.items() if k != "num_experts"} | {"num_local_experts": 6}
+    assert spec_from_config(renamed) == spec_from_config(QWEN3_MOE)
 
 
 def to_version_4(config: dict[str, Any]) -> dict[str, Any]:
@@ -208,6 +275,10 @@ def test_optional_sizes_follow_from_others() -> None:
         ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, ["attn_logit_softcapping 50.0"]),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["causal"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config"]),
+        (MIXTRAL | {"num_experts_per_tok": 5}, ["num_experts_per_tok 5", "at most num_local_experts (4)"]),
+        (MIXTRAL | {"num_local_experts": 0}, ["num_local_experts is 0", "an integer from 1"]),
+        (QWEN3_MOE | {"mlp_only_layers": [0, -1]}, ["mlp_only_layers is [0, -1]", "a list of integers"]),
+        (QWEN3_MOE | {"decoder_sparse_step": 0}, ["decoder_sparse_step is 0"]),
     ],
 )
 def test_what_cannot_be_executed_is_refused_by_name(change: dict[str, Any], words: list[str]) -> None:

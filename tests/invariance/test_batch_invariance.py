@@ -140,7 +140,7 @@ class Judge:
         return is_close(logits, request.sampling, 0, request.prompt_ids, output, NEAR_TIE)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "mixtral"])
 def test_tokens_do_not_depend_on_company(variant: str, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant))
     judge = Judge(variant)

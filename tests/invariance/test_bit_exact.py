@@ -25,7 +25,7 @@ def with_logprobs(wave: list[GenerateRequest]) -> list[GenerateRequest]:
     return [msgspec.structs.replace(r, sampling=msgspec.structs.replace(r.sampling, logprobs=3)) for r in wave]
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS[way])

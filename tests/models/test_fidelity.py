@@ -15,7 +15,7 @@ from penstock.kernels import Needs, detect_platform, select_kernels
 from penstock.messages import GenerateRequest, NewSequence, SamplingParams
 from penstock.models import Decoder
 from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.inputs import segments, step_input
+from penstock.runtime.inputs import StepInputs, segments
 from penstock.runtime.pages import KVPages
 from penstock.weights.load import load_parameters
 from tests.checkpoints import VARIANTS, tiny_model
@@ -26,6 +26,7 @@ VOCAB = 307
 BLOCK_SIZE = 16
 # In bf16 both are wrong: the distance to the fp32 model may be a quarter larger than that of transformers in bf16.
 BF16_BOUND = 1.25
+MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe"]
 
 Checkpoint = Callable[..., Path]
 
@@ -61,8 +62,8 @@ def our_logits(folder: Path, dtype: str, prompts: Sequence[Sequence[int]], chunk
         rows = [batch.row(i) for i in left]
         counts = [min(chunk, len(prompts[i]) - int(batch.num_computed[row])) for i, row in zip(left, rows, strict=True)]
         units = segments(batch, rows, counts, [False] * len(rows))
-        step = step_input(
-            batch, spec.windows, units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
+        step = StepInputs(batch, spec.windows, units.tokens).fill(
+            units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
         )
         hidden = decoder.forward(step, pages.layers)
         for i, part in zip(left, decoder.logits(hidden).split(counts), strict=True):
@@ -79,7 +80,7 @@ def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
             torch.testing.assert_close(got, expected_logits(model, prompt), rtol=0.0, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3"])
+@pytest.mark.parametrize("variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3", *MIXTURES])
 def test_logits_in_bf16(variant: str, tiny_checkpoint: Checkpoint) -> None:
     exact, rounded = tiny_model(variant), tiny_model(variant).to(torch.bfloat16)
     exact.load_state_dict(rounded.state_dict())  # the same weights, so that the distance is that of the arithmetic

@@ -18,13 +18,14 @@ from penstock.config.weights import schemes
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels, select_packing
 from penstock.kernels.linear import DenseWeight, TorchLinear
+from penstock.kernels.moe import TorchExperts
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.packing import PackedWeight, pack
 from penstock.kernels.native.session import native_session
 from penstock.messages import NewSequence, SamplingParams
 from penstock.models import Decoder
 from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.inputs import segments, step_input
+from penstock.runtime.inputs import StepInputs, segments
 from penstock.runtime.pages import KVPages
 from penstock.weights.load import load_parameters
 
@@ -54,8 +55,8 @@ def logits_of(
         pages.clear(group, tables[group])
     batch.add(NewSequence(0, tuple(tokens), len(tokens), 0, tables, SamplingParams(seed=0, max_tokens=1), 0))
     units = segments(batch, [batch.row(0)], [len(tokens)], [False])
-    step = step_input(
-        batch, spec.windows, units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
+    step = StepInputs(batch, spec.windows, units.tokens).fill(
+        units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
     )
     return decoder.logits(decoder.forward(step, pages.layers))
 
@@ -81,14 +82,24 @@ def unpack(weight: PackedWeight) -> Tensor:
 
 
 class RoundedLinear(TorchLinear):
-    """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale a row."""
+    """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale a row; but for
+    routers, which are not quantised: whose logits are not of the vocabulary."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True) / 127
         return super()._product((x / scale).round() * scale, weight, bias)
 
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
-        return self._product(x, weight.weight, None)
+        product = self._product if len(weight.weight) == self._vocab else super()._product
+        return product(x, weight.weight, None)
+
+
+def rounding(kernels: Kernels, spec: ModelSpec) -> Kernels:
+    linear = RoundedLinear(spec.vocab_size)
+    return replace(kernels, linear=linear, experts=TorchExperts(linear))
 
 
 def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[str, Tensor]:
@@ -96,14 +107,15 @@ def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[s
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
     matrices, vocabulary = schemes("float32", quantization)
     for p in spec.parameters:
-        if p.kind != "vector":
+        if p.kind not in ("vector", "router"):
             scheme = vocabulary if p.kind == "vocabulary" else matrices
-            parameters[p.name] = unpack(pack(parameters[p.name], None, scheme, gated=p.kind == "gated"))
+            each = parameters[p.name].chunk(p.experts)
+            parameters[p.name] = torch.cat([unpack(pack(w, None, scheme, gated=p.kind == "gated")) for w in each])
     return parameters
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3", "mistral_window"])
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3", "mistral_window", "qwen2_moe"])
 def test_logits_are_those_of_the_dequantised_weights(
     variant: str, quantization: str, tiny_checkpoint: Checkpoint
 ) -> None:
@@ -117,7 +129,7 @@ def test_logits_are_those_of_the_dequantised_weights(
         logits_of(
             Decoder(spec, dense_parameters(folder, spec, quantization), kernels), kernels, spec, tokens, torch.float32
         )
-        for kernels in (torch_kernels, replace(torch_kernels, linear=RoundedLinear()))
+        for kernels in (torch_kernels, rounding(torch_kernels, spec))
     )
     decoder, kernels = quantised(folder, spec, torch.float32, quantization)
     ours = logits_of(decoder, kernels, spec, tokens, torch.float32)

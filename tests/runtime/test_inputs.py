@@ -5,7 +5,7 @@ import pytest
 
 from penstock.messages import NewSequence, SamplingParams
 from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.inputs import segments, step_input
+from penstock.runtime.inputs import StepInputs, segments
 
 SIZE = 4
 SAMPLING = SamplingParams(seed=0, max_tokens=1)
@@ -29,7 +29,7 @@ def test_tokens_positions_and_slots(work: dict[int, tuple[int, int]]) -> None:
     for row, (start, _) in zip(rows, work.values(), strict=True):
         batch.num_computed[row] = start
     units = segments(batch, rows, [count for _, count in work.values()], [False] * len(work))
-    step = step_input(batch, (0, 6), units, lambda group, seen: seen)
+    step = StepInputs(batch, (0, 6), 40).fill(units, lambda group, seen: seen)
     where = [
         (row, p) for row, (start, count) in zip(rows, work.values(), strict=True) for p in range(start, start + count)
     ]
@@ -52,7 +52,7 @@ def test_a_batch_forgets_what_has_gone() -> None:
     row = batch.remove(1)
     batch.add(NewSequence(3, (8, 9), 2, 1, ((4,), (5,)), SAMPLING, 0))
     assert batch.row(3) == row and batch.num_computed[row] == 1
-    batch.append_token(row, 77)
+    batch.append_tokens(np.array([row]), [77])
     batch.append_blocks(row, ((6,), ()))
     assert batch.token_ids[row, : batch.num_tokens[row]].tolist() == [8, 9, 77]
     assert [batch.tables[g][row, : batch.num_blocks[g, row]].tolist() for g in range(2)] == [[4, 6], [5]]

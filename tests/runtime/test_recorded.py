@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen3_bias"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen3_bias", "qwen2_moe", "mixtral"])
 def test_a_recorded_step_is_an_eager_one(variant: str, dtype: str, tiny_checkpoint: Checkpoint) -> None:
     sampling = SamplingParams(seed=0, max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=5, prompt_logprobs=3)
     requests = [
@@ -60,3 +60,34 @@ def test_a_program_uses_memory_again_that_no_tensor_needs_any_more() -> None:
     program.run()
     torch.testing.assert_close(result[1], -before[1], rtol=0.0, atol=1e-5)
     assert torch.equal(result[2:], before[2:])  # rows beyond the count are left alone
+
+
+def test_python_is_called_between_the_ops_it_was_recorded_between() -> None:
+    """On the rows that count; and the memory of a tensor it was given is used again all the same."""
+    session = Session(Engine(instruction_sets()[0], 1))
+    norm, weight = NativeNorm(session), torch.linspace(0.5, 2.0, 64)
+    seen: list[int] = []
+
+    def shift(x: torch.Tensor) -> None:
+        seen.append(len(x))
+        x.add_(torch.arange(64.0))
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        session.call(shift, x)
+        for _ in range(8):
+            x = norm(x, None, weight, 1e-6, 0.0)[0]
+            session.call(shift, x)
+        return norm(x, None, weight, 1e-6, 0.0)[0]
+
+    drawn = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    x, rows = drawn.clone(), c_int64()
+    with session.record() as program:
+        result = layers(program.input(x, rows))
+    assert len(program) == 9 and program.buffers <= 3 and not seen
+    for count, run in ((5, program.run), (2, program.run), (3, lambda: program.timed(program.profile()))):
+        rows.value = count
+        x.copy_(drawn)
+        run()
+        assert seen == [count] * 9
+        assert torch.equal(result[:count], layers(drawn[:count].clone()))
+        seen.clear()

@@ -107,6 +107,8 @@ class SimulatedExecutor:
         self.last_plan = plan.plan_id
         assert len(self.results) < self.capacity.depth
         assert plan.work
+        if not self.capacity.late_ids:
+            self._know_every_token(plan)
         self.touched: Touched = {}
         for seq in plan.gone:
             del self.rows[seq]
@@ -125,6 +127,13 @@ class SimulatedExecutor:
 
     def result(self) -> StepResult:
         return self.results.popleft()[0]
+
+    def _know_every_token(self, plan: StepPlan) -> None:
+        """Nothing is computed from a token that has not been handed out; and plans leave something to each other."""
+        depth = self.capacity.depth
+        unknown = {answer.seq for result, _ in self.results for answer in result.results if answer.token_ids}
+        assert not unknown & {work.seq for work in plan.work}
+        assert sum(work.count for work in plan.work) <= -(-self.config.max_num_batched_tokens // depth)
 
     def _meet(self, new: NewSequence) -> None:
         assert new.seq not in self.rows
@@ -353,14 +362,14 @@ def simulation(
     windows: tuple[int, ...] = (0,),
     block_size: int = 4,
     depth: int = 1,
+    late_ids: bool = True,
     executor: dict[str, Any] | None = None,
     log: EventLog | None = None,
     **limits: Any,
 ) -> Simulation:
     """A small engine; `blocks` per group includes the null block."""
     counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(windows)
-    capacity = Capacity(
-        block_size, tuple(KVGroup(n, w) for n, w in zip(counts, windows, strict=True)), depth, "simulated"
-    )
+    groups = tuple(KVGroup(n, w) for n, w in zip(counts, windows, strict=True))
+    capacity = Capacity(block_size, groups, depth, "simulated", late_ids=late_ids)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}
     return Simulation(SchedulerConfig(**limits), capacity, log=log, **(executor or {}))

@@ -46,9 +46,11 @@ def main(folder: Path, rows: int, quantization: str | None) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    parameters = load_parameters(folder, spec, torch.bfloat16, packing=packing)
-    done.set()
-    watcher.join()
+    try:
+        parameters = load_parameters(folder, spec, torch.bfloat16, packing=packing)
+    finally:
+        done.set()
+        watcher.join()
     print(max(peak, anonymous_mib()) - before, parameters["w"].nbytes >> 20)
 
 

@@ -19,9 +19,11 @@ from penstock.bench.work import Work, work
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import PackedWeight, pack
 from penstock.kernels.native.session import Program, Session
+from penstock.kernels.routing import Routing
 from penstock.runtime.pages import SCALE_BYTES
 
 SCHEMES = ("f32", "bf16", "int8", "int4")
@@ -30,6 +32,7 @@ ROWS = (1, 8, 32, 256)
 VOCAB = 151_936
 SLAB = 512  # rows of a weight that are made and packed; a longer weight repeats them
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
+COUNT, SLOTS, EXPERT = 64, 8, (512, 1024)  # experts, of them those of a token; an expert's width, the hidden size
 CONTEXTS = (512, 4096, 16_384)  # of a decode
 PROMPT, BEFORE = 512, (0, 4096)  # tokens of a prompt, and how many of it are in the cache already
 SECONDS = 0.15  # a case is repeated at least so long,
@@ -217,6 +220,35 @@ def _embedding(session: Session) -> Iterator[Case]:
             yield Case("embedding", f"{VOCAB}x{k}", scheme, rows, record)
 
 
+def _stacked(weight: PackedWeight) -> PackedWeight:
+    """So many of them, one behind the other."""
+    scales = (None if each is None else each.repeat(COUNT) for each in (weight.column_scales, weight.group_scales))
+    column_scales, group_scales = scales
+    lines = weight.lines.repeat(COUNT)
+    return replace(weight, lines=lines, column_scales=column_scales, group_scales=group_scales, count=COUNT)
+
+
+def _experts(session: Session) -> Iterator[Case]:
+    """Every copy chooses experts of its own, which all are of the same values."""
+    experts = NativeExperts(session)
+    width, hidden = EXPERT
+    for scheme in SCHEMES[1:]:
+        stacks = [
+            _stacked(_Weights(n, k, scheme, gated=gated)(0))
+            for n, k, gated in ((2 * width, hidden, True), (hidden, width, False))
+        ]
+        for rows in ROWS:
+            x = _activations(rows, hidden)
+
+            def record(program: Program, i: int, x: Tensor = x, stacks: list[PackedWeight] = stacks) -> Tensor:
+                chosen = torch.rand(len(x), COUNT).argsort()[:, :SLOTS].contiguous()
+                weights = torch.full((len(x), SLOTS), 1 / SLOTS)
+                routing = Routing(_input(program, chosen), _input(program, weights))
+                return experts(_input(program, x), routing, *stacks, "silu")
+
+            yield Case("experts", f"{SLOTS} of {COUNT}, {width}x{hidden}", scheme, rows, record)
+
+
 # -- what visits each element once ------------------------------------------------------------------------------
 
 
@@ -303,6 +335,7 @@ OPS: dict[str, Callable[[Session], Iterator[Case]]] = {
     "gated": _gated,
     "logits": _logits,
     "embedding": _embedding,
+    "experts": _experts,
     "norm": _norm,
     "store": _store,
     "attention": _attention,

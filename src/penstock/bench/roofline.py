@@ -56,12 +56,13 @@ def measure(dtype: str, threads: int = 0, *, quantized: bool = False) -> Machine
 def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: Machine) -> float:
     """Prefill of every prompt, then output_len - 1 decode steps of the whole batch, each at the roofline.
 
-    prefill = 2 P IN N / F with P the layers' matrices; a decode step reads every weight once as it is stored, the head
-    included, and the KV cache of every request: max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
+    prefill = 2 P IN N / F with P the layers' matrices, of experts those a token goes through; a decode step reads every
+    weight that it needs once as it is stored, the head included, and the KV cache of every request:
+    max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
     """
-    layers = sum(m.count * m.rows * m.columns for m in facts.matrices if not m.vocabulary)
+    layers = sum(m.count * m.experts * m.share * m.rows * m.columns for m in facts.matrices if not m.vocabulary)
     with_head = layers + facts.vocab_size * facts.hidden_size
-    stored = matmul_bytes(facts, engine)
+    stored = matmul_bytes(facts, engine, case.count)
     kv_bytes = sum(token_bytes(facts, engine))
     prefill = 2.0 * layers * case.prompt_len * case.count / machine.flops
     weights = max(stored / machine.bandwidth, 2.0 * with_head * case.count / machine.flops)

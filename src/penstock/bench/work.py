@@ -12,13 +12,19 @@ from penstock.kernels.native.library import (
     F32,
     I8,
     SCHEMES,
+    AcceptOp,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
+    ExpertsOp,
+    FiniteOp,
     LinearOp,
     Matrix,
+    NextOp,
     NormOp,
     RotationOp,
+    RouteOp,
+    SampleOp,
 )
 from penstock.runtime.pages import SCALE_BYTES
 
@@ -65,6 +71,18 @@ def work(op: Any) -> Work:
             return Work(rows * (moved + 4 * op.head_dim), 0.0)
         case AttentionOp():
             return _attention(op, size)
+        case RouteOp():
+            return Work(_cell(op.rows) * (4 * op.count + 12 * op.slots), 0.0)
+        case ExpertsOp():
+            return _experts(op, size)
+        case SampleOp():
+            return Work(_cell(op.count) * op.vocab * 4.0, 0.0)
+        case NextOp():
+            return Work(_cell(op.rows) * 8.0 * (6 + 5 * op.group_count), 0.0)
+        case AcceptOp():
+            return Work(_cell(op.rows) * 8.0 * 9, 0.0)
+        case FiniteOp():
+            return Work(_cell(op.rows) * (op.width * size + 1.0), 0.0)
     raise TypeError(f"{type(op).__name__} is not an op whose work is known")
 
 
@@ -73,6 +91,17 @@ def weight_bytes(weight: Matrix) -> float:
     scales = {"int8": 4 * weight.n, "int4": 2 * weight.n * -(-weight.k // max(weight.group, 1))}
     scheme = SCHEMES[weight.scheme]
     return float(weight.n * weight.k * _BITS[scheme] / 8 + scales.get(scheme, 0))
+
+
+def _experts(op: ExpertsOp, size: int) -> Work:
+    """Of experts, the matrices of those that were chosen when it last ran are read, each once."""
+    read, multiplied = _array(op.tally, c_int64, 2).tolist()
+    rows = _cell(op.rows)
+    activations = (2 + bool(op.aside) + bool(op.residual)) * op.down.n * size + 12 * op.slots
+    values = op.gate_up.n * op.gate_up.k + op.down.n * op.down.k
+    return Work(
+        read * (weight_bytes(op.gate_up) + weight_bytes(op.down)) + rows * activations, 2.0 * multiplied * values
+    )
 
 
 def _attention(op: AttentionOp, size: int) -> Work:

@@ -56,11 +56,20 @@ def run(
 @app.command(help="Show what a model would need and every setting with its source, without loading it.")
 @takes(SERVER, ENGINE)
 def plan(
-    *, model: Annotated[str | None, MODEL] = None, json_file: Annotated[str | None, JSON] = None, flags: Flags
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NxNAME", help="8xH100, or 8x80GiB:3350GB/s:450GB/s. Default: this machine.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(metavar="SPEED", help="Between ranks: 25GB/s. Default: the hardware's.")
+    ] = None,
+    json_file: Annotated[str | None, JSON] = None,
+    flags: Flags,
 ) -> None:
     from penstock.cli.plan import plan as command
 
-    command(model, json_file, flags)
+    command(model, hardware, link, json_file, flags)
 
 
 @bench.command(help="Output tokens a second of fixed cases, with roofline and host time.")

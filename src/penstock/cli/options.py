@@ -25,12 +25,24 @@ ENGINE: Flags = {
         int | None, typer.Option(help="Tokens computed in one step; longer prompts are prefilled in chunks.")
     ],
     "block_size": Annotated[int | None, typer.Option(help="Tokens in a KV block.")],
-    "kv_cache_memory": Annotated[str | None, typer.Option(metavar="SIZE", help="For the KV cache: 4GiB, 500MB.")],
+    "kv_cache_memory": Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For the KV cache, of each rank: 4GiB, 500MB.")
+    ],
     "kv_cache_dtype": Annotated[str | None, typer.Option(help="auto or int8, which halves the KV cache.")],
     "enable_prefix_caching": Annotated[
         bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share equal prefixes.")
     ],
-    "threads": Annotated[int | None, typer.Option(help="Threads that compute. Default: every core.")],
+    "threads": Annotated[
+        int | None, typer.Option(help="Threads that compute, of each rank. Default: every core, shared by the ranks.")
+    ],
+    "tensor_parallel_size": Annotated[int | None, typer.Option(help="Ranks that share every layer. Default: 1.")],
+    "pipeline_parallel_size": Annotated[int | None, typer.Option(help="Stages that share the layers. Default: 1.")],
+    "expert_parallel": Annotated[
+        bool | None, typer.Option("--expert-parallel/--no-expert-parallel", help="Tensor ranks hold whole experts.")
+    ],
+    "distributed_executor": Annotated[
+        str | None, typer.Option(help="Who starts the ranks: auto, process or ray. Default: auto, processes here.")
+    ],
 }
 SERVER: Flags = {
     "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],

@@ -1,6 +1,8 @@
-"""`penstock plan`: what a model would need, and where every setting comes from. Loads no weights and no torch."""
+"""`penstock plan`: what a model would need, how it can be divided, and where every setting comes from. Loads no weights
+and no torch."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,38 +11,184 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli.options import Flags
-from penstock.cli.prepare import Prepared, memory_table, prepare
+from penstock.cli.prepare import Found, find, memory_table
+from penstock.config import DoesNotFit, Resolved, Split, detect_hardware, format_bytes
+from penstock.config.defaults import QUANTIZATION_GROUP
+from penstock.config.devices import Devices, parse_devices, this_machine, with_link
+from penstock.families import model_facts
+from penstock.families.shard import possible_splits
+from penstock.families.splits import StepCost, step_cost
+from penstock.families.traffic import bytes_per_step
 
 
-def plan(model: str | None, json_file: str | None, flags: Flags) -> None:
-    prepared = prepare(model, flags, weights=False)
-    console = Console()
-    facts = prepared.facts
+@dataclass(frozen=True)
+class PlannedSplit:
+    """A split that fits, and what steps of it cost."""
+
+    resolved: Resolved
+    decode: StepCost  # a step of one sequence
+    prefill: StepCost  # a step of max_num_batched_tokens tokens of prompts
+    asked: bool
+
+    @property
+    def split(self) -> Split:
+        return self.resolved.engine.split
+
+
+def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
+    found = find(model, flags, weights=False)
+    here = detect_hardware()
+    devices = with_link(this_machine(here) if hardware is None else parse_devices(hardware), link)
+    console, facts = Console(), model_facts(found.spec)
+    try:
+        resolved = found.resolve(devices.machine(here))
+    except DoesNotFit as error:
+        others = _splits(found, devices, None)
+        if not others:
+            raise
+        _show_splits(console, others, devices)
+        raise DoesNotFit(f"{error}, or one of the splits above") from None
+    if not devices.shared and len(resolved.ranks) > devices.count:
+        raise ValueError(
+            f"{resolved.engine.split} takes {len(resolved.ranks)} ranks, but {devices.name} has {devices.count}: set "
+            "--hardware with more, or fewer ranks"
+        )
     console.print(
-        f"{prepared.resolved.engine.name}: {facts.family}, {facts.num_parameters / 1e6:,.1f} M parameters, "
+        f"{resolved.engine.name}: {facts.family}, {facts.num_parameters / 1e6:,.1f} M parameters, "
         f"{facts.num_layers} layers, context {facts.max_position:,}",
         markup=False,
     )
-    console.print(memory_table(prepared.resolved.memory.rows))
+    splits = _splits(found, devices, resolved)
+    console.print(memory_table(resolved))
+    _show_splits(console, splits, devices)
     table = Table(title="Settings", title_justify="left")
     for heading in ("setting", "value", "from"):
         table.add_column(heading, overflow="fold")
-    for name, (value, source) in prepared.resolved.provenance.items():
+    for name, (value, source) in resolved.provenance.items():
         table.add_row(name, _text(value), source)
     console.print(table)
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(_as_json(prepared), indent=2) + "\n")
+        Path(json_file).write_text(json.dumps(_as_json(found, resolved, splits, devices), indent=2) + "\n")
+
+
+def _splits(found: Found, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
+    """Those that fit, of every possible one and the one asked for."""
+    machine = devices.machine(detect_hardware())
+    settings = found.given.settings
+    group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
+    splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))
+    if asked is not None:
+        splits[asked.engine.split] = None
+    planned = []
+    for split in splits:
+        if asked is not None and split == asked.engine.split:
+            resolved = asked
+        else:
+            try:
+                resolved = found.resolve(
+                    machine, **_settings_of(split), threads=None
+                )  # those given are for another split
+            except DoesNotFit:
+                continue
+        engine, ranks = resolved.engine, found.divide(split, group)
+        tokens = engine.max_num_batched_tokens
+        decode, prefill = (
+            step_cost(found.spec, engine, ranks, *counts, shared=devices.shared) for counts in ((1, 1), (tokens, 0))
+        )
+        planned.append(PlannedSplit(resolved, decode, prefill, resolved is asked))
+    return planned
+
+
+def _settings_of(split: Split) -> dict[str, object]:
+    return {
+        "tensor_parallel_size": split.tensor,
+        "pipeline_parallel_size": split.pipeline,
+        "expert_parallel": split.expert,
+    }
+
+
+def _show_splits(console: Console, splits: list[PlannedSplit], devices: Devices) -> None:
+    """What each takes, and what it costs: two tables, as one would not fit a terminal's width."""
+    title = f"Splits on {devices}{', speeds assumed' if devices.shared else ''}"
+    memory = _table(title, "weights", "KV cache", "KV tokens", "free")
+    steps = _table("Their steps", "decode:\nmoved", "memory", "link", "prefill:\nmoved", "memory", "link")
+    for planned in splits:
+        tightest, engine = planned.resolved.memory, planned.resolved.engine
+        rows = {row.name: format_bytes(row.bytes) for row in tightest.rows}
+        name = f"{'* ' if planned.asked else ''}{planned.split}"
+        memory.add_row(name, rows["weights"], rows["KV cache"], f"{tightest.kv_tokens:,}", rows["free"])
+        figures = []
+        for cost, tokens in ((planned.decode, 1), (planned.prefill, engine.max_num_batched_tokens)):
+            figures += [format_bytes(cost.moved // tokens), *map(_duration, _seconds(cost, devices))]
+        steps.add_row(name, *figures)
+    memory.caption = "Of the rank with the least to spare. *: as asked."
+    steps.caption = (
+        "Moved: what all ranks hand to each other for a token. Memory and link: the least time that reading weights "
+        "and passing links take, in a step of one sequence that decodes, and of max_num_batched_tokens of prompts."
+    )
+    console.print(memory)
+    console.print(steps)
+
+
+def _table(title: str, *figures: str) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("split", no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _seconds(cost: StepCost, devices: Devices) -> tuple[float, float]:
+    """That memory and links take at least."""
+    return cost.read / devices.bandwidth, cost.linked / devices.link
+
+
+def _duration(seconds: float) -> str:
+    """'20.7 ms', '6.43 µs', '0'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 
 def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _as_json(prepared: Prepared) -> dict[str, Any]:
-    resolved = prepared.resolved
+def _as_json(found: Found, resolved: Resolved, splits: list[PlannedSplit], devices: Devices) -> dict[str, Any]:
     return {
-        "model": msgspec.to_builtins(prepared.facts),
-        "memory": [{"name": row.name, "bytes": row.bytes, "note": row.note} for row in resolved.memory.rows],
+        "model": msgspec.to_builtins(model_facts(found.spec)),
+        "hardware": msgspec.to_builtins(devices),
+        "memory": _rows(resolved.memory.rows),
         "num_blocks": list(resolved.memory.num_blocks),
+        "splits": [_split_json(found, planned, devices) for planned in splits],
         "settings": {name: {"value": value, "from": source} for name, (value, source) in resolved.provenance.items()},
     }
+
+
+def _split_json(found: Found, planned: PlannedSplit, devices: Devices) -> dict[str, Any]:
+    engine = planned.resolved.engine
+    costs = {"decode": (planned.decode, (1, 1)), "prefill": (planned.prefill, (engine.max_num_batched_tokens, 0))}
+    steps = {}
+    for name, (cost, counts) in costs.items():
+        memory, link = _seconds(cost, devices)
+        each = [bytes_per_step(found.spec, place, *counts, engine.element_size) for place in planned.split.places]
+        steps[name] = {
+            "tokens": counts[0],
+            "read_bytes": cost.read,
+            "moved_bytes": cost.moved,
+            "memory_seconds": memory,
+            "link_seconds": link,
+            "moved_by_rank": msgspec.to_builtins(each),
+        }
+    return {
+        **_settings_of(planned.split),
+        "asked": planned.asked,
+        "kv_tokens": planned.resolved.memory.kv_tokens,
+        "memory_by_rank": [_rows(rank.rows) for rank in planned.resolved.ranks],
+        **steps,
+    }
+
+
+def _rows(rows: Any) -> list[dict[str, Any]]:
+    return [{"name": row.name, "bytes": row.bytes, "note": row.note} for row in rows]

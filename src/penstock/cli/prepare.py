@@ -1,17 +1,17 @@
 """From what the user typed to a complete configuration: find the model, read what it is, resolve every setting."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 from rich.table import Table
 
 from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
-from penstock.config import ModelFacts, Resolved, detect_hardware, format_bytes, gather, resolve
-from penstock.families import ModelSpec, load_spec, model_facts
-from penstock.messages import MemoryRow
+from penstock.config import Given, Hardware, ModelFacts, Resolved, detect_hardware, format_bytes, gather, resolve
+from penstock.config.defaults import Divide
+from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
 from penstock.weights.hub import locate_model
 
 
@@ -25,11 +25,29 @@ class Prepared:
     resolved: Resolved
 
 
-def prepare(model: str | None, flags: Flags, *, weights: bool = True) -> Prepared:
-    """Everything that can be known before a process is started or a weight is read.
+@dataclass(frozen=True)
+class Found:
+    """A model's folder, what it is, whole and divided, and what was said about how to run it."""
 
-    A hub id is downloaded, without its weights where those are not wanted. Raises ConfigError, DoesNotFit,
-    UnsupportedModel and HubError: ValueErrors that say what to change.
+    folder: Path
+    spec: ModelSpec
+    divide: Divide
+    given: Given
+
+    def resolve(self, hardware: Hardware, **changes: object) -> Resolved:
+        """Every setting, some of them changed. Raises ConfigError, CannotSplit and DoesNotFit."""
+        given = self.given
+        if changes:
+            sources = {**given.sources, **dict.fromkeys(changes, "another split")}
+            given = Given(given.settings.model_copy(update=changes), sources)
+        return resolve(given, self.divide, hardware, folder=str(self.folder))
+
+
+def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
+    """The model, and the settings that were given.
+
+    A hub id is downloaded, without its weights where those are not wanted. Raises ConfigError, UnsupportedModel and
+    HubError.
     """
     settings = dict(flags)
     file = settings.pop("config", None)
@@ -37,11 +55,24 @@ def prepare(model: str | None, flags: Flags, *, weights: bool = True) -> Prepare
     named = given.settings.model
     folder = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(folder)
-    facts = model_facts(spec)
-    return Prepared(folder, spec, facts, resolve(given, facts, detect_hardware(), folder=str(folder)))
+    return Found(folder, spec, lru_cache(partial(rank_facts, spec)), given)
 
 
-def memory_table(rows: Sequence[MemoryRow], title: str = "Memory") -> Table:
+def prepare(model: str | None, flags: Flags) -> Prepared:
+    """Everything that can be known before a process is started or a weight is read.
+
+    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
+    """
+    found = find(model, flags)
+    resolved = found.resolve(detect_hardware())
+    return Prepared(found.folder, found.spec, model_facts(found.spec), resolved)
+
+
+def memory_table(resolved: Resolved, title: str = "Memory") -> Table:
+    """Of the rank with the least to spare, where there are several."""
+    rows, ranks = resolved.memory.rows, resolved.ranks
+    if len(ranks) > 1:
+        title += f", rank {ranks.index(resolved.memory)} of {len(ranks)}: it has the least to spare"
     table = Table(title=title, title_justify="left")
     table.add_column("for")
     table.add_column("size", justify="right")

@@ -18,9 +18,7 @@ log = logging.getLogger("penstock.serve")
 
 def serve(model: str | None, flags: Flags) -> None:
     prepared = prepare(model, flags)
-    Console(stderr=True).print(
-        memory_table(prepared.resolved.memory.rows, f"Memory for {prepared.resolved.engine.name}")
-    )
+    Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
     try:
         uvloop.run(_main(prepared))
     except (EngineError, OSError) as error:

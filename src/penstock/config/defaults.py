@@ -1,6 +1,6 @@
 """Defaults of settings that nobody gave, declared in order with their reasons. A later one may use earlier values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +11,16 @@ from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
 from penstock.config.memory import fit_tokens, fixed_bytes, kv_budget, pool_bytes, tokens_of_one, workspace_bytes
 from penstock.config.sizes import format_bytes
+from penstock.config.split import Split
 
 MAX_NUM_SEQS = (256, 128, 64)
 WORKSPACE_BYTES = 160 << 20  # what logits and the sampler may take by default: peak memory is weights + KV + 500 MB
 STEP_TOKENS = 512
+QUANTIZATION_GROUP = 32
+
+# What each rank of a split holds of the model; the number is that of a row's values that share a scale. ValueError for
+# a split that cannot be.
+Divide = Callable[[Split, int], Sequence[ModelFacts]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,28 @@ class Known:
     hardware: Hardware
     folder: str
     values: Mapping[str, Any]  # settings decided so far, given or not
+    divide: Divide
+
+    @property
+    def split(self) -> Split:
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel")
+        return Split(*(self.values[name] for name in names))
+
+    @property
+    def ranks(self) -> Sequence[ModelFacts]:
+        """What each rank of the split holds."""
+        int4 = self.values["quantization"] == "int4"
+        return self.divide(self.split, self.values["quantization_group"] if int4 else 1)
+
+    @property
+    def local_ranks(self) -> int:
+        """Those that share the hardware; Ray places ranks, so that none is known to be here beside another."""
+        return self.split.world if self.hardware.shared and self.values["distributed_executor"] != "ray" else 1
+
+    @property
+    def memory(self) -> int:
+        """Bytes that each rank may use."""
+        return self.hardware.memory_available // self.local_ranks
 
     def engine(self, **changes: Any) -> EngineConfig:
         """An engine of the values decided so far, to size memory with."""
@@ -36,6 +64,9 @@ class Known:
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "expert_parallel",
         )
         settled = {name: self.values[name] for name in names if name in self.values}
         return EngineConfig(model="", name="", **{**settled, **changes})
@@ -67,9 +98,11 @@ def _dtype(known: Known) -> Chosen:
 
 
 def _max_num_seqs(known: Known) -> Chosen:
-    fitting = (count for count in MAX_NUM_SEQS if workspace_bytes(known.facts, count) <= WORKSPACE_BYTES)
-    count = next(fitting, MAX_NUM_SEQS[-1])
-    return Chosen(count, f"their logits and the sampler take {format_bytes(workspace_bytes(known.facts, count))}")
+    def workspace(count: int) -> int:
+        return max(workspace_bytes(facts, count) for facts in known.ranks)
+
+    count = next((count for count in MAX_NUM_SEQS if workspace(count) <= WORKSPACE_BYTES), MAX_NUM_SEQS[-1])
+    return Chosen(count, f"their logits and the sampler take {format_bytes(workspace(count))}")
 
 
 def _max_num_batched_tokens(known: Known) -> Chosen:
@@ -78,20 +111,20 @@ def _max_num_batched_tokens(known: Known) -> Chosen:
 
 
 def _max_model_len(known: Known) -> Chosen:
-    longest, pool = known.facts.max_position, known.values["kv_cache_memory"]
+    longest, given = known.facts.max_position, known.values["kv_cache_memory"]
     engine = known.engine(max_model_len=longest)
-    if pool is None:
-        left = known.hardware.memory_available - fixed_bytes(known.facts, engine)
-        pool = kv_budget(max(left, 0), 0)
-    tokens = fit_tokens(known.facts, engine, pool)
+    pools = [given or kv_budget(max(known.memory - fixed_bytes(facts, engine), 0), 0) for facts in known.ranks]
+    tokens = min(fit_tokens(facts, engine, pool) for facts, pool in zip(known.ranks, pools, strict=True))
     if tokens >= longest or 0 not in known.facts.windows or tokens == 0:
         return Chosen(longest, "the model's own limit")
-    return Chosen(tokens, f"what a KV cache of {format_bytes(pool)} holds of the model's {longest}")
+    return Chosen(tokens, f"what a KV cache of {format_bytes(min(pools))} holds of the model's {longest}")
 
 
 def _kv_cache_memory(known: Known) -> Chosen:
+    if known.split.world > 1:  # for stages of different sizes no one amount is right
+        return Chosen(None, "a share of what everything else leaves of each rank's memory")
     engine = known.engine()
-    left = known.hardware.memory_available - fixed_bytes(known.facts, engine)
+    left = known.memory - fixed_bytes(known.facts, engine)
     one = pool_bytes(known.facts, engine, tokens_of_one(known.facts, engine))
     share = kv_budget(max(left, 0), one)
     wanted = pool_bytes(known.facts, engine, engine.max_num_seqs * engine.max_model_len)
@@ -101,7 +134,12 @@ def _kv_cache_memory(known: Known) -> Chosen:
 
 
 def _threads(known: Known) -> Chosen:
-    return Chosen(known.hardware.cores, "every core this process may use")
+    if known.values["distributed_executor"] == "ray":
+        return Chosen(0, "each rank takes its share of the cores where it is placed")
+    cores, ranks = known.hardware.cores, known.local_ranks
+    if ranks == 1:
+        return Chosen(cores, "every core this process may use")
+    return Chosen(max(cores // ranks, 1), f"the share of each of {ranks} ranks in {cores} cores")
 
 
 DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
@@ -115,10 +153,14 @@ DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
         "seed": _constant(None, "each request draws its own"),
         "dtype": _dtype,
         "quantization": _constant("none", "weights in the dtype lose nothing"),
-        "quantization_group": _constant(32, "the smallest: in int4, quality comes from small groups"),
+        "quantization_group": _constant(QUANTIZATION_GROUP, "the smallest: in int4, quality comes from small groups"),
         "block_size": _constant(16, "small blocks waste little at a sequence's end"),
         "kv_cache_dtype": _constant("auto", "keys and values in the dtype lose nothing"),
         "enable_prefix_caching": _constant(True, "equal prefixes are computed once"),
+        "tensor_parallel_size": _constant(1, "layers are not divided"),
+        "pipeline_parallel_size": _constant(1, "layers stay together"),
+        "expert_parallel": _constant(False, "tensor ranks have a part of every expert each, so that all work alike"),
+        "distributed_executor": _constant("auto", "ranks are processes of this machine"),
         "max_num_seqs": _max_num_seqs,
         "max_num_batched_tokens": _max_num_batched_tokens,
         "max_model_len": _max_model_len,

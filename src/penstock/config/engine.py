@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.config.split import Split
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """See settings.py for what an operator says about each of these, and resolve.py for the defaults."""
@@ -24,10 +26,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # requests queued before new ones are refused
     depth: int = 1  # plans that may be outstanding
-    threads: int = 0  # 0: every core the process may use
+    threads: int = 0  # of each rank; 0: its share of the cores its process may use
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    expert_parallel: bool = False  # the tensor ranks hold whole experts each
+    distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes where there are several ranks
     incarnation: int = 1
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
+
+    @property
+    def split(self) -> Split:
+        """The ranks that share the model."""
+        return Split(self.tensor_parallel_size, self.pipeline_parallel_size, self.expert_parallel)
 
     @property
     def kv_dtype(self) -> str:

@@ -12,19 +12,30 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     gated: bool = False  # two of the same size, stacked
     vocabulary: bool = False  # the embedding or the head
+    router: bool = False  # in full precision however the others are quantised
+    experts: int = 1  # each of the `count` is so many of the shape,
+    share: float = 1.0  # and a token goes through this share of them
+
+
+class MixtureFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The widest mixture of experts among a model's layers."""
+
+    experts: int
+    per_token: int
+    intermediate_size: int  # of an expert
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model. Widths are those of its widest layer, in elements per token."""
+    """Sizes of a model, or of one rank's part of it. Widths are those of its widest layer, in elements per token."""
 
     family: str
     num_parameters: int
     matrices: tuple[MatrixFacts, ...]
     vector_elements: int  # of all norms; biases belong to their matrices
     num_layers: int
-    vocab_size: int
+    vocab_size: int  # of the whole model
     hidden_size: int
-    widest_mlp: int  # intermediate_size
+    widest_mlp: int  # intermediate_size, of a shared expert too
     widest_query: int  # query heads x head size
     widest_kv: int  # KV heads x head size
     windows: tuple[int, ...]  # per KV group the tokens a query sees, itself included; 0: all
@@ -33,3 +44,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_position: int
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
+    mixture: MixtureFacts | None = None
+    samples: bool = True  # whether logits are whole here, and the sampler beside them
+    head_part: int = 0  # columns of the logits that are computed here, where other ranks compute the rest

@@ -16,6 +16,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     memory_available: int  # bytes that can be had now without swapping
     isa: tuple[str, ...] = ()
     device: str = "cpu"
+    shared: bool = True  # by all ranks of a model; if not, each has as much to itself
 
     @property
     def native_bf16(self) -> bool:

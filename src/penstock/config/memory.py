@@ -3,13 +3,15 @@
 The same arithmetic serves `penstock plan`, which has no model loaded, and the runner, which allocates by it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from penstock.config.engine import EngineConfig
-from penstock.config.facts import ModelFacts
+from penstock.config.facts import MixtureFacts, ModelFacts
 from penstock.config.sizes import format_bytes
+from penstock.config.split import Split
 from penstock.config.weights import stored_as, weights_bytes
 from penstock.messages import MemoryRow
 
@@ -34,6 +36,18 @@ class MemoryPlan:
     num_blocks: tuple[int, ...]  # per KV group, the reserved block 0 included
     kv_bytes: int  # of those blocks
     kv_tokens: int  # a group with full attention holds so many
+
+
+def size_ranks(ranks: Sequence[ModelFacts], engine: EngineConfig, available: Sequence[int]) -> tuple[MemoryPlan, ...]:
+    """The memory of each rank, of which `available` bytes are its own. All get as many KV blocks as the one with the
+    least room for them, as a block's number means the same to all.
+
+    Raises DoesNotFit, which names the rank.
+    """
+    each = list(zip(ranks, available, strict=True))
+    plans = [_size_rank(rank, facts, engine, memory) for rank, (facts, memory) in enumerate(each)]
+    tokens = min(plan.kv_tokens for plan in plans)
+    return tuple(_plan(facts, engine, memory, tokens) for facts, memory in each)
 
 
 def size_memory(facts: ModelFacts, engine: EngineConfig, available_bytes: int) -> MemoryPlan:
@@ -61,14 +75,39 @@ def size_memory(facts: ModelFacts, engine: EngineConfig, available_bytes: int) -
             f"{format_bytes(budget)}; set --kv-cache-memory {_mebibytes(one, up=True)} or more"
         )
     tokens = min(fit_tokens(facts, engine, budget), _round_up(engine.max_num_seqs * engine.max_model_len, engine))
+    return _plan(facts, engine, available_bytes, tokens)
+
+
+def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
+    try:
+        return size_memory(facts, engine, available)
+    except DoesNotFit as error:
+        if engine.split.world == 1:
+            raise
+        raise DoesNotFit(f"rank {rank} of {engine.split.world}: {error}") from None
+
+
+def settled_rows(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:
+    """What a rank takes whose KV blocks per group were settled for all ranks, as `size_ranks` does."""
+    first, *others = _fixed_rows(facts, engine)
+    return first, _pool_row(facts, engine, num_blocks), *others
+
+
+def _plan(facts: ModelFacts, engine: EngineConfig, available: int, tokens: int) -> MemoryPlan:
+    """With a KV pool for `tokens` tokens, for which there is room."""
     blocks = pool_blocks(facts, engine, tokens)
-    taken = pool_bytes(facts, engine, tokens)
+    rows = settled_rows(facts, engine, blocks)
+    left = available - sum(row.bytes for row in rows)
+    free = MemoryRow("free", left, f"of {format_bytes(available)} available")
+    return MemoryPlan((*rows, free), blocks, blocks_bytes(facts, engine, blocks), tokens)
+
+
+def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> MemoryRow:
+    tokens = (max(num_blocks) - 1) * engine.block_size
     note = f"{tokens} tokens in blocks of {engine.block_size}, {engine.kv_dtype}"
     if any(facts.windows):
         note += f"; groups {', '.join(f'window {w}' if w else 'full' for w in facts.windows)}"
-    rows = (*fixed[:1], MemoryRow("KV cache", taken, note), *fixed[1:])
-    free = MemoryRow("free", left - taken, f"of {format_bytes(available_bytes)} available")
-    return MemoryPlan((*rows, free), blocks, taken, tokens)
+    return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)
 
 
 def fixed_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
@@ -98,8 +137,12 @@ def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[i
 
 def pool_bytes(facts: ModelFacts, engine: EngineConfig, tokens: int) -> int:
     """Bytes of a KV pool for `tokens` tokens, all groups together."""
-    blocks = pool_blocks(facts, engine, tokens)
-    return sum(b * engine.block_size * t for b, t in zip(blocks, token_bytes(facts, engine), strict=True))
+    return blocks_bytes(facts, engine, pool_blocks(facts, engine, tokens))
+
+
+def blocks_bytes(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> int:
+    """Bytes of so many blocks per KV group."""
+    return sum(b * engine.block_size * t for b, t in zip(num_blocks, token_bytes(facts, engine), strict=True))
 
 
 def token_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
@@ -131,9 +174,11 @@ def tokens_of_one(facts: ModelFacts, engine: EngineConfig) -> int:
 
 
 def workspace_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
-    """Logits and the sampler's scratch; or those of a slice of prompt logprobs, where that is more."""
-    rows = max(LOGIT_COPIES * max_num_seqs, PROMPT_LOGPROB_COPIES * PROMPT_LOGPROB_ROWS)
-    return rows * facts.vocab_size * LOGIT_SIZE
+    """Logits and the sampler's scratch; or those of a slice of prompt logprobs, where that is more. Of logits that
+    several ranks compute, each has its part, and the one that samples the whole as well."""
+    whole = max(LOGIT_COPIES * max_num_seqs, PROMPT_LOGPROB_COPIES * PROMPT_LOGPROB_ROWS) * facts.vocab_size
+    part = max(max_num_seqs, PROMPT_LOGPROB_ROWS) * facts.head_part
+    return (whole * facts.samples + part) * LOGIT_SIZE
 
 
 def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
@@ -142,8 +187,26 @@ def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     attention = 2 * hidden + 3 * facts.widest_query + 4 * facts.widest_kv  # residual, normed, qkv twice (rope), output
     mlp = 2 * hidden + 4 * facts.widest_mlp  # residual, normed, gate and up, their product and its scratch
     per_token = max(attention, mlp) * engine.element_size + 2 * hidden * 4  # norms run in fp32
+    if facts.mixture is not None:
+        per_token += _experts_bytes(facts.mixture, hidden, engine.element_size)
+    per_token += exchanged_bytes(engine.split, hidden * engine.element_size)
     gathered = 2 * engine.max_model_len * facts.widest_kv * engine.element_size
     return engine.max_num_batched_tokens * per_token + gathered
+
+
+def exchanged_bytes(split: Split, hidden_bytes: int) -> int:
+    """What ranks hold of each other's hidden states, per token: in a sum every tensor rank's, as it came and as it is
+    added; between stages those that came, and copies on their way, one for each plan outstanding."""
+    summed = 2 * split.tensor if split.tensor > 1 else 0
+    sent = split.pipeline + 1 if split.pipeline > 1 else 0
+    return (summed + sent) * hidden_bytes
+
+
+def _experts_bytes(mixture: MixtureFacts, hidden: int, element_size: int) -> int:
+    """Of a token: the router's logits, then for each of its experts the number and weight, the fp32 output, and what is
+    between its two products, once as it is and once as it is multiplied."""
+    each = 12 + 4 * hidden + (element_size + 4) * mixture.intermediate_size
+    return 4 * mixture.experts + mixture.per_token * each
 
 
 def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
@@ -159,10 +222,18 @@ def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...
         MemoryRow(
             "workspace",
             workspace_bytes(facts, engine.max_num_seqs),
-            f"logits of {engine.max_num_seqs} sequences over {facts.vocab_size} tokens, and the sampler",
+            _workspace_note(facts, engine.max_num_seqs),
         ),
         MemoryRow("runtime", RUNTIME_BYTES, "Python and torch"),
     )
+
+
+def _workspace_note(facts: ModelFacts, max_num_seqs: int) -> str:
+    width = f"{facts.head_part} of {facts.vocab_size}" if facts.head_part else str(facts.vocab_size)
+    if not (facts.samples or facts.head_part):
+        return "another stage has the logits"
+    logits = f"logits of {max_num_seqs} sequences over {width} tokens"
+    return f"{logits}, and the sampler" if facts.samples else logits
 
 
 def _remedy(facts: ModelFacts, engine: EngineConfig, available: int) -> str:

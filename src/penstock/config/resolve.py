@@ -3,47 +3,60 @@
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from penstock.config.defaults import DEFAULTS, Known
+from penstock.config.defaults import DEFAULTS, Divide, Known
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
-from penstock.config.memory import MemoryPlan, size_memory
+from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
+from penstock.config.split import Split
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Everything decided. `provenance` has (value, where it comes from) of every setting, keys hidden."""
+    """Everything decided. `ranks` has each rank's memory, with Ray as if it had this machine to itself; `provenance`
+    (value, where it comes from) of every setting, keys hidden."""
 
     engine: EngineConfig
     server: ServerConfig
-    memory: MemoryPlan
+    ranks: tuple[MemoryPlan, ...]
     provenance: Mapping[str, tuple[Any, str]]
 
+    @property
+    def memory(self) -> MemoryPlan:
+        """Of the rank with the least to spare."""
+        return min(self.ranks, key=lambda plan: plan.rows[-1].bytes)
 
-def resolve(given: Given, facts: ModelFacts, hardware: Hardware, *, folder: str) -> Resolved:
-    """Fill in what was not said. `folder` is where the model's files lie.
 
-    Raises ConfigError for settings that contradict the model, the machine or each other, and DoesNotFit.
+def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) -> Resolved:
+    """Fill in what was not said. `divide` says what the model is, whole and divided among ranks; `folder` is where its
+    files lie.
+
+    Raises ConfigError for settings that contradict the model, the machine or each other, DoesNotFit, and what `divide`
+    raises.
     """
+    divide = lru_cache(divide)
+    (facts,) = divide(Split(), 1)
     values: dict[str, Any] = {"model": given.settings.model, **_given_values(given)}
     sources = dict(given.sources)
     values.setdefault("kv_cache_memory", None)
     _check_given(values, sources, facts)
+    known = Known(facts, hardware, folder, values, divide)
     for name, default in DEFAULTS.items():
         if values.get(name) is None:
-            values[name], reason = default(Known(facts, hardware, folder, values))
+            values[name], reason = default(known)
             sources[name] = f"default: {reason}"
-    _check(values, sources, hardware)
+    _check(values, sources, known)
     engine, server = _engine(values, folder, hardware), _server(values)
-    memory = size_memory(facts, engine, hardware.memory_available)
+    ranks = size_ranks(known.ranks, engine, [known.memory] * known.split.world)
     sources.setdefault("model", "default: the model that comes with Penstock")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
     order = ("model", *DEFAULTS)
-    return Resolved(engine, server, memory, {name: (shown[name], sources[name]) for name in order})
+    return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in order})
 
 
 def _given_values(given: Given) -> dict[str, Any]:
@@ -68,6 +81,11 @@ def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> Engin
         enable_prefix_caching=values["enable_prefix_caching"],
         max_waiting=values["max_waiting"],
         threads=values["threads"],
+        tensor_parallel_size=values["tensor_parallel_size"],
+        pipeline_parallel_size=values["pipeline_parallel_size"],
+        expert_parallel=values["expert_parallel"],
+        distributed_executor=values["distributed_executor"],
+        depth=values["pipeline_parallel_size"],
         step_deadline=values["step_deadline"],
     )
 
@@ -86,7 +104,7 @@ def _check_given(values: Mapping[str, Any], sources: Mapping[str, str], facts: M
         )
 
 
-def _check(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
+def _check(values: Mapping[str, Any], sources: Mapping[str, str], known: Known) -> None:
     seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
     if tokens < seqs:
         raise ConfigError(
@@ -99,10 +117,12 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hard
             f"has groups, and --quantization ({sources['quantization']}) is {values['quantization']}; leave it out, "
             "or set --quantization int4"
         )
-    if values["threads"] > hardware.cores:
+    most, cores = max(known.hardware.cores // known.local_ranks, 1), known.hardware.cores
+    if values["threads"] > most and values["distributed_executor"] != "ray":
+        by = f" and {known.local_ranks} ranks share them" if known.local_ranks > 1 else ""
         raise ConfigError(
-            f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {hardware.cores} "
-            f"cores: more threads would wait for each other; set --threads {hardware.cores} or less"
+            f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
+            f"more threads would wait for each other; set --threads {most} or less"
         )
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(

@@ -24,6 +24,7 @@ def _group(value: int) -> int:
 
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**31 - 1)]
+Ranks = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1024)]
 Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86400)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
 
@@ -60,11 +61,17 @@ class Settings(BaseModel):
     block_size: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1024)] | None = Field(
         None, description="Tokens per KV block"
     )
-    kv_cache_memory: Bytes | None = Field(None, description="Memory for the KV cache: 4GiB, 500MB, ...")
+    kv_cache_memory: Bytes | None = Field(None, description="Memory for the KV cache of each rank: 4GiB, 500MB, ...")
     kv_cache_dtype: Literal["auto", "int8"] | None = Field(None, description="Of keys and values; auto: the dtype")
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
-    threads: Count | None = Field(None, description="Threads that compute")
+    threads: Count | None = Field(None, description="Threads that compute, of each rank")
+    tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
+    pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")
+    expert_parallel: bool | None = Field(None, description="Tensor ranks hold whole experts each")
+    distributed_executor: Literal["auto", "process", "ray"] | None = Field(
+        None, description="Who starts the ranks: auto, process or ray"
+    )
     step_deadline: Seconds | None = Field(
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )

@@ -20,9 +20,13 @@ def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
     """How (the layers' matrices, the embedding and the head) are packed. In int4 too, the latter two stay int8: the
     choice of a token is more sensitive than what led to it."""
     if quantization == "none":
-        scheme: Scheme = "f32" if dtype == "float32" else "bf16"
-        return scheme, scheme
+        return unquantized(dtype), unquantized(dtype)
     return "int8" if quantization == "int8" else "int4", "int8"
+
+
+def unquantized(dtype: str) -> Scheme:
+    """How what is not quantised is packed, a router always: which experts a token goes through is a choice too."""
+    return "f32" if dtype == "float32" else "bf16"
 
 
 def padded_width(k: int, scheme: Scheme, group: int) -> int:
@@ -60,14 +64,23 @@ def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     return packed + facts.vector_elements * engine.element_size
 
 
-def matmul_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """What a decode step reads of them: every layer's matrices and the head. An embedding is looked up, not read."""
-    layers = sum(m.count * _matrix_bytes(m, engine) for m in facts.matrices if not m.vocabulary)
+def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
+    """What a decode step of `rows` sequences reads of them: every layer's matrices and the head, and of experts those
+    that are chosen, on average where all are equally likely. An embedding is looked up, not read."""
+    layers = sum(
+        int(m.count * _matrix_bytes(m, engine) * (1.0 - (1.0 - m.share) ** rows))
+        for m in facts.matrices
+        if not m.vocabulary
+    )
+    if not (facts.samples or facts.head_part):
+        return layers
     return layers + max(_matrix_bytes(m, engine) for m in facts.matrices if m.vocabulary)
 
 
 def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
     matrices, vocabulary = schemes(engine.dtype, engine.quantization)
-    scheme = vocabulary if matrix.vocabulary else matrices
+    scheme = vocabulary if matrix.vocabulary else unquantized(engine.dtype) if matrix.router else matrices
     shape = (matrix.rows, matrix.columns)
-    return packed_bytes(*shape, scheme, engine.quantization_group, gated=matrix.gated, bias=matrix.bias)
+    return matrix.experts * packed_bytes(
+        *shape, scheme, engine.quantization_group, gated=matrix.gated, bias=matrix.bias
+    )

@@ -23,6 +23,7 @@ from penstock.messages import (
 from penstock.schedule import Scheduler
 
 ADMISSION_SECONDS = 0.002  # of each step that new requests may take from those that run
+HEALTH_SECONDS = 1.0  # between looks at the executor while there is nothing to do
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +69,11 @@ class EngineCore:
             self._send()
 
     def _receive(self) -> None:
-        """Obey the commands that have come; with nothing to do, sleep until one comes."""
+        """Obey the commands that have come; with nothing to do, sleep for one, and look after the executor."""
         idle = not (self._backlog or self._outstanding or self._scheduler.has_work)
-        commands = self._port.receive(wait=idle)
+        commands = self._port.receive(wait=HEALTH_SECONDS if idle else 0.0)
         if idle:
+            self._executor.health()
             self._meter.resume()
         for command in commands:
             self._obey(command)

@@ -31,7 +31,13 @@ class InProcessExecutor:
     def result(self) -> StepResult:
         if self._runner is None:
             raise RuntimeError("the executor has not been started, or is closed")
-        return self._runner.execute(self._plans.popleft())
+        result = self._runner.execute(self._plans.popleft())
+        if result is None:
+            raise RuntimeError("the runner is one rank of several: its plans belong to WorkersExecutor")
+        return result
+
+    def health(self) -> None:
+        """Nothing ends here but with the engine."""
 
     def close(self) -> None:
         """Give the model's memory back. May be called at any time, also twice."""

@@ -52,9 +52,11 @@ class QueuePort:
             self._announced.clear()
         return events
 
-    def receive(self, *, wait: bool) -> list[Command | Rejected]:
-        frames = [self._commands.get()] if wait else []
+    def receive(self, *, wait: float) -> list[Command | Rejected]:
+        frames = []
         with contextlib.suppress(queue.Empty):
+            if wait:
+                frames.append(self._commands.get(timeout=wait))
             while len(frames) < COMMANDS_AT_ONCE:
                 frames.append(self._commands.get_nowait())
         return [command for frame in frames if (command := decode_command(frame)) is not None]

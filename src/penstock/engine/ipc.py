@@ -8,17 +8,15 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
 import zmq
 
 from penstock.config.engine import EngineConfig
+from penstock.engine.child import SOCKET_NAME, STDERR, how_it_ended, private_directory
 from penstock.engine.client import CLOSE_SECONDS, StreamingClient
 from penstock.engine.streams import Streams
 from penstock.engine.wire import Hello, Stop, decode_event, encode
@@ -26,8 +24,6 @@ from penstock.messages import EngineError
 
 # -P keeps the working directory, which may be a model's, out of the module search path.
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
-STDERR = 2
-SOCKET_NAME = "socket"
 LAST_WORDS_SECONDS = 0.25  # for the reason of an engine that has exited to arrive
 EVENTS_IN_FLIGHT = 64  # that may wait in the socket; an engine merges what is more
 EVENTS_AT_ONCE = 16  # read before other callbacks of the loop get their turn
@@ -94,7 +90,7 @@ class EngineProcess:
 
     def _listen(self) -> str:
         """Bind the socket; its endpoint."""
-        directory = _private_directory()
+        directory = private_directory()
         self._held.callback(shutil.rmtree, directory, ignore_errors=True)
         self._directory = directory
         context = zmq.Context()
@@ -170,20 +166,6 @@ class EngineProcess:
         """The process is gone: pass on what it still said, then end everything that waits for it."""
         while self._read_one():
             pass
-        self._streams.fail(_end_of_process(status))
+        self._streams.fail(f"the engine process {how_it_ended(status)}")
         self._held.close()
         self._ended.set()
-
-
-def _private_directory() -> Path:
-    """A new directory of mode 0700, with a path short enough for a socket in it."""
-    parent = tempfile.gettempdir()
-    longest = zmq.IPC_PATH_MAX_LEN - len(f"/penstock-12345678/{SOCKET_NAME}")
-    return Path(tempfile.mkdtemp(prefix="penstock-", dir=parent if len(parent) <= longest else "/tmp"))
-
-
-def _end_of_process(status: int) -> str:
-    if status >= 0:
-        return f"the engine process ended with status {status}; its messages on standard error say why"
-    hint = ": the machine may be out of memory" if -status == signal.SIGKILL else ""
-    return f"the engine process was killed by {signal.Signals(-status).name}{hint}"

@@ -1,9 +1,7 @@
 """An engine's life on one thread: load, say that it is ready, step, say why it ends."""
 
 import contextlib
-import logging
 import os
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,14 +10,12 @@ from penstock.config.engine import EngineConfig
 from penstock.engine.core import EngineCore
 from penstock.engine.executor import InProcessExecutor
 from penstock.engine.port import Port
+from penstock.engine.reason import reason_for
 from penstock.engine.wire import Failed, Ready
+from penstock.engine.workers import WorkersExecutor
 from penstock.families import load_spec
 from penstock.messages import Capacity, EngineInfo, Executor
 from penstock.schedule import Scheduler, SchedulerConfig
-
-TRACEBACK_LINES = 6  # of an unforeseen error, in the reason given to the client; the log has all of them
-
-log = logging.getLogger(__name__)
 
 
 class Backend(NamedTuple):
@@ -33,7 +29,14 @@ def model_eos(config: EngineConfig) -> tuple[int, ...]:
     return load_spec(Path(config.model)).eos_token_ids
 
 
-MODEL = Backend(InProcessExecutor, model_eos)
+def model_executor(config: EngineConfig) -> Executor:
+    """In this process where one rank has the whole model, unless told otherwise."""
+    if config.split.world == 1 and config.distributed_executor == "auto":
+        return InProcessExecutor(config)
+    return WorkersExecutor(config)
+
+
+MODEL = Backend(model_executor, model_eos)
 
 
 class Announcing(Port, Protocol):
@@ -84,17 +87,3 @@ def describe(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int,
         eos_token_ids=eos_token_ids,
         memory=capacity.memory,
     )
-
-
-def reason_for(error: Exception) -> str:
-    """The message alone where it was written for a user; else the error with where it came from, and all in the log.
-
-    Written for a user: what the system says about files, and what our own code raises about values.
-    """
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    ours = "penstock" in {name.partition(".")[0] for name in (type(error).__module__, frame.f_globals["__name__"])}
-    if isinstance(error, OSError) or (ours and isinstance(error, ValueError)):
-        return str(error)
-    log.error("the engine failed", exc_info=error)
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return "\n".join([f"{type(error).__name__}: {error}", *lines[-TRACEBACK_LINES:-1]])

@@ -10,8 +10,8 @@ COMMANDS_AT_ONCE = 256  # that one `receive` takes at most
 class Port(Protocol):
     """Commands in, steps out. Used by the engine's one thread; `post` never waits for the client."""
 
-    def receive(self, *, wait: bool) -> list[Command | Rejected]:
-        """Commands that have come, oldest first, a bounded number of them. With `wait`, sleep until there is something.
+    def receive(self, *, wait: float) -> list[Command | Rejected]:
+        """Commands that have come, oldest first, a bounded number of them. Sleeps for some, `wait` seconds at most.
 
         A Rejected among them answers a request that could not be read.
         """

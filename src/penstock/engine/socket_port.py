@@ -1,6 +1,8 @@
 """The engine's end of the socket to a client in another process."""
 
+import math
 import os
+import time
 
 import zmq
 
@@ -30,9 +32,9 @@ class SocketPort:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop: Stop | None = None
 
-    def receive(self, *, wait: bool) -> list[Command | Rejected]:
+    def receive(self, *, wait: float) -> list[Command | Rejected]:
         if wait:
-            self._sleep()
+            self._sleep(wait)
         self._send_late()
         commands: list[Command | Rejected] = [] if self._stop is None else [self._stop]
         while len(commands) < COMMANDS_AT_ONCE:
@@ -65,13 +67,14 @@ class SocketPort:
         self._context.term()
         os.close(self._wake)
 
-    def _sleep(self) -> None:
-        """Until there is a command. Meanwhile late messages leave as soon as there is room."""
+    def _sleep(self, seconds: float) -> None:
+        """Until there is a command, or the time is over. Meanwhile late messages leave as soon as there is room."""
+        end = time.monotonic() + seconds
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
-        while True:
+        while (left := end - time.monotonic()) > 0:
             poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._late else 0))
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(math.ceil(left * 1000)))
             if ready.get(self._wake) or ready.get(self._socket, 0) & zmq.POLLIN:
                 return
             self._send_late()

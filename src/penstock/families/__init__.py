@@ -2,18 +2,24 @@
 
 from penstock.families.hf_config import UnsupportedModel
 from penstock.families.registry import FAMILIES, load_generation_defaults, load_spec, model_facts, spec_from_config
-from penstock.families.spec import LayerSpec, ModelSpec, Parameter, RopeSpec, TensorSource
+from penstock.families.shard import CannotSplit, check_split, rank_facts, shard
+from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, RopeSpec, TensorSource
 
 __all__ = [
     "FAMILIES",
+    "CannotSplit",
     "LayerSpec",
+    "MoESpec",
     "ModelSpec",
     "Parameter",
     "RopeSpec",
     "TensorSource",
     "UnsupportedModel",
+    "check_split",
     "load_generation_defaults",
     "load_spec",
     "model_facts",
+    "rank_facts",
+    "shard",
     "spec_from_config",
 ]

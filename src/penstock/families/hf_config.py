@@ -64,6 +64,15 @@ class HFConfig:
             raise self._wrong(name, value, "a list of strings")
         return value
 
+    def integers(self, name: str) -> list[int]:
+        """Counts from 0; none where the field is absent."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_INTEGER for item in value):
+            raise self._wrong(name, value, "a list of integers from 0")
+        return value
+
     def section(self, name: str) -> "HFConfig | None":
         """A nested object."""
         value = self.get(name)

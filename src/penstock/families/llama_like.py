@@ -5,8 +5,9 @@ their names, shapes and how they are fused.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.families.experts import ExpertNames, expert_parameters
 from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows, rope
-from penstock.families.spec import LayerSpec, ModelSpec, Parameter, RopeSpec, TensorSource
+from penstock.families.spec import LayerSpec, ModelSpec, Parameter, RopeSpec, stacked
 
 MAX_LAYERS = 2000
 
@@ -82,11 +83,13 @@ def decoder_spec(
     tied: bool = False,
     norm_offset: float = 0.0,
     embedding_scale: float = 1.0,
+    experts: ExpertNames | None = None,
 ) -> ModelSpec:
     """The whole model, of one layer repeated or of the given layers.
 
     `windows` says per layer how many tokens a query sees (None: all of them), from which the KV groups follow. `prefix`
-    stands before every tensor name. `vocab_size`, `max_position` and `tied` are the family's defaults.
+    stands before every tensor name. `vocab_size`, `max_position` and `tied` are the family's defaults. `experts` names
+    the tensors of layers that are mixtures.
     """
     if isinstance(layers, LayerSpec):
         layers = [layers] * num_layers(config)
@@ -110,7 +113,7 @@ def decoder_spec(
         embedding_scale=embedding_scale,
         checkpoint_dtype=checkpoint_dtype(config),
         eos_token_ids=config.token_ids("eos_token_id"),
-        parameters=decoder_parameters(layers, vocab, hidden, tied=tie, prefix=prefix),
+        parameters=decoder_parameters(layers, vocab, hidden, tied=tie, prefix=prefix, experts=experts),
         ignored_tensors=(f"{prefix}model.layers.*.self_attn.rotary_emb.inv_freq", f"{prefix}model.rotary_emb.inv_freq"),
         duplicates=((f"{prefix}lm_head.weight", f"{prefix}model.embed_tokens.weight"),) if tie else (),
     )
@@ -120,16 +123,9 @@ def _integer(config: HFConfig, name: str, default: int | None) -> int:
     return config.integer(name) if default is None else config.integer(name, default)
 
 
-def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int]) -> Parameter:
-    """A parameter made of (tensor name, rows), stacked in order; `columns` is the shape after dimension 0."""
-    parts, start = [], 0
-    for source, rows in sources:
-        parts.append(TensorSource(source, start, rows))
-        start += rows
-    return Parameter(name, (start, *columns), tuple(parts))
-
-
-def layer_parameters(index: int, layer: LayerSpec, hidden: int, prefix: str = "") -> list[Parameter]:
+def layer_parameters(
+    index: int, layer: LayerSpec, hidden: int, prefix: str = "", experts: ExpertNames | None = None
+) -> list[Parameter]:
     """Parameters of decoder layer `index`: `layers.{index}.*`, from `{prefix}model.layers.{index}.*`.
 
     A layer with post_norms has Gemma's four norms; its `pre_feedforward_layernorm` is the MLP's norm.
@@ -155,9 +151,12 @@ def layer_parameters(index: int, layer: LayerSpec, hidden: int, prefix: str = ""
         *linear("qkv", hidden, [(attention + part, rows) for part, rows in heads], layer.qkv_bias),
         *linear("output", q_rows, [(attention + "o_proj", hidden)], layer.output_bias),
         norm("mlp_norm", theirs + mlp_norm),
-        *linear("gate_up", hidden, [(mlp + "gate_proj", width), (mlp + "up_proj", width)], layer.mlp_bias),
-        *linear("down", width, [(mlp + "down_proj", hidden)], layer.mlp_bias),
     ]
+    if layer.moe is not None and experts is not None:
+        parameters += expert_parameters(ours, theirs, layer.moe, hidden, experts)
+    else:
+        parameters += linear("gate_up", hidden, [(mlp + "gate_proj", width), (mlp + "up_proj", width)], layer.mlp_bias)
+        parameters += linear("down", width, [(mlp + "down_proj", hidden)], layer.mlp_bias)
     if layer.qk_norm:
         parameters += [norm(f"{x}_norm", f"{attention}{x}_norm", layer.head_dim) for x in ("q", "k")]
     if layer.post_norms:
@@ -167,12 +166,18 @@ def layer_parameters(index: int, layer: LayerSpec, hidden: int, prefix: str = ""
 
 
 def decoder_parameters(
-    layers: Sequence[LayerSpec], vocab: int, hidden: int, *, tied: bool, prefix: str = ""
+    layers: Sequence[LayerSpec],
+    vocab: int,
+    hidden: int,
+    *,
+    tied: bool,
+    prefix: str = "",
+    experts: ExpertNames | None = None,
 ) -> tuple[Parameter, ...]:
     """All parameters: `embedding`, `layers.*`, `norm` and, where the head is untied, `head`."""
     parameters = [stacked("embedding.weight", (hidden,), (f"{prefix}model.embed_tokens.weight", vocab))]
     for index, layer in enumerate(layers):
-        parameters += layer_parameters(index, layer, hidden, prefix)
+        parameters += layer_parameters(index, layer, hidden, prefix, experts)
     parameters.append(stacked("norm.weight", (), (f"{prefix}model.norm.weight", hidden)))
     if not tied:
         parameters.append(stacked("head.weight", (hidden,), (f"{prefix}lm_head.weight", vocab)))

@@ -7,14 +7,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.facts import MatrixFacts, ModelFacts
+from penstock.config.facts import MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama
 from penstock.families.mistral import mistral
+from penstock.families.mixtral import mixtral
 from penstock.families.qwen2 import qwen2
+from penstock.families.qwen2_moe import qwen2_moe
 from penstock.families.qwen3 import qwen3
+from penstock.families.qwen3_moe import qwen3_moe
 from penstock.families.spec import ModelSpec
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
@@ -23,6 +26,9 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Qwen2ForCausalLM": qwen2,
         "Qwen3ForCausalLM": qwen3,
         "MistralForCausalLM": mistral,
+        "MixtralForCausalLM": mixtral,
+        "Qwen2MoeForCausalLM": qwen2_moe,
+        "Qwen3MoeForCausalLM": qwen3_moe,
         "Gemma3ForCausalLM": gemma3,
         "Gemma3ForConditionalGeneration": gemma3_multimodal,
     }
@@ -87,9 +93,9 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         matrices=_matrices(spec),
         vector_elements=_vector_elements(spec),
         num_layers=len(layers),
-        vocab_size=spec.vocab_size,
+        vocab_size=spec.vocabulary,
         hidden_size=spec.hidden_size,
-        widest_mlp=max(layer.intermediate_size for layer in layers),
+        widest_mlp=max(max(x.intermediate_size, x.moe.shared_intermediate_size if x.moe else 0) for x in layers),
         widest_query=max(layer.num_heads * layer.head_dim for layer in layers),
         widest_kv=max(layer.num_kv_heads * layer.head_dim for layer in layers),
         windows=spec.windows,
@@ -100,24 +106,43 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         max_position=spec.max_position,
         checkpoint_dtype=spec.checkpoint_dtype,
         eos_token_ids=spec.eos_token_ids,
+        mixture=_mixture(spec),
+        samples=spec.has_head and spec.vocab_start == 0,
+        head_part=spec.vocab_size if spec.has_head and spec.vocab_size < spec.vocabulary else 0,
+    )
+
+
+def _mixture(spec: ModelSpec) -> MixtureFacts | None:
+    mixtures = [layer.moe for layer in spec.layers if layer.moe is not None]
+    if not mixtures:
+        return None
+    widest = max(mixtures, key=lambda moe: moe.experts_per_token * moe.intermediate_size)
+    return MixtureFacts(
+        experts=widest.num_experts, per_token=widest.experts_per_token, intermediate_size=widest.intermediate_size
     )
 
 
 def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     names = {parameter.name for parameter in spec.parameters}
     counts = Counter(
-        (p.shape, p.kind, p.name.replace(".weight", ".bias") in names) for p in spec.parameters if p.kind != "vector"
+        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names)
+        for p in spec.parameters
+        if p.kind != "vector"
     )
+    mixture = _mixture(spec)
     return tuple(
         MatrixFacts(
-            rows=shape[0],
+            rows=shape[0] // experts,
             columns=shape[1],
             count=count,
             bias=bias,
             gated=kind == "gated",
             vocabulary=kind == "vocabulary",
+            router=kind == "router",
+            experts=experts,
+            share=mixture.per_token / mixture.experts if mixture and routed else 1.0,
         )
-        for (shape, kind, bias), count in counts.items()
+        for (shape, kind, experts, routed, bias), count in counts.items()
     )
 
 

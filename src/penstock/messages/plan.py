@@ -105,6 +105,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     cache_root: str = ""  # typed root of prefix keys: weights revision, KV dtype and layout, numerics fingerprint
     vocab_size: int = 0  # the width of the logits
     memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
+    late_ids: bool = True  # a plan may build upon a token that an outstanding one has yet to sample
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -23,6 +23,10 @@ class Executor(Protocol):
         """The result of the oldest outstanding plan; waits for it."""
         ...
 
+    def health(self) -> None:
+        """Raises what has ended the executor while it had nothing to do: then it is asked about once a second."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -1,5 +1,6 @@
 """Models: the blocks that execute a ModelSpec."""
 
+from penstock.models.collectives import Collectives
 from penstock.models.decoder import Decoder, GroupInput, LayerCache, StepInput
 
-__all__ = ["Decoder", "GroupInput", "LayerCache", "StepInput"]
+__all__ = ["Collectives", "Decoder", "GroupInput", "LayerCache", "StepInput"]

@@ -1,14 +1,17 @@
 """A decoder-only transformer that executes a ModelSpec."""
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.families import LayerSpec, ModelSpec
-from penstock.kernels import Kernels, Linear
+from penstock.kernels import Kernels
+from penstock.models.collectives import Collectives
+from penstock.models.mlp import MLP, Mixture, pack_mlp
 from penstock.models.rope import inverse_frequencies
 
 
@@ -26,6 +29,7 @@ class StepInput:
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     groups: tuple[GroupInput, ...]  # one per KV group of the spec
+    hidden: Tensor | None = None  # [tokens, hidden], what the stage before gave, for a stage without the embedding
 
 
 @dataclass(frozen=True)
@@ -47,27 +51,38 @@ class _Layer:
     output: Any
     attention_post_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Any
-    down: Any
+    mlp: MLP | Mixture
     mlp_post_norm: Tensor | None
 
 
 class Decoder:
     """Executes a spec. `parameters` are those of `spec.parameters`, by name: the vectors' dtype is that of the
     activations as well, and matrices are of it too, or packed by `select_packing` of the kernels' platform. They are
-    taken out of the mapping one by one and packed where they are not: nothing is in memory twice."""
+    taken out of the mapping one by one and packed where they are not: nothing is in memory twice.
 
-    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Any], kernels: Kernels) -> None:
+    The spec may be a rank's (see families/shard.py): where it shares its layers with others, `collectives` adds what
+    each computes; a stage of several takes hidden states where it has no embedding, and without a norm and a head its
+    hidden states are all it gives."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        parameters: MutableMapping[str, Any],
+        kernels: Kernels,
+        collectives: Collectives | None = None,
+    ) -> None:
         self._spec = spec
         self._kernels = kernels
-        self._dtype = parameters["norm.weight"].dtype
-        self._embedding = kernels.linear.pack(parameters.pop("embedding.weight"))
-        self._norm = parameters.pop("norm.weight")
-        tied = spec.tie_embeddings
-        self._head = self._embedding if tied else kernels.linear.pack(parameters.pop("head.weight"))
-        self._layers = tuple(
-            _layer(layer, f"layers.{i}.", parameters, kernels.linear) for i, layer in enumerate(spec.layers)
-        )
+        self._collectives = collectives
+        self._dtype = parameters["layers.0.attention_norm.weight"].dtype
+
+        def packed(name: str) -> Any:
+            return kernels.linear.pack(parameters.pop(name)) if name in parameters else None
+
+        self._embedding = packed("embedding.weight")
+        self._norm = parameters.pop("norm.weight", None)
+        self._head = self._embedding if spec.tie_embeddings else packed("head.weight")
+        self._layers = tuple(_layer(layer, f"layers.{i}.", parameters, kernels) for i, layer in enumerate(spec.layers))
         self._frequencies = {
             (layer.rope, layer.head_dim): inverse_frequencies(layer.rope, layer.head_dim) for layer in spec.layers
         }
@@ -83,31 +98,43 @@ class Decoder:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
-        """Hidden states [tokens, hidden] of the last layer, before the final norm. Writes keys and values to `caches`,
-        one per layer."""
+        """Hidden states [tokens, hidden] of the last layer here, before the final norm. Writes keys and values to
+        `caches`, one per layer."""
         kernels, spec = self._kernels, self._spec
         linear, eps, offset = kernels.linear, spec.norm_eps, spec.norm_offset
         rotations = {
             key: kernels.attention.rotation(step.positions, frequencies, self._dtype)
             for key, frequencies in self._frequencies.items()
         }
-        hidden = linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype)
+        hidden = self._embed(step)
         addend: Tensor | None = None  # the last block's output where a norm follows it: joins in the next block's norm
         for layer, cache in zip(self._layers, caches, strict=True):
             normed, hidden = kernels.rms_norm(hidden, addend, layer.attention_norm, eps, offset)
             qkv = linear(normed, layer.qkv)
             rotation = rotations[(layer.spec.rope, layer.spec.head_dim)]
             attended = self._attend(layer, qkv, rotation, step.groups[layer.spec.kv_group], cache)
-            hidden, addend = self._project(attended, layer.output, layer.attention_post_norm, hidden)
+            hidden, addend = self._join(partial(linear, attended, layer.output), layer.attention_post_norm, hidden)
             normed, hidden = kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)
-            inner = linear.gated(normed, layer.gate_up, layer.spec.activation)
-            hidden, addend = self._project(inner, layer.down, layer.mlp_post_norm, hidden)
-        return hidden if addend is None else kernels.rms_norm(hidden, addend, self._norm, eps, offset)[1]
+            hidden, addend = self._join(partial(layer.mlp, kernels, normed), layer.mlp_post_norm, hidden)
+        # For the sum alone: any norm's weight will do.
+        return hidden if addend is None else kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)[1]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 [rows, vocab] of rows that `forward` gave."""
-        normed, _ = self._kernels.rms_norm(hidden, None, self._norm, self._spec.norm_eps, self._spec.norm_offset)
-        return self._kernels.linear.logits(normed, self._head)
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """fp32 [rows, vocab] of rows that `forward` gave; None on ranks that have but helped another to them."""
+        spec = self._spec
+        normed, _ = self._kernels.rms_norm(hidden, None, self._norm, spec.norm_eps, spec.norm_offset)
+        logits = self._kernels.linear.logits(normed, self._head)
+        return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
+
+    def _embed(self, step: StepInput) -> Tensor:
+        if step.hidden is not None:
+            return step.hidden
+        spec, linear, collectives = self._spec, self._kernels.linear, self._collectives
+        if collectives is None:
+            return linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype)
+        part = linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype, first=spec.vocab_start)
+        collectives.sum(part)
+        return part
 
     def _attend(self, layer: _Layer, qkv: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
         attention, spec = self._kernels.attention, layer.spec
@@ -126,20 +153,24 @@ class Decoder:
         attended = attention(query, cache.keys, cache.values, group.attention, spec.attention_scale)
         return attended.view(-1, spec.num_heads * spec.head_dim)
 
-    def _project(
-        self, x: Tensor, weight: Any, post_norm: Tensor | None, hidden: Tensor
+    def _join(
+        self, block: Callable[[Tensor | None], Tensor], post_norm: Tensor | None, hidden: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """A block's end: (hidden states, what is still to be added to them)."""
+        """A block's end, which takes a residual: (hidden states, what is still to be added to them)."""
+        if post_norm is None and self._collectives is None:
+            return block(hidden), None
+        output, spec = block(None), self._spec
+        if self._collectives is not None:
+            self._collectives.sum(output)
         if post_norm is None:
-            return self._kernels.linear(x, weight, hidden), None
-        output = self._kernels.linear(x, weight)
-        return hidden, self._kernels.rms_norm(output, None, post_norm, self._spec.norm_eps, self._spec.norm_offset)[0]
+            return hidden, output
+        return hidden, self._kernels.rms_norm(output, None, post_norm, spec.norm_eps, spec.norm_offset)[0]
 
 
-def _layer(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Any], linear: Linear) -> _Layer:
-    def packed(name: str, *, gated: bool = False) -> Any:
+def _layer(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Any], kernels: Kernels) -> _Layer:
+    def packed(name: str) -> Any:
         weight = parameters.pop(f"{prefix}{name}.weight")
-        return linear.pack(weight, parameters.pop(f"{prefix}{name}.bias", None), gated=gated)
+        return kernels.linear.pack(weight, parameters.pop(f"{prefix}{name}.bias", None))
 
     def norm(name: str) -> Tensor | None:
         return parameters.pop(f"{prefix}{name}.weight", None)
@@ -156,7 +187,6 @@ def _layer(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Any], l
         packed("output"),
         norm("attention_post_norm"),
         parameters.pop(f"{prefix}mlp_norm.weight"),
-        packed("gate_up", gated=True),
-        packed("down"),
+        pack_mlp(spec, prefix, parameters, kernels),
         norm("mlp_post_norm"),
     )

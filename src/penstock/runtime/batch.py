@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.messages import NewSequence
 
@@ -67,6 +68,8 @@ class PersistentBatch:
         self._free.append(row)
         return row
 
-    def append_token(self, row: int, token_id: int) -> None:
-        self.token_ids[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
+    def append_tokens(self, rows: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+        """One to each of these distinct rows."""
+        length = self.num_tokens[rows]
+        self.token_ids[rows, length] = token_ids
+        self.num_tokens[rows] = length + 1

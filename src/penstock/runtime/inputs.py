@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from penstock.kernels import AttentionBatch
 from penstock.models import GroupInput, StepInput
@@ -20,6 +21,10 @@ class Segments(NamedTuple):
     length: NDArray[np.int64]  # tokens, at least 1
     offset: NDArray[np.int64]  # of the first token among the step's, and last the number of these: [units + 1]
     sample: NDArray[np.bool_]  # whether a token is to follow
+
+    @property
+    def tokens(self) -> int:
+        return int(self.offset[-1])
 
 
 def segments(batch: PersistentBatch, rows: Sequence[int], lengths: Sequence[int], sample: Sequence[bool]) -> Segments:
@@ -39,24 +44,49 @@ def segments(batch: PersistentBatch, rows: Sequence[int], lengths: Sequence[int]
     return units
 
 
-def step_input(
-    batch: PersistentBatch, windows: Sequence[int], units: Segments, prepare: Callable[[int, AttentionBatch], Any]
-) -> StepInput:
-    """What the model needs to compute `units`. `windows` are those of the KV groups, which `prepare` is called for."""
-    if units.offset[-1] == len(units.rows):  # one token each
-        rows, positions = units.rows, units.start
-    else:
-        rows = units.rows.repeat(units.length)
-        positions = np.arange(units.offset[-1]) + (units.start - units.offset[:-1]).repeat(units.length)
-    size = batch.block_size
-    block_index = positions // size
-    offsets = torch.from_numpy(positions % size)
-    context = units.start + units.length
-    most_blocks = -(-int(context.max()) // size)
-    groups = []
-    for group, window in enumerate(windows):
-        table = batch.tables[group]
-        seen = AttentionBatch(size, window, units.offset, context, table[units.rows, :most_blocks])
-        groups.append(GroupInput(prepare(group, seen), torch.from_numpy(table[rows, block_index]), offsets))
-    token_ids = torch.from_numpy(batch.token_ids[rows, positions])
-    return StepInput(token_ids, torch.from_numpy(positions), tuple(groups))
+class StepInputs:
+    """A step's tensors, in memory with room for the largest step: a recorded step finds them at one place."""
+
+    def __init__(
+        self, batch: PersistentBatch, windows: Sequence[int], tokens: int, hidden: Tensor | None = None
+    ) -> None:
+        """For steps of at most `tokens` tokens. `windows` are those of the KV groups. `hidden` [tokens, hidden size] is
+        where what the stage before gives is put, if there is one."""
+        self.hidden = hidden
+        self._batch = batch
+        self._windows = tuple(windows)
+        # Token ids and positions, then each group's blocks and offsets.
+        self._arrays = [np.zeros(tokens, np.int64) for _ in range(2 + 2 * len(windows))]
+        self.tensors = tuple(map(torch.from_numpy, self._arrays))
+        self._filled = self.tensors  # as far as the last step filled them
+
+    def step(self, tensors: Sequence[Tensor], attention: Sequence[Any]) -> StepInput:
+        """What the model takes: `tensors` in our order, and what was prepared for each group's attention."""
+        pairs = zip(attention, tensors[2::2], tensors[3::2], strict=True)
+        hidden = None if self.hidden is None else self.hidden[: len(tensors[0])]
+        return StepInput(tensors[0], tensors[1], tuple(GroupInput(*each) for each in pairs), hidden)
+
+    def fill(self, units: Segments, prepare: Callable[[int, AttentionBatch], Any]) -> StepInput:
+        """What the model needs to compute `units`, until the next call. Calls `prepare` for each KV group."""
+        batch, size, count = self._batch, self._batch.block_size, units.tokens
+        token_ids, positions, *slots = (array[:count] for array in self._arrays)
+        if count == len(units.rows):  # one token each
+            rows = units.rows
+            positions[:] = units.start
+        else:
+            rows = units.rows.repeat(units.length)
+            np.add(np.arange(count), (units.start - units.offset[:-1]).repeat(units.length), out=positions)
+        token_ids[:] = batch.token_ids[rows, positions]
+        block_index = positions // size
+        context = units.start + units.length
+        most_blocks = -(-int(context.max()) // size)
+        attention = []
+        for group, window in enumerate(self._windows):
+            table = batch.tables[group]
+            slots[2 * group][:] = table[rows, block_index]
+            np.subtract(positions, block_index * size, out=slots[2 * group + 1])
+            seen = AttentionBatch(size, window, units.offset, context, table[units.rows, :most_blocks])
+            attention.append(prepare(group, seen))
+        if len(self._filled[0]) != count:
+            self._filled = tuple(tensor[:count] for tensor in self.tensors)
+        return self.step(self._filled, attention)

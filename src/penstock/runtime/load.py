@@ -4,18 +4,19 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from penstock.config import EngineConfig, detect_hardware, size_memory, stored_as
-from penstock.families import ModelSpec, load_spec, model_facts
+from penstock.config import EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
+from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Kernels, Needs, Platform, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.kernels.native.packing import PackedWeight
-from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
+from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.heap import keep_freed_memory
+from penstock.runtime.mesh import Mesh
 from penstock.runtime.numa import interleave_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
@@ -25,33 +26,50 @@ SAMPLED_BYTES = 4096  # of each tensor, to tell one model's weights from another
 logger = logging.getLogger(__name__)
 
 
-def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
+def load_runner(
+    config: EngineConfig,
+    place: Place | None = None,
+    rendezvous: str = "",
+    num_blocks: Sequence[int] = (),
+    *,
+    progress: bool = True,
+) -> ModelRunner:
     """Size memory, read the weights, allocate the KV pages and run a first step.
 
-    Raises DoesNotFit and CannotQuantize before anything is read, UnsupportedModel, CheckpointError or OSError. The
-    number of threads and the allocator's settings that it changes are the whole process's; where memory lies, this
-    thread's and those it starts.
+    As the rank at `place`, of several: read its part, and meet the others at `rendezvous` (see Mesh). `num_blocks` per
+    KV group is what all ranks have room for; then memory is not sized here.
+
+    Raises DoesNotFit, CannotSplit and CannotQuantize before anything is read, UnsupportedModel, CheckpointError,
+    OSError, or MeshError. The number of threads and the allocator's settings that it changes are the whole process's;
+    where memory lies, this thread's and those it starts.
     """
     hardware = detect_hardware()
     torch.set_num_threads(config.threads or hardware.cores)
     keep_freed_memory()
     interleave_memory()
     folder = Path(config.model)
-    spec = load_spec(folder)
-    plan = size_memory(model_facts(spec), config, hardware.memory_available)
+    place = place or Place()
+    whole = load_spec(folder)
+    spec = shard(whole, place)
+    num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available)
     dtype = getattr(torch, config.dtype)
     platform = detect_platform(config.device)
     head_dims = tuple(layer.head_dim for layer in spec.layers)
     needs = Needs(dtype, config.block_size, head_dims)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     check_kv_dtype(platform, needs, config.kv_dtype)
-    parameters = load_parameters(folder, spec, dtype, packing=packing, progress=progress)
+    parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, progress=progress)
+    # With the weights read, so that nobody waits long for a step; and before threads are pinned, as it has its own.
+    mesh = None
+    if place.split.world > 1:
+        message = config.max_num_batched_tokens * spec.hidden_size * config.element_size
+        mesh = Mesh(place, rendezvous, message_bytes=message, timeout=config.step_deadline)
     # After the weights: native kernels pin this thread, and readers that it starts would inherit that.
     kernels = select_kernels(platform, needs)
     if kernels.session:  # it has the threads; torch's would only fight them for the processors
         torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
-    runner = ModelRunner(spec, parameters, kernels, config, plan.num_blocks, cache_root=root, memory=plan.rows)
+    runner = ModelRunner(spec, parameters, kernels, config, num_blocks, cache_root=root, memory=memory, mesh=mesh)
     began = time.perf_counter()
     warm_up(runner)
     logger.info(
@@ -63,6 +81,17 @@ def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner:
         time.perf_counter() - began,
     )
     return runner
+
+
+def _memory(
+    spec: ModelSpec, config: EngineConfig, num_blocks: Sequence[int], available: int
+) -> tuple[Sequence[int], tuple[MemoryRow, ...]]:
+    """(KV blocks per group, the memory table)."""
+    facts = model_facts(spec)
+    if num_blocks:
+        return num_blocks, settled_rows(facts, config, num_blocks)
+    plan = size_memory(facts, config, available)
+    return plan.num_blocks, plan.rows
 
 
 def cache_root(

@@ -16,7 +16,8 @@ class NativeChooser:
 
     def __init__(self, batch: SamplingBatch, session: Session) -> None:
         self._batch = batch
-        self._sampling = NativeSampling(session, batch, batch.vocab_size)
+        self._wanted: list[int] = []  # logprobs, by place among the rows of the last call
+        self.sampling = NativeSampling(session, batch, batch.vocab_size)
 
     def __call__(self, logits: Tensor, rows: NDArray[np.int64]) -> Sampled:
         """`logits`: float32 [rows, vocab], overwritten."""
@@ -28,15 +29,34 @@ class NativeChooser:
             raise ValueError(
                 f"{most} logprobs of a vocabulary of {batch.vocab_size}: ask for {batch.vocab_size} at most"
             )
-        edits = {i: batch.edits[row].struct for i, row in enumerate(rows.tolist()) if row in batch.edits}
-        chosen = self._sampling(logits, rows, edits, most)
-        errors = {
-            int(i): NOT_FINITE if chosen.status[i] == STATUS_NOT_FINITE else ALL_BANNED
-            for i in np.flatnonzero(chosen.status != CHOSEN)
-        }
-        logprobs = [b""] * len(rows)
-        if most >= 0:
-            for i, k in enumerate(wanted.tolist()):
-                if k >= 0 and i not in errors:
-                    logprobs[i] = chosen.packed[i, : row_size(k) // 4].tobytes()
+        self._wanted = wanted.tolist() if most >= 0 else []
+        edits = {}
+        if batch.edits:
+            edits = {i: batch.edits[row].struct for i, row in enumerate(rows.tolist()) if row in batch.edits}
+        self.sampling(logits, rows, edits, most)
+        return self.read()
+
+    @property
+    def edits(self) -> bool:
+        """Whether there are rows whose logits are edited: those are handed over anew for every call."""
+        return bool(self._batch.edits)
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether rows of the last call asked for any."""
+        return bool(self._wanted)
+
+    def read(self) -> Sampled:
+        """What the sampling op chose in its last run: here, or in a program, for the rows of the last call."""
+        chosen = self.sampling.chosen()
+        errors = {}
+        if chosen.status.any():
+            errors = {
+                int(i): NOT_FINITE if chosen.status[i] == STATUS_NOT_FINITE else ALL_BANNED
+                for i in np.flatnonzero(chosen.status != CHOSEN)
+            }
+        logprobs = [b""] * len(chosen.tokens)
+        for i, k in enumerate(self._wanted):
+            if k >= 0 and i not in errors:
+                logprobs[i] = chosen.packed[i, : row_size(k) // 4].tobytes()
         return Sampled(chosen.tokens.tolist(), logprobs, errors)

@@ -20,7 +20,8 @@ class KVPages:
 
     A page, one entry of the first dimension, is a contiguous piece that holds a block's tokens for all layers of its
     group; how they lie in it is the attention's. In int8 a head's part of a block has the tokens' scales behind it,
-    which widens the last dimension. The kernel commits memory when it is first written.
+    which widens the last dimension. The kernel commits memory when it is first written. A stage of a pipeline may have
+    no layer of a group, whose pages are empty there.
 
     What a page held before it is given to a sequence cannot matter: where attention multiplies even masked values (by
     0, and 0 * NaN is NaN) `clear` zeroes it.
@@ -33,6 +34,9 @@ class KVPages:
         layers: dict[int, LayerCache] = {}
         for group, count in enumerate(num_blocks):
             indices = spec.group_layers(group)
+            if not indices:
+                self.groups.append(torch.empty(count, 0, dtype=dtype))
+                continue
             shape = spec.layers[indices[0]]
             width = shape.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
             size = (count, len(indices), 2, shape.num_kv_heads, block_size, width)
@@ -49,9 +53,10 @@ class KVPages:
     def bytes(self) -> int:
         return sum(pages.nbytes for pages in self.groups)
 
-    def group_keys(self, group: int) -> Tensor:
-        """Keys of the first layer of a group: all its layers have their shape and strides."""
-        return self.groups[group][:, 0, 0]
+    def group_keys(self, group: int) -> Tensor | None:
+        """Keys of the first layer of a group: all its layers have their shape and strides. None without a layer."""
+        pages = self.groups[group]
+        return pages[:, 0, 0] if pages.shape[1] else None
 
     def clear(self, group: int, blocks: Iterable[int]) -> None:
         """Zero blocks that were given to a sequence."""

@@ -7,16 +7,20 @@ decoder stays the one description of the model, and gives the same bits.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_int64
+from ctypes import addressof, c_int64
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.families import ModelSpec
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import Prepared
+from penstock.kernels.native.library import FiniteOp
+from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
-from penstock.models import Decoder, GroupInput, LayerCache, StepInput
+from penstock.models import Decoder, LayerCache, StepInput
+from penstock.runtime.inputs import StepInputs
 
 
 class RecordedDecoder:
@@ -28,26 +32,35 @@ class RecordedDecoder:
         session: Session,
         spec: ModelSpec,
         caches: Sequence[LayerCache],
+        inputs: StepInputs,
         *,
-        tokens: int,
         sequences: int,
         blocks: int,
         logit_rows: int,
     ) -> None:
-        """With room for steps of so many tokens and sequences, of at most `blocks` blocks each."""
-        self._tokens, self._logit_rows = c_int64(), c_int64()
+        """For steps that `inputs` was filled with, of at most so many sequences of at most `blocks` blocks each."""
+        self.tokens, self._logit_rows = c_int64(), c_int64()  # as the last step had
         self._profiled: list[tuple[Program, list[float]]] | None = None  # where ops are to be timed
+        tokens = len(inputs.tensors[0])
         self.rooms = tuple(Prepared(sequences, tokens, blocks, window) for window in spec.windows)
         with session.record() as self._forward:
-            self._step = StepInput(
-                self._integers(tokens),
-                self._integers(tokens),
-                tuple(GroupInput(room, self._integers(tokens), self._integers(tokens)) for room in self.rooms),
-            )
-            self._hidden = model.forward(self._step, caches)
+            for tensor in inputs.tensors:
+                self._forward.input(tensor, self.tokens)
+            self._token_ids = inputs.tensors[0]
+            if inputs.hidden is not None:
+                self._forward.input(inputs.hidden, self.tokens)
+            self._hidden = model.forward(inputs.step(inputs.tensors, self.rooms), caches)
+        self._finite = np.zeros(tokens, np.bool_)
+        with session.record() as self._check:
+            cell, dtype = addressof(self.tokens), DTYPES[self._hidden.dtype]
+            where = (self._hidden.data_ptr(), self._finite.ctypes.data, spec.hidden_size, dtype)
+            session.run(FiniteOp(cell, *where))
+        self._logits: Tensor | None = None
+        if not spec.has_head:
+            return
         with session.record() as self._head:
-            rows = torch.empty(logit_rows, spec.hidden_size, dtype=self._hidden.dtype)
-            self._rows = self._head.input(rows, self._logit_rows)
+            # Where all rows of a step are sampled, they are in place.
+            rows = self._head.input(self._hidden[:logit_rows], self._logit_rows)
             self._logits = model.logits(rows)
 
     def prepare(self, group: int, batch: AttentionBatch) -> Prepared:
@@ -56,24 +69,25 @@ class RecordedDecoder:
         return self.rooms[group]
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
-        """`caches` are those it was recorded with."""
-        count = len(step.token_ids)
-        self._step.token_ids[:count] = step.token_ids
-        self._step.positions[:count] = step.positions
-        for ours, theirs in zip(self._step.groups, step.groups, strict=True):
-            assert ours.attention is theirs.attention
-            ours.blocks[:count] = theirs.blocks
-            ours.offsets[:count] = theirs.offsets
-        self._tokens.value = count
-        self._run(self._forward)
+        """`step` is what its inputs were filled with last, and `caches` are those it was recorded with."""
+        if step.token_ids.data_ptr() != self._token_ids.data_ptr():
+            raise ValueError("a recorded step computes what its own inputs hold")
+        count = self.tokens.value = len(step.token_ids)
+        self.run(self._forward)
         return self._hidden[:count]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        count = len(hidden)
-        self._rows[:count] = hidden
-        self._logit_rows.value = count
-        self._run(self._head)
-        return self._logits[:count]
+    def finite(self) -> NDArray[np.bool_]:
+        """Of the rows that `forward` gave, those that hold neither NaN nor infinity."""
+        self.run(self._check)
+        return self._finite[: self.tokens.value]
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """Of at most `logit_rows` rows. They take the place of the first of those that `forward` gave."""
+        count = self._logit_rows.value = len(hidden)
+        if hidden.data_ptr() != self._hidden.data_ptr():
+            self._hidden[:count] = hidden
+        self.run(self._head)
+        return None if self._logits is None else self._logits[:count]
 
     @contextmanager
     def profile(self) -> Iterator[list[TimedOp]]:
@@ -87,11 +101,14 @@ class RecordedDecoder:
         for program, seconds in profiled:
             timed += program.timed(seconds)
 
-    def _run(self, program: Program) -> None:
+    @property
+    def programs(self) -> tuple[Program, Program]:
+        """From a step's inputs to its hidden states, and from its first rows to logits."""
+        return self._forward, self._head
+
+    def run(self, program: Program) -> None:
+        """One of them, or one that holds them."""
         if self._profiled is None:
             program.run()
         else:
             self._profiled.append((program, program.profile()))
-
-    def _integers(self, count: int) -> Tensor:
-        return self._forward.input(torch.zeros(count, dtype=torch.int64), self._tokens)

@@ -1,15 +1,16 @@
 """The model runner: plans in, results out."""
 
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, Place
 from penstock.families import ModelSpec
 from penstock.kernels import AttentionBatch, Kernels
 from penstock.kernels.native.session import TimedOp
@@ -22,17 +23,30 @@ from penstock.messages import (
     StepPlan,
     StepResult,
     StepTiming,
+    Work,
 )
 from penstock.models import Decoder
 from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.inputs import Segments, segments, step_input
+from penstock.runtime.decoding import Decoding
+from penstock.runtime.inputs import Segments, StepInputs, segments
 from penstock.runtime.logprobs import prompt_logprob_rows
+from penstock.runtime.mesh import Mesh, Traffic, collectives
 from penstock.runtime.pages import KVPages
 from penstock.runtime.recorded import RecordedDecoder
-from penstock.runtime.sampler import Sampler
+from penstock.runtime.sampler import Sampled, Sampler
 
 PROMPT_LOGPROB_ROWS = 128  # logits of a long prompt are sliced, never whole
 NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
+
+
+class _Planned(NamedTuple):
+    """A plan's work as the batch sees it."""
+
+    work: tuple[Work, ...]
+    rows: list[int]  # of each
+    units: Segments  # of the rows that can go on
+    sampled: NDArray[np.int64]  # rows
+    decodes: bool  # every one samples after one token: should the next plan be of the same work, so will it
 
 
 class ModelRunner:
@@ -40,6 +54,10 @@ class ModelRunner:
 
     `parameters` are taken out of their mapping and packed. `num_blocks` per KV group, the null block included. One
     thread calls.
+
+    With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every plan, and the
+    one that reports samples. What a plan computes depends on plans and learned results alone, never on what one rank
+    has found out by itself: else the others would wait for it.
     """
 
     def __init__(
@@ -52,67 +70,104 @@ class ModelRunner:
         *,
         cache_root: str = "",
         memory: tuple[MemoryRow, ...] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         self._spec = spec
         self._kernels = kernels
-        model = Decoder(spec, parameters, kernels)
+        self._mesh = mesh
+        self._place = Place() if mesh is None else mesh.place
+        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session))
         self.pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype))
         self._batch = PersistentBatch(config.max_num_seqs, config.max_model_len, config.block_size, len(spec.windows))
-        self._sampler = Sampler(spec.vocab_size, config.max_num_seqs, kernels.session)
+        tokens, dtype = config.max_num_batched_tokens, getattr(torch, config.dtype)
+        hidden = None if self._place.first else torch.zeros(tokens, spec.hidden_size, dtype=dtype)
+        self._inputs = StepInputs(self._batch, spec.windows, tokens, hidden)
+        self._planned: _Planned | None = None  # the last plan's work
+        self._sampler: Sampler | None = None
+        if self._place.reports:
+            self._sampler = Sampler(spec.vocabulary, config.max_num_seqs, kernels.session)
         self._model: Decoder | RecordedDecoder = model
+        self._decoding: Decoding | None = None
         if kernels.session:
-            self._model = RecordedDecoder(
+            self._model = recorded = RecordedDecoder(
                 model,
                 kernels.session,
                 spec,
                 self.pages.layers,
-                tokens=config.max_num_batched_tokens,
+                self._inputs,
                 sequences=config.max_num_seqs,
                 blocks=-(-config.max_model_len // config.block_size),
                 logit_rows=max(config.max_num_seqs, PROMPT_LOGPROB_ROWS),
             )
+            if mesh is None and self._sampler and self._sampler.native:
+                self._decoding = Decoding(recorded, kernels.session, self._batch, self._inputs, self._sampler.native)
         groups = tuple(KVGroup(n, w) for n, w in zip(num_blocks, spec.windows, strict=True))
         # With the weights as they were in fact packed.
-        memory = tuple(MemoryRow(r.name, model.nbytes, r.note) if r.name == "weights" else r for r in memory)
-        self.capacity = Capacity(config.block_size, groups, config.depth, cache_root, spec.vocab_size, memory)
+        measured = {"weights": model.nbytes, "KV cache": self.pages.bytes}
+        memory = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
+        self.capacity = Capacity(config.block_size, groups, config.depth, cache_root, spec.vocabulary, memory)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute a plan. Raises RuntimeError for one that contradicts those before it."""
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """Compute a plan; its result, on the rank that reports. Raises RuntimeError for a plan that contradicts those
+        before it, MeshError where other ranks are not there."""
         began = time.perf_counter()
         self._apply(plan)
-        rows = [self._batch.row(work.seq) for work in plan.work]
-        # Drafts are none of the tokens a sequence has, and none are proposed here.
-        work = [(r, w.count - w.drafts, w.sample) for r, w in zip(rows, plan.work, strict=True)]
-        able = [unit for unit in work if unit[0] not in self._batch.errors]
+        if self._repeats(plan):
+            return self._repeat(plan, began)
+        if self._kernels.session:  # while the inputs are made
+            self._kernels.session.wake()
+        planned = self._planned = self._units_of(plan)
+        units = planned.units
         forward = sample = preparing = 0.0
-        prompt_logprobs: dict[int, bytes] = {}
-        sampled: dict[int, tuple[int, bytes]] = {}
-        if able:
+        sampled, prompt_logprobs = Sampled([], [], {}), {}
+        if len(units.rows):
             began_inputs = time.perf_counter()
-            units = segments(self._batch, *zip(*able, strict=True))
-            inputs = step_input(self._batch, self._spec.windows, units, self._prepare)
+            inputs = self._inputs.fill(units, self._prepare)
+            if self._mesh is not None and inputs.hidden is not None:
+                self._mesh.receive(inputs.hidden)
             began_forward = time.perf_counter()
-            preparing = began_forward - began_inputs
             hidden = self._model.forward(inputs, self.pages.layers)
-            samples = np.flatnonzero(units.sample)
-            if len(hidden) > len(samples):
-                self._fail_where_not_finite(units, hidden)
-            prompt_logprobs = self._prompt_logprobs(units, hidden)
-            last = torch.from_numpy(units.offset[samples + 1] - 1)
-            logits = self._model.logits(hidden[last]) if len(samples) else None
+            if self._mesh is not None and not self._place.last:
+                self._mesh.send(hidden)
+            kept = None
+            if self._batch.prompt_logprobs and self._place.last and not planned.decodes:
+                kept = hidden.clone()  # logits may take the place of what they are computed from
+            logits = self._logits(planned, hidden) if self._place.last else None
             began_sampling = time.perf_counter()
-            forward = began_sampling - began_forward
             self._batch.num_computed[units.rows] += units.length
             if logits is not None:
-                sampled = self._sample(logits, units.rows[samples].tolist())
+                sampled = self._sample(logits, planned.sampled)
+            preparing, forward = began_forward - began_inputs, began_sampling - began_forward
             sample = time.perf_counter() - began_sampling
-        results = [
-            self._result(w.seq, row, sampled.get(row), prompt_logprobs.get(row, b""))
-            for w, row in zip(plan.work, rows, strict=True)
-        ]
-        timing = StepTiming(forward, sample, time.perf_counter() - began, preparing)
-        return StepResult(plan.plan_id, tuple(results), timing)
+            if kept is not None:
+                prompt_logprobs = self._prompt_logprobs(units, kept)
+        if not self._place.reports:
+            return None
+        if self._decoding:
+            self._decoding.follow(planned.decodes)
+        results = self._results(planned, sampled, prompt_logprobs)
+        return StepResult(plan.plan_id, results, StepTiming(forward, sample, time.perf_counter() - began, preparing))
+
+    def learn(self, result: StepResult) -> None:
+        """On ranks that do not report: what an earlier plan gave, before one that builds upon it. Sequences that have
+        gone since are passed over."""
+        rows, tokens = [], []
+        for each in result.results:
+            row = self._batch.rows.get(each.seq)
+            if row is None:
+                continue
+            if each.error:
+                self._batch.errors[row] = each.error
+            elif each.token_ids:  # one: nobody proposes drafts
+                rows.append(row)
+                tokens.append(each.token_ids[0])
+        self._batch.append_tokens(np.array(rows, np.int64), tokens)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has handed to others so far."""
+        return Traffic() if self._mesh is None else self._mesh.traffic
 
     def profile(self) -> AbstractContextManager[list[TimedOp]]:
         """Gets the ops of the plans executed within, timed, at its end. ValueError where steps are not recorded."""
@@ -121,13 +176,16 @@ class ModelRunner:
         return self._model.profile()
 
     def close(self) -> None:
-        """Let go of the model's memory."""
+        """Let go of the model's memory, and of other ranks."""
+        if self._mesh is not None:
+            self._mesh.close()
         del self._model, self.pages, self._batch, self._sampler
 
     def _prepare(self, group: int, batch: AttentionBatch) -> Any:
         if isinstance(self._model, RecordedDecoder):
             return self._model.prepare(group, batch)
-        return self._kernels.attention.prepare(batch, self.pages.group_keys(group))
+        keys = self.pages.group_keys(group)
+        return None if keys is None else self._kernels.attention.prepare(batch, keys)
 
     # -- the batch --------------------------------------------------------------------------------------------
 
@@ -136,25 +194,33 @@ class ModelRunner:
         batch = self._batch
         for seq in plan.gone:
             if seq in batch.rows:  # not where it was preempted, or ended, before any plan named it
-                self._sampler.remove(batch.remove(seq))
-        counts = {work.seq: work.count - work.drafts for work in plan.work} if plan.new or plan.blocks else {}
+                row = batch.remove(seq)
+                if self._sampler is not None:
+                    self._sampler.remove(row)
+        if self._kernels.attention.reads_whole_blocks:
+            self._clear_new_blocks(plan)
         for new in plan.new:
             self._add(new)
+        for seq, appended in plan.blocks:
+            batch.append_blocks(batch.row(seq), appended)
+        if plan.copies:
+            self.pages.copy(plan.copies)
+
+    def _clear_new_blocks(self, plan: StepPlan) -> None:
+        """Before the plan's blocks are appended."""
+        batch = self._batch
+        counts = {work.seq: work.count - work.drafts for work in plan.work}
+        for new in plan.new:
             self._clear(new.num_computed, counts.get(new.seq, 0), 0, new.blocks)
         for seq, appended in plan.blocks:
             row = batch.row(seq)
-            held = int(batch.num_blocks[0, row])
-            batch.append_blocks(row, appended)
-            self._clear(int(batch.num_computed[row]), counts.get(seq, 0), held, appended)
-        self.pages.copy(plan.copies)
+            self._clear(int(batch.num_computed[row]), counts.get(seq, 0), int(batch.num_blocks[0, row]), appended)
 
     def _clear(self, computed: int, count: int, held: int, blocks: Sequence[Sequence[int]]) -> None:
         """Zero what a sequence was given as its blocks `held`, `held` + 1, ... and this step does not fill.
 
         Blocks that hold any of its `computed` tokens are left alone: others may share them.
         """
-        if not self._kernels.attention.reads_whole_blocks:
-            return
         size = self._batch.block_size
         first = max(-(-computed // size), (computed + count) // size)
         for group, ids in enumerate(blocks):
@@ -162,20 +228,71 @@ class ModelRunner:
 
     def _add(self, new: NewSequence) -> None:
         row = self._batch.add(new)
+        if self._sampler is None:
+            return
         border = new.num_prompt
         try:
             self._sampler.add(row, new.sampling, new.choice, new.token_ids[:border], new.token_ids[border:])
         except ValueError as error:
             self._batch.errors[row] = str(error)
 
+    def _units_of(self, plan: StepPlan) -> _Planned:
+        """The plan's work, less that of rows which have failed and so lack the token it begins with."""
+        batch = self._batch
+        rows = [batch.row(work.seq) for work in plan.work]
+        able = [
+            (row, work)
+            for row, work in zip(rows, plan.work, strict=True)
+            if row not in batch.errors or batch.num_computed[row] + work.count - work.drafts <= batch.num_tokens[row]
+        ]
+        units = segments(
+            batch,
+            [row for row, _ in able],
+            # Drafts are none of the tokens a sequence has, and none are proposed here.
+            [work.count - work.drafts for _, work in able],
+            [work.sample for _, work in able],
+        )
+        decodes = units.tokens == len(rows) == len(able) > 0 and bool(units.sample.all())
+        return _Planned(plan.work, rows, units, units.rows[units.sample], decodes)
+
+    # -- the last step again, a token further -----------------------------------------------------------------
+
+    def _repeats(self, plan: StepPlan) -> bool:
+        if self._decoding is None or self._planned is None or not self._decoding.possible:
+            return False
+        return plan.work == self._planned.work and not (plan.new or plan.gone or self._batch.errors)
+
+    def _repeat(self, plan: StepPlan, began: float) -> StepResult:
+        assert self._decoding is not None and self._planned is not None
+        began_forward = time.perf_counter()
+        sampled = self._decoding.run()
+        forward = time.perf_counter() - began_forward  # the sampler's part is not told from it
+        self._note(sampled, self._planned.sampled)
+        results = self._results(self._planned, sampled, {})
+        return StepResult(plan.plan_id, results, StepTiming(forward, total=time.perf_counter() - began))
+
     # -- after the forward pass -------------------------------------------------------------------------------
+
+    def _logits(self, planned: _Planned, hidden: Tensor) -> Tensor | None:
+        """Of the rows that are sampled. Sequences that have failed get an error in the batch."""
+        if planned.decodes:
+            return self._model.logits(hidden)
+        units = planned.units
+        if self._place.reports and len(hidden) > len(planned.sampled):
+            self._fail_where_not_finite(units, hidden)
+        if not len(planned.sampled):
+            return None
+        return self._model.logits(hidden[torch.from_numpy(units.offset[1:][units.sample] - 1)])
 
     def _fail_where_not_finite(self, units: Segments, hidden: Tensor) -> None:
         """Find sequences of which any token came out as NaN or infinite: their keys and values must not be shared.
 
         Where a token is sampled after every token computed, the sampler finds it.
         """
-        finite = torch.isfinite(hidden.sum(-1, dtype=torch.float32)).numpy()
+        if isinstance(self._model, RecordedDecoder):
+            finite = self._model.finite()
+        else:
+            finite = torch.isfinite(hidden.sum(-1, dtype=torch.float32)).numpy()
         if not finite.all():
             for row in units.rows.repeat(units.length)[~finite].tolist():
                 self._batch.errors[row] = NOT_FINITE
@@ -184,38 +301,55 @@ class ModelRunner:
         """Packed rows by batch row, for the prompt tokens that follow tokens computed now."""
         batch = self._batch
         packed: dict[int, bytes] = {}
-        if not batch.prompt_logprobs:
-            return packed
         for row, first, length, offset in zip(*(a.tolist() for a in units[:4]), strict=False):
             k = batch.prompt_logprobs.get(row)
             end = min(first + length, int(batch.num_prompt[row]) - 1)
-            if k is None or row in batch.errors:
+            if k is None:
                 continue
             parts = []
             for start in range(first, end, PROMPT_LOGPROB_ROWS):
                 stop = min(start + PROMPT_LOGPROB_ROWS, end)
                 logits = self._model.logits(hidden[offset + start - first : offset + stop - first])
-                targets = torch.from_numpy(batch.token_ids[row, start + 1 : stop + 1])
-                parts.append(prompt_logprob_rows(logits, targets, k))
+                if logits is not None and row not in batch.errors:
+                    targets = torch.from_numpy(batch.token_ids[row, start + 1 : stop + 1])
+                    parts.append(prompt_logprob_rows(logits, targets, k))
             packed[row] = b"".join(parts)
         return packed
 
-    def _sample(self, logits: Tensor, rows: Sequence[int]) -> dict[int, tuple[int, bytes]]:
-        """(token, packed logprobs) by row; rows without a token get an error in the batch."""
+    def _sample(self, logits: Tensor, rows: NDArray[np.int64]) -> Sampled:
+        """Tokens and packed logprobs in the order of `rows`; those without a token get an error in the batch."""
         sampled = self._sampler.sample(logits, rows)
-        for index, message in sampled.errors.items():
-            self._batch.errors.setdefault(rows[index], message)
-        tokens = {}
-        for row, token, logprobs in zip(rows, sampled.token_ids, sampled.logprobs, strict=True):
-            if row not in self._batch.errors:
-                self._batch.append_token(row, token)
-                tokens[row] = (token, logprobs)
-        return tokens
+        self._note(sampled, rows)
+        batch, tokens = self._batch, sampled.token_ids
+        if batch.errors:
+            good = [i for i, row in enumerate(rows.tolist()) if row not in batch.errors]
+            rows, tokens = rows[good], [tokens[i] for i in good]
+        batch.append_tokens(rows, tokens)
+        return sampled
 
-    def _result(self, seq: int, row: int, token: tuple[int, bytes] | None, prompt: bytes) -> SequenceResult:
-        error = self._batch.errors.get(row)
-        if error is not None:
-            return SequenceResult(seq, error=error)
-        if token is None:
-            return SequenceResult(seq, prompt_logprobs=prompt)
-        return SequenceResult(seq, (token[0],), token[1], prompt)
+    def _note(self, sampled: Sampled, rows: NDArray[np.int64]) -> None:
+        """Rows without a token have failed, where they had not before."""
+        for index, message in sampled.errors.items():
+            self._batch.errors.setdefault(int(rows[index]), message)
+
+    def _results(
+        self, planned: _Planned, sampled: Sampled, prompt_logprobs: Mapping[int, bytes]
+    ) -> tuple[SequenceResult, ...]:
+        """One for each unit of work."""
+        errors = self._batch.errors
+        if planned.decodes and not errors:
+            each = zip(planned.work, sampled.token_ids, sampled.logprobs, strict=True)
+            return tuple([SequenceResult(work.seq, (token,), logprobs) for work, token, logprobs in each])
+        tokens = zip(sampled.token_ids, sampled.logprobs, strict=True)
+        by_row = dict(zip(planned.sampled.tolist(), tokens, strict=True))
+        results = []
+        for work, row in zip(planned.work, planned.rows, strict=True):
+            prompt = prompt_logprobs.get(row, b"")
+            if row in errors:
+                results.append(SequenceResult(work.seq, error=errors[row]))
+            elif row in by_row:
+                token, logprobs = by_row[row]
+                results.append(SequenceResult(work.seq, (token,), logprobs, prompt))
+            else:
+                results.append(SequenceResult(work.seq, prompt_logprobs=prompt))
+        return tuple(results)

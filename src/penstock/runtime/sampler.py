@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.kernels.native.session import Session
 from penstock.messages import SamplingParams
@@ -30,8 +31,9 @@ class Sampler:
 
     def __init__(self, vocab_size: int, max_rows: int, session: Session | None = None) -> None:
         """Works on the session's threads; without one, in NumPy. The tokens are the same."""
-        self._batch = SamplingBatch(vocab_size, max_rows)
-        self._choose = NativeChooser(self._batch, session) if session else NumPyChooser(self._batch)
+        self.batch = SamplingBatch(vocab_size, max_rows)
+        self.native = NativeChooser(self.batch, session) if session else None
+        self._choose = self.native or NumPyChooser(self.batch)
 
     def add(
         self, row: int, params: SamplingParams, choice: int, prompt_ids: Sequence[int], output_ids: Sequence[int]
@@ -41,14 +43,14 @@ class Sampler:
         The parameters' ranges have been checked (`messages.check_sampling`). Raises ValueError for a biased or
         penalised token id that has no logit.
         """
-        self._batch.add(row, params, choice, prompt_ids, output_ids)
+        self.batch.add(row, params, choice, prompt_ids, output_ids)
 
     def remove(self, row: int) -> None:
-        self._batch.remove(row)
+        self.batch.remove(row)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
+    def sample(self, logits: torch.Tensor, rows: Sequence[int] | NDArray[np.int64]) -> Sampled:
         """The next token of each of `rows`, which are distinct. `logits`: float32 [rows, vocab], overwritten."""
-        row_ids = np.array(rows, np.int64)
+        row_ids = np.asarray(rows, np.int64)
         sampled = self._choose(logits, row_ids)
-        self._batch.record(row_ids, sampled)
+        self.batch.record(row_ids, sampled)
         return sampled

@@ -28,6 +28,7 @@ from penstock.schedule.log import Aborted, Added, Applied, CacheReset, Event, Ev
 from penstock.schedule.policy import QueuePolicy, by_priority
 from penstock.schedule.roster import Roster
 from penstock.schedule.sequence import Phase, Request, Sequence
+from penstock.schedule.shares import take_share
 from penstock.schedule.step import Outstanding, StepDraft
 
 
@@ -45,6 +46,9 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._depth = capacity.depth
+        self._late_ids = capacity.late_ids
+        # Where plans cannot build upon each other, they share the tokens as they share the sequences.
+        self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
@@ -119,8 +123,11 @@ class Scheduler:
         if len(self._outstanding) >= self._depth or not self._roster.requests:
             return None
         self._record(Planned(now))
-        step = StepDraft(self._config.max_num_batched_tokens)
-        self._continue_running(step)
+        step = StepDraft(self._budget)
+        if self._late_ids:
+            self._continue_running(step)
+        else:
+            self._continue_known(step)
         self._admit_waiting(step, now)
         if not step.work:
             return None
@@ -153,6 +160,15 @@ class Scheduler:
                 reserved = (len(running) - index - 1) * per_decode
                 self._extend(sequence, step.budget - decodes - reserved, step)
         step.budget -= decodes
+
+    def _continue_known(self, step: StepDraft) -> None:
+        """The same where a plan may not build upon a token that is yet to be sampled."""
+        per_decode = 1 + self._config.num_drafts
+        sequences, decodes = take_share(self._roster.running, self._depth, len(self._outstanding))
+        for sequence in sequences:
+            decodes -= sequence.planned + 1 == sequence.expected
+            if sequence.phase is Phase.RUNNING:  # not preempted for one before it
+                self._extend(sequence, step.budget - decodes * per_decode, step)
 
     def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
@@ -249,8 +265,25 @@ class Scheduler:
         self._steps += 1
         self._computed_tokens += sum([work.count for work in step.work])
         deltas: list[TokenDelta] = []
+        incarnation = self._incarnation
         for sequence, work, answer in zip(step.sequences, step.work, result.results, strict=True):
             sequence.in_flight -= 1
+            tokens, ids = sequence.tokens, answer.token_ids
+            length = len(tokens)
+            decode = length + 1 < sequence.quiet and work is sequence.decode
+            if decode and not answer.error and ids[0] not in sequence.stops:
+                # The common case, written out.
+                state, offset = sequence.request, length - sequence.num_prompt
+                tokens += ids
+                sequence.computed += 1
+                sequence.last_token = now
+                request_id, choice, cached = state.message.request_id, sequence.choice, state.cached_tokens
+                deltas.append(
+                    TokenDelta(
+                        request_id, choice, offset, ids, None, None, cached, answer.logprobs, b"", "", None, incarnation
+                    )
+                )
+                continue
             if sequence.phase is Phase.DONE:
                 continue
             if answer.error:
@@ -325,6 +358,8 @@ class Scheduler:
         sequence.computed = computed
         if computed >= sequence.next_fill:
             self._cache.settle(sequence)
+        if answer.token_ids and computed == len(sequence.tokens) - 1:
+            sequence.quiet = min(sequence.limit, sequence.next_fill + 1)
 
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
         """The prompt is computed: let the other choices start. Gives the prompt's logprobs."""

@@ -55,6 +55,7 @@ class Sequence:
         "phase",
         "planned",
         "preemptions",
+        "quiet",
         "request",
         "rows",
         "slots",
@@ -93,6 +94,7 @@ class Sequence:
         self.dead: list[int] = []  # per group: leading blocks already given back, null in the table
         self.slots = 0  # tokens the tables have room for
         self.next_fill = 0  # `computed` at which the next block is full
+        self.quiet = 0  # number of tokens below which a decode's result is one more token and nothing else
 
     @property
     def num_output(self) -> int:

@@ -1,20 +1,27 @@
-"""Weights from disk into what a model executes: read in parallel, by pieces, each packed where it belongs at once."""
+"""Weights from disk into what a model executes: read in parallel, by pieces, each packed where it belongs at once.
+
+A rank of several reads its own part alone. Whole rows are read into a buffer; of columns, too narrow for a system call
+each, the rows' pages are mapped and the columns copied out of them, which is as fast as reading whole rows.
+"""
 
 import logging
+import mmap
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from penstock.families.spec import ModelSpec
+from penstock.families.spec import ModelSpec, TensorSource
 from penstock.kernels import DensePacker, Packer, Packing
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.safetensors_file import CheckpointError, StoredTensor
@@ -29,28 +36,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Piece:
-    """`count` rows of a stored tensor from row `first` on, and where they go."""
+    """Of `count` rows of a stored tensor from row `first` on `width` bytes from byte `skip`, and where they go."""
 
     source: StoredTensor
     first: int
     count: int
+    skip: int
+    width: int
     packer: Packer
     target: int  # the row of the parameter that the first one becomes
 
     @property
-    def row_bytes(self) -> int:
-        return self.source.size // self.source.shape[0]
+    def bytes(self) -> int:
+        return self.count * self.width
 
     @property
-    def bytes(self) -> int:
-        return self.count * self.row_bytes
+    def begin(self) -> int:
+        """Of its first byte in the file."""
+        return self.source.offset + self.first * self.source.row_bytes + self.skip
 
 
 def load_parameters(
-    folder: Path, spec: ModelSpec, dtype: torch.dtype, *, packing: Packing | None = None, progress: bool = True
+    folder: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    *,
+    of: ModelSpec | None = None,
+    packing: Packing | None = None,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """The spec's parameters by their names, on the CPU: vectors as tensors of `dtype`, matrices as `packing` makes them
-    (None: tensors as well).
+    (None: tensors as well). Where `spec` is a rank's part, `of` is the whole model, whose the checkpoint must be.
 
     All is verified before anything is allocated: CheckpointError names missing, unexpected and misshapen tensors.
     Beyond the result itself, memory holds a piece of 1 MiB, or of a row, for each reader. Norm weights are as stored:
@@ -58,14 +74,17 @@ def load_parameters(
     """
     began = time.perf_counter()
     tensors = stored_tensors(folder)
-    check_tensors(spec, tensors)
+    check_tensors(of or spec, tensors)
     with ExitStack() as stack:
         files = {path: _open(path, stack) for path in sorted({tensor.path for tensor in tensors.values()})}
         for name, original in spec.duplicates:
             if name in tensors:
-                _check_duplicate(tensors[name], tensors[original], files)
+                rows = [s for p in spec.parameters for s in p.sources if s.name == original]
+                _check_duplicate(tensors[name], tensors[original], rows, files)
         packers: dict[str, Packer] = {
-            p.name: DensePacker(p.shape, dtype) if packing is None or p.kind == "vector" else packing(p.shape, p.kind)
+            p.name: DensePacker(p.shape, dtype)
+            if packing is None or p.kind == "vector"
+            else packing(p.shape, p.kind, p.experts)
             for p in spec.parameters
         }
         pieces = list(_pieces(spec, tensors, packers))
@@ -89,11 +108,13 @@ def _pieces(spec: ModelSpec, tensors: Mapping[str, StoredTensor], packers: Mappi
     for parameter in spec.parameters:
         for source in parameter.sources:
             stored = tensors[source.name]
-            count = PIECE_BYTES * source.rows // stored.size
+            element = DTYPES[stored.dtype].itemsize
+            skip, width = source.first_column * element, source.columns * element or stored.row_bytes
+            count = PIECE_BYTES // width
             count = max(count // PIECE_ROWS * PIECE_ROWS, min(count, PIECE_ROWS), 1)
-            for first in range(0, source.rows, count):
-                rows = min(count, source.rows - first)
-                yield _Piece(stored, first, rows, packers[parameter.name], source.start + first)
+            for done in range(0, source.rows, count):
+                rows, target = min(count, source.rows - done), source.start + done
+                yield _Piece(stored, source.first_row + done, rows, skip, width, packers[parameter.name], target)
 
 
 def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[int], None]) -> None:
@@ -103,11 +124,14 @@ def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[i
     def read(piece: _Piece) -> None:
         if not hasattr(staging, "buffer"):
             staging.buffer = torch.empty(largest, dtype=torch.uint8)
-        source = piece.source
-        rows = staging.buffer[: piece.bytes].view(DTYPES[source.dtype]).view(piece.count, *source.shape[1:])
-        _read_into(files[source.path], rows, source.offset + piece.first * piece.row_bytes, source)
+        source, buffer = piece.source, staging.buffer[: piece.bytes]
+        if piece.width == source.row_bytes:
+            _read_rows(files[source.path], buffer.numpy(), piece)
+        else:
+            _read_columns(files[source.path], buffer.numpy(), piece)
+        rows = buffer.view(DTYPES[source.dtype])
         try:
-            piece.packer.put(piece.target, rows)
+            piece.packer.put(piece.target, rows.view(piece.count, -1) if source.shape[1:] else rows)
         except ValueError as error:
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
         advance(piece.bytes)
@@ -121,24 +145,48 @@ def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[i
             future.result()
 
 
-def _read_into(descriptor: int, target: torch.Tensor, offset: int, source: StoredTensor) -> None:
-    """Fill a contiguous tensor from the file."""
-    view = target.view(-1).view(torch.uint8).numpy().data
+def _read_rows(descriptor: int, target: NDArray[np.uint8], piece: _Piece) -> None:
+    """Fill `target` with whole rows, which lie together in the file."""
+    view, offset = target.data, piece.begin
     while view:
         count = os.preadv(descriptor, [view], offset)
         if count == 0:
-            raise CheckpointError(f"{source.path}: ended at byte {offset} while {source.name!r} was read")
+            raise _ended(piece, offset)
         view, offset = view[count:], offset + count
 
 
-def _check_duplicate(copy: StoredTensor, original: StoredTensor, files: dict[Path, int]) -> None:
-    """A tied tensor that the checkpoint stores twice must be the same twice: only one of the two is kept."""
+def _read_columns(descriptor: int, target: NDArray[np.uint8], piece: _Piece) -> None:
+    """Fill `target` with a part of each row. To touch a page beyond the file's end would kill the process, so its size
+    is looked at before."""
+    stride, begin = piece.source.row_bytes, piece.begin
+    end = begin + (piece.count - 1) * stride + piece.width
+    if (size := os.fstat(descriptor).st_size) < end:
+        raise _ended(piece, size)
+    start = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    shape = (piece.count, piece.width)
+    with mmap.mmap(descriptor, end - start, prot=mmap.PROT_READ, offset=start) as pages:
+        rows = np.ndarray(shape, np.uint8, buffer=pages, offset=begin - start, strides=(stride, 1))
+        np.copyto(target.reshape(shape), rows)
+        del rows  # a map that is still seen cannot be closed
+
+
+def _ended(piece: _Piece, offset: int) -> CheckpointError:
+    return CheckpointError(f"{piece.source.path}: ended at byte {offset} while {piece.source.name!r} was read")
+
+
+def _check_duplicate(
+    copy: StoredTensor, original: StoredTensor, rows: Iterable[TensorSource], files: dict[Path, int]
+) -> None:
+    """A tied tensor that the checkpoint stores twice must be the same twice: only one of the two is kept. Compared are
+    the rows that this rank keeps."""
     same = copy.dtype == original.dtype and copy.shape == original.shape
-    for start in range(0, copy.size if same else 0, PIECE_BYTES):
-        count = min(PIECE_BYTES, copy.size - start)
-        same = same and os.pread(files[copy.path], count, copy.offset + start) == os.pread(
-            files[original.path], count, original.offset + start
-        )
+    for source in rows if same else ():
+        first, size = source.first_row * original.row_bytes, source.rows * original.row_bytes
+        for start in range(first, first + size, PIECE_BYTES):
+            count = min(PIECE_BYTES, first + size - start)
+            same = same and os.pread(files[copy.path], count, copy.offset + start) == os.pread(
+                files[original.path], count, original.offset + start
+            )
     if not same:
         raise CheckpointError(
             f"config.json says that {copy.name} is tied to {original.name}, but the checkpoint holds both and they "

@@ -52,6 +52,11 @@ class StoredTensor:
     offset: int
     size: int
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one entry along dimension 0, which must not be empty."""
+        return self.size // self.shape[0]
+
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name. CheckpointError where the file does not hold what its header says."""

@@ -1,0 +1,93 @@
+"""Hardware by its name: what `penstock plan` compares splits on, without being there."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from msgspec.structs import replace as with_fields
+
+from penstock.config.hardware import Hardware
+from penstock.config.sizes import format_bytes, parse_bytes
+
+# Memory, its bandwidth and one direction of the link to its neighbours (NVLink, or PCIe 4 x16), as their makers say.
+NAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "A100": "80GiB:2039GB/s:300GB/s",
+        "H100": "80GiB:3350GB/s:450GB/s",
+        "H200": "141GB:4800GB/s:450GB/s",
+        "B200": "180GB:8000GB/s:900GB/s",
+        "L4": "24GB:300GB/s:32GB/s",
+        "L40S": "48GB:864GB/s:32GB/s",
+    }
+)
+ASSUMED_BANDWIDTH = 20_000_000_000  # of a machine nothing is said of: two channels of memory,
+ASSUMED_LINK = 5_000_000_000  # and processes that copy through it
+MAX_DEVICES = 4096
+
+_COUNTED = re.compile(r"(?:(\d{1,9})x)?(.+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """So many ranks can be placed. Sizes in bytes, speeds in bytes a second and one direction."""
+
+    name: str
+    count: int
+    memory: int  # of each; with `shared`, of all together, as is their bandwidth
+    bandwidth: int
+    link: int  # of each
+    shared: bool = False
+
+    def machine(self, here: Hardware) -> Hardware:
+        """As settings are resolved for: with this machine's processor."""
+        return with_fields(here, memory_total=self.memory, memory_available=self.memory, shared=self.shared)
+
+    def __str__(self) -> str:
+        """For people: '8xH100: 80.00 GiB, 3350 GB/s, link 450 GB/s each'."""
+        speeds = f"{self.bandwidth / 1e9:g} GB/s, link {self.link / 1e9:g} GB/s"
+        return f"{self.name}: {format_bytes(self.memory)}, {speeds}{'' if self.shared else ' each'}"
+
+
+def this_machine(hardware: Hardware) -> Devices:
+    """A rank for each core, with speeds that are assumed, as they are not measured."""
+    return Devices(
+        "this machine",
+        hardware.cores,
+        hardware.memory_available,
+        ASSUMED_BANDWIDTH,
+        ASSUMED_LINK,
+        shared=hardware.shared,
+    )
+
+
+def parse_devices(text: str) -> Devices:
+    """'8xH100', 'L4', or memory, its bandwidth and the link's: '4x64GiB:200GB/s:3GB/s'. ValueError for others."""
+    match = _COUNTED.fullmatch(text.strip())
+    count, kind = (int(match[1] or 1), match[2]) if match else (0, "")
+    parts = NAMED.get(kind.upper(), kind).split(":")
+    if len(parts) != 3:
+        raise ValueError(
+            f"--hardware {text!r} is not known: name {', '.join(NAMED)}, with a number as in 8xH100, or say memory, "
+            "its bandwidth and the link's, as in 4x64GiB:200GB/s:3GB/s"
+        )
+    if not 1 <= count <= MAX_DEVICES:
+        raise ValueError(f"--hardware {text!r} has {count} devices: name 1 to {MAX_DEVICES}")
+    memory, bandwidth, link = parts
+    return Devices(text.strip(), count, parse_bytes(memory), parse_speed(bandwidth), parse_speed(link))
+
+
+def with_link(devices: Devices, link: str | None) -> Devices:
+    """With another link, where one is given."""
+    return devices if link is None else replace(devices, link=parse_speed(link))
+
+
+def parse_speed(text: str) -> int:
+    """Bytes a second of '25GB/s' or '25GB', at least 1."""
+    try:
+        speed = parse_bytes(text.strip().removesuffix("/s"))
+    except ValueError:
+        speed = 0
+    if speed < 1:
+        raise ValueError(f"{text!r} is no speed; write for example 25GB/s")
+    return speed

@@ -1,0 +1,75 @@
+"""How one model is divided over ranks, and which part is whose."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Split:
+    """`tensor` ranks share every layer of a stage, `pipeline` stages share the layers. With `expert`, the tensor ranks
+    of a stage hold whole experts each, instead of a part of every expert. Raises ValueError for sizes below 1."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}_parallel_size={getattr(self, name)} is no number of ranks: use 1 or more")
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.pipeline
+
+    @property
+    def places(self) -> "tuple[Place, ...]":
+        """Of every rank, in rank order."""
+        return tuple(Place(self, rank) for rank in range(self.world))
+
+    def __str__(self) -> str:
+        """For people: 'TP=2 x PP=2', 'EP=2' (of whole experts; the rest is tensor parallel), 'one rank'."""
+        sizes = ("EP" if self.expert else "TP", self.tensor), ("PP", self.pipeline)
+        return " x ".join(f"{name}={size}" for name, size in sizes if size > 1) or "one rank"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of a split: `rank = stage * tensor + tensor_rank`. Raises ValueError for a rank the split has not."""
+
+    split: Split = Split()
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.split.world:
+            raise ValueError(f"there is no rank {self.rank} among {self.split.world}: use 0 to {self.split.world - 1}")
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.split.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        return self.rank % self.split.tensor
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank's stage begins with the embedding."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank's stage ends with the head."""
+        return self.stage == self.split.pipeline - 1
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank has whole logits, samples, and tells the result."""
+        return self.last and self.tensor_rank == 0
+
+
+def part(total: int, parts: int, index: int) -> range:
+    """The `index`-th of `parts` consecutive pieces of `total`, as even as can be: the first ones get one more."""
+    size, more = divmod(total, parts)
+    start = index * size + min(index, more)
+    return range(start, start + size + (index < more))

@@ -1,0 +1,77 @@
+"""Processes that we start, seen from both sides: where they meet, how they die with their parent, how they ended."""
+
+import ctypes
+import logging
+import os
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+STDIN, STDERR = 0, 2
+SOCKET_NAME = "socket"
+PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger(__name__)
+
+
+# -- the parent's side ------------------------------------------------------------------------------------------------
+
+
+def private_directory() -> Path:
+    """A new directory of mode 0700, with a path short enough for a socket in it."""
+    parent = tempfile.gettempdir()
+    longest = zmq.IPC_PATH_MAX_LEN - len(f"/penstock-12345678/{SOCKET_NAME}")
+    return Path(tempfile.mkdtemp(prefix="penstock-", dir=parent if len(parent) <= longest else "/tmp"))
+
+
+def how_it_ended(status: int) -> str:
+    """What follows the name of a process that has ended, in a sentence for people."""
+    if status >= 0:
+        return f"ended with status {status}; its messages on standard error say why"
+    hint = ": the machine may be out of memory" if -status == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name}{hint}"
+
+
+# -- the child's side -------------------------------------------------------------------------------------------------
+
+
+def remove_socket(endpoint: str) -> None:
+    """What the parent, had it lived, would have removed once we were connected."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    try:
+        if stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()
+            path.parent.rmdir()
+    except FileNotFoundError:
+        pass  # another child of the same parent was sooner
+    except OSError as error:
+        log.warning("could not remove %s: %s", path, error)
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the thread that started it does, also in the middle of a step."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        log.debug("no prctl here")
+
+
+def die_at_end_of_input(last_act: Callable[[], None] = lambda: None) -> None:
+    """End this process when nobody holds the other end of its standard input any more; `last_act` is called before.
+
+    Works anywhere, for as long as Python can switch threads, and also where the process that started us was not the
+    last to hold the pipe.
+    """
+
+    def watch() -> None:
+        while os.read(STDIN, 4096):
+            pass
+        last_act()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,36 @@
+"""What each rank of a model holds, and the KV blocks that all of them have room for. No torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.config import EngineConfig, Place, size_ranks
+from penstock.families import ModelSpec, load_spec, rank_facts
+from penstock.families.shard import stage_layers
+
+
+class RankSizes(NamedTuple):
+    num_blocks: tuple[int, ...]  # per KV group, for every rank
+    parts: tuple[str, ...]  # what each rank holds, for people
+
+
+def size_model(config: EngineConfig, available: Sequence[int]) -> RankSizes:
+    """As many KV blocks as every rank has room for, of whose machine's memory `available` bytes are its own.
+
+    Raises DoesNotFit, CannotSplit, UnsupportedModel, CheckpointError or OSError.
+    """
+    spec = load_spec(Path(config.model))
+    group = config.quantization_group if config.quantization == "int4" else 1
+    plans = size_ranks(rank_facts(spec, config.split, group), config, available)
+    return RankSizes(plans[0].num_blocks, tuple(_part(spec, place) for place in config.split.places))
+
+
+def _part(spec: ModelSpec, place: Place) -> str:
+    """'layers 0 to 13 of 28, heads 8 to 15 of 16'."""
+    layers = stage_layers(len(spec.layers), place.split.pipeline, place.stage)
+    part = f"layers {layers[0]} to {layers[-1]} of {len(spec.layers)}"
+    if place.split.tensor > 1:
+        heads = spec.layers[0].num_heads
+        each = heads // place.split.tensor
+        part += f", heads {place.tensor_rank * each} to {(place.tensor_rank + 1) * each - 1} of {heads}"
+    return part

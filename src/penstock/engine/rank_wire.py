@@ -1,0 +1,93 @@
+"""The words an engine and the processes of its ranks exchange: msgpack of tagged structs.
+
+Orders go to a rank: Start, then one Execute for each plan. Reports come from it: Hello, Loaded, then Done for each plan
+from the one rank that samples, and from every rank a Beat a few times a second. A Failed is a rank's last word.
+"""
+
+import msgspec
+
+from penstock.config.engine import EngineConfig
+from penstock.messages import Capacity, StepPlan, StepResult
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Load the part of the model that this rank holds."""
+
+    config: EngineConfig
+    rank: int
+    rendezvous: str  # HOST:PORT, where the ranks meet
+    num_blocks: tuple[int, ...]  # per KV group, the same on every rank
+    share: tuple[int, int]  # of its machine's processors: which of how many ranks there it is
+
+
+class Execute(msgspec.Struct, frozen=True, tag=True):
+    """Compute a plan, which may build upon the tokens of `learned`: results that came in since the last order."""
+
+    plan: StepPlan
+    learned: tuple[StepResult, ...] = ()
+
+
+Order = Start | Execute
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A rank is there and waits for its Start."""
+
+    pid: int
+    memory_available: int  # bytes
+    port: int  # a TCP port that is free here
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    capacity: Capacity
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    result: StepResult
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """What a rank is doing, said by a thread of its own: a busy rank beats as well as an idle one."""
+
+    rank: int
+    plans: int  # it has been through so far
+    doing: str  # "loading", "plan 17", "waiting for a plan"
+    at: str  # the innermost of our own functions, as "models.decoder:88 in forward"
+    waits: bool  # in there, for other ranks
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The rank ends. Nothing follows."""
+
+    doing: str
+    reason: str
+    for_user: bool  # the reason needs no word about where it comes from
+    waits: bool  # it was waiting for other ranks
+
+
+Report = Hello | Loaded | Done | Beat | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_orders = msgspec.msgpack.Decoder(Order)
+_reports = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Order | Report) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_order(frame: bytes) -> Order:
+    """msgspec.DecodeError for anything else than an order."""
+    order: Order = _orders.decode(frame)
+    return order
+
+
+def decode_report(frame: bytes) -> Report:
+    """msgspec.DecodeError for anything else than a report."""
+    report: Report = _reports.decode(frame)
+    return report
+
+
+def identity(rank: int) -> bytes:
+    """By which the engine's socket knows the one of a rank that takes its orders."""
+    return b"rank %d" % rank

@@ -1,0 +1,166 @@
+"""The ranks of an engine on the machines of a Ray cluster.
+
+Ray finds the machines and starts an actor on each rank's; the actor does nothing but hold the rank's process, which is
+the same as on one machine. Plans and results travel over our own sockets, whose keys the actors pass on.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.config import EngineConfig
+from penstock.engine.child import STDERR, how_it_ended
+from penstock.engine.curve import Guard, RankKeys
+from penstock.engine.rank_socket import RankSocket
+from penstock.engine.rank_wire import Report
+from penstock.messages import EngineError
+
+MODULE = "penstock.engine.worker"
+PLACEMENT_SECONDS = 60.0  # for the cluster to find room
+LOOK_SECONDS = 0.2  # between questions to Ray whether a rank has ended: sooner than last words are waited for
+
+log = logging.getLogger(__name__)
+
+
+class RankHost:
+    """An actor: has one rank's process. When the actor goes, the process does."""
+
+    def where(self) -> tuple[str, str]:
+        """(node, address) of the machine."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+    def start(self, arguments: Sequence[str], keys: bytes) -> int:
+        """The pid of the rank, which is started with these arguments and this first line of input."""
+        self._process = subprocess.Popen([sys.executable, "-P", *arguments], stdin=subprocess.PIPE, stdout=STDERR)
+        if self._process.stdin is None:
+            raise RuntimeError("a process was started without standard input")
+        self._process.stdin.write(keys + b"\n")
+        self._process.stdin.flush()
+        return self._process.pid
+
+    def ended(self) -> str:
+        """How, once it has."""
+        return how_it_ended(self._process.wait())
+
+
+class RayRanks:
+    """Ranks on as few machines as have room for them, neighbours on the same one.
+
+    Raises EngineError where there is no Ray, no cluster, or no room in it.
+    """
+
+    def __init__(self, config: EngineConfig, module: str = MODULE) -> None:
+        world = config.split.world
+        self._ray = _connect()
+        self._held = contextlib.ExitStack()
+        self._held.callback(self._ray.shutdown)
+        try:
+            hosts = self._place(config)
+            places = self._ray.get([host.where.remote() for host in hosts])
+            order = sorted(range(world), key=lambda i: places[i])  # ranks of a machine are neighbours
+            hosts = [hosts[i] for i in order]
+            self.machines = [places[i][0] for i in order]
+            addresses = [places[i][1] for i in order]
+            self.host = addresses[0]
+            guard = Guard(world)
+            self._socket = RankSocket(world, f"tcp://{self._ray.util.get_node_ip_address()}:*", guard)
+            self._held.callback(self._socket.close)
+            pids = self._ray.get(
+                [
+                    host.start.remote(("-m", module, self._socket.endpoint, str(rank)), _line(keys))
+                    for rank, (host, keys) in enumerate(zip(hosts, guard.ranks, strict=True))
+                ]
+            )
+            self.names = [f"rank {r} (pid {pids[r]} on {addresses[r]})" for r in range(world)]
+            self._ends = {host.ended.remote(): rank for rank, host in enumerate(hosts)}
+            self._ended: dict[int, str] = {}
+            self._looked = time.monotonic()
+        except BaseException:
+            self.close()
+            raise
+
+    def connected(self) -> None:
+        """Nobody without a key could connect anyway."""
+
+    def send(self, rank: int, frame: bytes) -> None:
+        self._socket.send(rank, frame)
+
+    def receive(self, seconds: float) -> list[tuple[int, Report]]:
+        """Reports that have come, with their ranks; waits for one, so long at most."""
+        return self._socket.receive(seconds)
+
+    def ended(self) -> dict[int, str]:
+        """How, by rank, for people; those that run are not in it."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            done, _ = self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)
+            for reference in done:
+                self._ended[self._ends.pop(reference)] = self._how(reference)
+            self._looked = time.monotonic()
+        return self._ended
+
+    def close(self) -> None:
+        """End every actor, and with it its rank, whatever state that is in. May be called twice."""
+        self._held.close()
+
+    def _place(self, config: EngineConfig) -> list[Any]:
+        """An actor for each rank, where there is room."""
+        ray, world = self._ray, config.split.world
+        need = {"CPU": float(max(config.threads, 1))} | ({"GPU": 1.0} if config.device.startswith("cuda") else {})
+        group = ray.util.placement_group([need] * world, strategy="PACK")
+        self._held.callback(ray.util.remove_placement_group, group)
+        if not group.wait(PLACEMENT_SECONDS):
+            each = " and ".join(f"{count:g} {name}" for name, count in need.items())
+            raise EngineError(
+                f"the Ray cluster has no room for {world} ranks of {each} each ({PLACEMENT_SECONDS:g} s waited; it has "
+                f"{ray.cluster_resources()}): add machines, end other jobs or set a smaller split"
+            )
+        actor = ray.remote(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0), max_restarts=0)(RankHost)
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        hosts = []
+        for index in range(world):
+            host = actor.options(scheduling_strategy=strategy(group, index)).remote()
+            self._held.callback(ray.kill, host)
+            hosts.append(host)
+        return hosts
+
+    def _how(self, reference: Any) -> str:
+        try:
+            return str(self._ray.get(reference))
+        except self._ray.exceptions.RayError as error:
+            return f"is gone with its machine or its actor: {error}"
+
+
+def _connect() -> Any:
+    """Ray, connected to the cluster that RAY_ADDRESS names, or to the one that runs on this machine."""
+    try:
+        import ray.util.scheduling_strategies
+
+        import ray
+    except ImportError:
+        raise EngineError("--distributed-executor ray needs Ray: pip install 'penstock[ray]'") from None
+    ours = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=True, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        raise EngineError(
+            f"no Ray cluster was found: run `ray start --head` here, or set RAY_ADDRESS ({error})"
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ours)  # Ray takes it
+    return ray
+
+
+def _line(keys: RankKeys) -> bytes:
+    return msgspec.json.encode(keys)

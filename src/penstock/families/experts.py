@@ -1,0 +1,69 @@
+"""What families with a mixture of experts share: the meaning of their fields, and how checkpoints name the tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.families.hf_config import HFConfig
+from penstock.families.spec import LayerSpec, MoESpec, Parameter, stacked
+
+MAX_EXPERTS = 4096
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """Tensors of a layer's mixture, after `model.layers.N.`; expert i's stand after `experts` and `i.`."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts."
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_expert."
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+def moe_spec(
+    config: HFConfig, *, count: tuple[str, int], per_token: int, size: tuple[str, int | None], normalize: bool
+) -> MoESpec:
+    """A mixture as the configuration says: `count` and `size` are the fields of how many experts there are and of an
+    expert's intermediate size, with the family's defaults; `per_token` is the default of num_experts_per_tok.
+
+    Raises UnsupportedModel where a token would go through more experts than there are.
+    """
+    name, default = count
+    experts = config.integer(name, default, most=MAX_EXPERTS)
+    chosen = config.integer("num_experts_per_tok", per_token)
+    if chosen > experts:
+        raise config.unsupported("num_experts_per_tok", chosen, f"at most {name} ({experts})")
+    width = config.integer(size[0]) if size[1] is None else config.integer(*size)
+    return MoESpec(experts, chosen, width, normalize)
+
+
+def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) -> list[LayerSpec]:
+    """Qwen's rule: every decoder_sparse_step-th of `count` layers is a mixture, but for mlp_only_layers, which like
+    all others are dense, as `layer` is."""
+    step = config.integer("decoder_sparse_step", 1)
+    dense = config.integers("mlp_only_layers")
+    mixture = replace(layer, intermediate_size=0, moe=moe)
+    return [mixture if (i + 1) % step == 0 and i not in dense else layer for i in range(count)]
+
+
+def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertNames) -> list[Parameter]:
+    """Parameters `{ours}*` of a layer's mixture, see MoESpec, from the tensors `{theirs}*`."""
+
+    def mlps(name: str, prefixes: Sequence[str], width: int, gate: str, up: str, down: str) -> list[Parameter]:
+        halves = [(f"{theirs}{prefix}{half}.weight", width) for prefix in prefixes for half in (gate, up)]
+        downs = [(f"{theirs}{prefix}{down}.weight", hidden) for prefix in prefixes]
+        return [
+            stacked(f"{ours}{name}.gate_up.weight", (hidden,), *halves, experts=len(prefixes)),
+            stacked(f"{ours}{name}.down.weight", (width,), *downs, experts=len(prefixes)),
+        ]
+
+    each = [f"{names.experts}{i}." for i in range(moe.first_expert, moe.first_expert + moe.held)]
+    router = stacked(f"{ours}router.weight", (hidden,), (f"{theirs}{names.router}.weight", moe.num_experts))
+    parameters = [router, *mlps("experts", each, moe.intermediate_size, names.gate, names.up, names.down)]
+    if moe.shared_intermediate_size:
+        parameters += mlps("shared", [names.shared], moe.shared_intermediate_size, names.gate, names.up, names.down)
+    if moe.shared_gate:
+        parameters.append(stacked(f"{ours}shared.gate.weight", (hidden,), (f"{theirs}{names.shared_gate}.weight", 1)))
+    return parameters

@@ -1,0 +1,264 @@
+"""The spec of one rank: a spec is data, so dividing a model is a function from a spec to smaller ones.
+
+Tensor parallelism cuts matrices in pairs (Shoeybi et al., "Megatron-LM", 2019): of qkv and gate_up each rank has some
+rows, so whole heads and whole columns of the MLP, and of output and down the columns that read what those gave. The
+ranks' outputs of the latter add up to the model's. Pipeline parallelism cuts the sequence of layers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal
+
+from penstock.config import ModelFacts, Place, Split
+from penstock.config.split import part
+from penstock.families.registry import model_facts
+from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
+
+Cut = Literal["whole", "rows", "columns", "experts", "once"]
+
+# How each parameter of a layer is divided among tensor ranks; "once": on the first alone, as the outputs are summed.
+_CUTS: Mapping[str, Cut] = MappingProxyType(
+    {
+        "qkv.weight": "rows",
+        "qkv.bias": "rows",
+        "output.weight": "columns",
+        "output.bias": "once",
+        "gate_up.weight": "rows",
+        "gate_up.bias": "rows",
+        "down.weight": "columns",
+        "down.bias": "once",
+        "shared.gate_up.weight": "rows",
+        "shared.down.weight": "columns",
+        "experts.gate_up.weight": "rows",
+        "experts.down.weight": "columns",
+        "shared.gate.weight": "whole",
+        "router.weight": "whole",
+        "attention_norm.weight": "whole",
+        "attention_post_norm.weight": "whole",
+        "mlp_norm.weight": "whole",
+        "mlp_post_norm.weight": "whole",
+        "q_norm.weight": "whole",
+        "k_norm.weight": "whole",
+    }
+)
+
+
+class CannotSplit(ValueError):
+    """The model has no such split; the message names the size, what it would have to divide, and sizes that work."""
+
+
+def shard(spec: ModelSpec, place: Place) -> ModelSpec:
+    """What the rank at `place` holds of a model. Layers and their parameters are numbered from 0 in every stage.
+
+    A tied head that is not on the embedding's stage is a parameter of its own, read from the same tensor. Raises
+    CannotSplit, as `check_split` does.
+    """
+    split = place.split
+    check_split(spec, split)
+    if split.world == 1:
+        return spec
+    stage = stage_layers(len(spec.layers), split.pipeline, place.stage)
+    rows = part(spec.vocab_size, split.tensor, place.tensor_rank)
+    parameters: list[Parameter] = []
+    for parameter in spec.parameters:
+        parameters += _parameter(parameter, place, stage, rows)
+    if spec.tie_embeddings and place.last and not place.first:
+        table = next(parameter for parameter in spec.parameters if parameter.name == "embedding.weight")
+        parameters.append(replace(_take_rows(table, rows), name="head.weight"))
+    return replace(
+        spec,
+        layers=tuple(_layer(spec.layers[index], place) for index in stage),
+        parameters=tuple(parameters),
+        tie_embeddings=spec.tie_embeddings and place.first and place.last,
+        vocab_size=len(rows),
+        vocab_start=rows.start,
+        vocab_total=spec.vocab_size,
+    )
+
+
+def rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFacts, ...]:
+    """The sizes of every rank, in rank order. Raises CannotSplit, as `check_split` does."""
+    check_split(spec, split, group)
+    alike: dict[tuple[int, bool, int], ModelFacts] = {}  # but for the first, ranks differ in their vocabularies alone
+    facts = []
+    for place in split.places:
+        key = place.stage, place.tensor_rank == 0, len(part(spec.vocab_size, split.tensor, place.tensor_rank))
+        if key not in alike:
+            alike[key] = model_facts(shard(spec, place))
+        facts.append(alike[key])
+    return tuple(facts)
+
+
+def stage_layers(layers: int, stages: int, stage: int) -> range:
+    """The layers of a stage, as even as can be: the last one, which has the head as well, has no more than another."""
+    return part(layers, stages, stage)
+
+
+def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
+    """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, and a layer.
+
+    `group` is the number of a row's values that share a scale (1: none do): parts of a row are whole groups then, so
+    that a model of several ranks has the same quantised weights as of one.
+    """
+    if split.pipeline > len(spec.layers):
+        raise CannotSplit(
+            f"pipeline_parallel_size={split.pipeline} is more than the {len(spec.layers)} layers: use "
+            f"{_either(range(1, len(spec.layers) + 1))}"
+        )
+    if split.expert and not any(layer.moe for layer in spec.layers):
+        raise CannotSplit(f"expert_parallel=True, but a {spec.family} model has no experts: leave it out")
+    obstacle = _obstacle(spec, split.tensor, split.expert, group)
+    if obstacle is not None:
+        raise CannotSplit(
+            f"tensor_parallel_size={split.tensor} {obstacle}: use {_either(tensor_sizes(spec, split.expert, group))}"
+        )
+    if split.expert and split.tensor == 1:
+        more = [size for size in tensor_sizes(spec, True, group) if size > 1]
+        use = f"use {_either(more)}, or leave" if more else "leave"
+        raise CannotSplit(f"tensor_parallel_size=1 leaves no ranks for expert_parallel=True to divide: {use} it out")
+
+
+def tensor_sizes(spec: ModelSpec, expert: bool = False, group: int = 1) -> list[int]:
+    """Every tensor_parallel_size that works, in order; 1 is always among them."""
+    most = min(layer.num_kv_heads for layer in spec.layers)
+    return [size for size in range(1, most + 1) if _obstacle(spec, size, expert, group) is None]
+
+
+def possible_splits(spec: ModelSpec, most: int, group: int = 1) -> list[Split]:
+    """Splits into at most `most` ranks, the fewest ranks first: of stages, powers of two, or as many as use all ranks.
+    `group` is as in `check_split`."""
+    splits = []
+    for expert in (False, True) if any(layer.moe for layer in spec.layers) else (False,):
+        for tensor in tensor_sizes(spec, expert, group):
+            stages = range(1, min(most // tensor, len(spec.layers)) + 1)
+            some = [count for count in stages if count & (count - 1) == 0 or count * tensor == most]
+            splits += [Split(tensor, count, expert) for count in some if tensor > 1 or not expert]
+    return sorted(splits, key=lambda split: (split.world, split.pipeline, split.expert))
+
+
+def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | None:
+    """Why a model cannot be divided among so many tensor ranks."""
+    if tensor == 1:
+        return None
+    for layer in dict.fromkeys(spec.layers):
+        for size, what in _divided(layer, expert):
+            if size % tensor:
+                return f"does not divide the {what.format(size)}"
+        for width, name in _cut_columns(layer, expert):
+            if width // tensor % group:
+                return f"cuts rows of {width} values ({name}) into {width // tensor}, which are no groups of {group}"
+    if tensor > spec.vocab_size:
+        return f"is more than the {spec.vocab_size} tokens of the vocabulary"
+    return None
+
+
+def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
+    """What the number of tensor ranks has to divide, with its name."""
+    moe = layer.moe
+    sizes = [
+        (layer.num_kv_heads, "{} KV heads"),
+        (layer.num_heads, "{} attention heads"),
+        (layer.intermediate_size, "intermediate size of {}"),
+    ]
+    if moe is not None:
+        experts = (moe.num_experts, "{} experts")
+        sizes.append(experts if expert else (moe.intermediate_size, "experts' intermediate size of {}"))
+        sizes.append((moe.shared_intermediate_size, "shared expert's intermediate size of {}"))
+    return sizes
+
+
+def _cut_columns(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
+    """Widths of the matrices that are cut by columns, with their names."""
+    moe = layer.moe
+    widths = [(layer.num_heads * layer.head_dim, "output"), (layer.intermediate_size, "down")]
+    if moe is not None:
+        widths.append((0 if expert else moe.intermediate_size, "experts' down"))
+        widths.append((moe.shared_intermediate_size, "shared expert's down"))
+    return widths
+
+
+def _either(sizes: Sequence[int]) -> str:
+    """'1', '1 or 2', '1, 2, 4 or 8', '1 to 32'."""
+    if len(sizes) > 2 and sizes[-1] - sizes[0] == len(sizes) - 1:
+        return f"{sizes[0]} to {sizes[-1]}"
+    *rest, last = map(str, sizes)
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def _layer(layer: LayerSpec, place: Place) -> LayerSpec:
+    tensor = place.split.tensor
+    return replace(
+        layer,
+        num_heads=layer.num_heads // tensor,
+        num_kv_heads=layer.num_kv_heads // tensor,
+        intermediate_size=layer.intermediate_size // tensor,
+        output_bias=layer.output_bias and place.tensor_rank == 0,
+        moe=layer.moe and _moe(layer.moe, place),
+    )
+
+
+def _moe(moe: MoESpec, place: Place) -> MoESpec:
+    tensor = place.split.tensor
+    moe = replace(moe, shared_intermediate_size=moe.shared_intermediate_size // tensor)
+    if not place.split.expert:
+        return replace(moe, intermediate_size=moe.intermediate_size // tensor)
+    experts = part(moe.num_experts, tensor, place.tensor_rank)
+    return replace(moe, first_expert=experts.start, local_experts=len(experts))
+
+
+def _parameter(parameter: Parameter, place: Place, stage: range, vocabulary: range) -> list[Parameter]:
+    """A rank's part of a parameter of the whole model: one, or none."""
+    if parameter.name == "embedding.weight":
+        return [_take_rows(parameter, vocabulary)] if place.first else []
+    if parameter.name == "head.weight":
+        return [_take_rows(parameter, vocabulary)] if place.last else []
+    if parameter.name == "norm.weight":
+        return [parameter] if place.last else []
+    _, number, name = parameter.name.split(".", 2)
+    if int(number) not in stage:
+        return []
+    cut = "experts" if name.startswith("experts.") and place.split.expert else _CUTS[name]
+    parameter = replace(parameter, name=f"layers.{int(number) - stage.start}.{name}")
+    return _divide(parameter, cut, place.split.tensor, place.tensor_rank)
+
+
+def _divide(parameter: Parameter, cut: Cut, ranks: int, rank: int) -> list[Parameter]:
+    if cut == "whole" or ranks == 1:
+        return [parameter]
+    if cut == "once":
+        return [parameter] if rank == 0 else []
+    if cut == "columns":
+        return [_take_columns(parameter, part(parameter.shape[1], ranks, rank))]
+    if cut == "rows":  # of each source by itself
+        return [_stack(parameter, [_rows_of(source, part(source.rows, ranks, rank)) for source in parameter.sources])]
+    experts = part(parameter.experts, ranks, rank)
+    each = len(parameter.sources) // parameter.experts
+    held = parameter.sources[experts.start * each : experts.stop * each]
+    return [replace(_stack(parameter, held), experts=len(experts))]
+
+
+def _take_rows(parameter: Parameter, rows: range) -> Parameter:
+    """Of a parameter with one source."""
+    return _stack(parameter, [_rows_of(parameter.sources[0], rows)])
+
+
+def _rows_of(source: TensorSource, rows: range) -> TensorSource:
+    return replace(source, first_row=source.first_row + rows.start, rows=len(rows))
+
+
+def _take_columns(parameter: Parameter, columns: range) -> Parameter:
+    sources = tuple(
+        replace(source, first_column=source.first_column + columns.start, columns=len(columns))
+        for source in parameter.sources
+    )
+    return replace(parameter, shape=(parameter.shape[0], len(columns)), sources=sources)
+
+
+def _stack(parameter: Parameter, sources: Sequence[TensorSource]) -> Parameter:
+    """The parameter of these sources, one after the other."""
+    stacked, start = [], 0
+    for source in sources:
+        stacked.append(replace(source, start=start))
+        start += source.rows
+    return replace(parameter, shape=(start, *parameter.shape[1:]), sources=tuple(stacked))

@@ -1,0 +1,52 @@
+"""What the ranks of a model hand to each other in a step, in bytes: a function of the spec, as their memory is."""
+
+from dataclasses import dataclass
+
+from penstock.config import Place, Split
+from penstock.config.split import part
+from penstock.families.shard import stage_layers
+from penstock.families.spec import ModelSpec
+
+LOGIT_BYTES = 4  # logits are fp32 in every dtype
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Bytes of tensors that one rank hands over in a step. What it gives to several others counts once."""
+
+    sum: int = 0  # to the tensor ranks of its stage, each of which adds them all
+    gather: int = 0  # parts of logits, to the first tensor rank of the last stage
+    send: int = 0  # hidden states, to the rank with its tensor rank in the next stage
+
+    @property
+    def total(self) -> int:
+        return self.sum + self.gather + self.send
+
+
+def bytes_per_step(spec: ModelSpec, place: Place, tokens: int, sampled: int, element_size: int) -> StepBytes:
+    """What the rank at `place` of a model hands over in a step of `tokens` tokens after `sampled` of which another is
+    chosen (with prompt logprobs: or would be). `element_size` is an activation's, in bytes.
+
+    A sum follows the embedding, and in every layer attention's output and the MLP's.
+    """
+    split = place.split
+    rows = tokens * spec.hidden_size * element_size
+    layers = stage_layers(len(spec.layers), split.pipeline, place.stage)
+    sums = 2 * len(layers) + place.first if split.tensor > 1 else 0
+    columns = len(part(spec.vocab_size, split.tensor, place.tensor_rank))
+    return StepBytes(
+        sum=sums * rows,
+        gather=sampled * columns * LOGIT_BYTES if place.last and place.tensor_rank > 0 else 0,
+        send=0 if place.last else rows,
+    )
+
+
+def bytes_on_link(spec: ModelSpec, split: Split, tokens: int, sampled: int, element_size: int) -> int:
+    """What passes links one after the other in such a step, those of a stage at once: in a sum a rank's part goes to
+    each other rank of its stage, while as much comes; parts of logits all come to one."""
+    total = 0
+    for stage in range(split.pipeline):
+        step = bytes_per_step(spec, Place(split, stage * split.tensor), tokens, sampled, element_size)
+        total += step.sum * (split.tensor - 1) + step.send
+    others = spec.vocab_size - len(part(spec.vocab_size, split.tensor, 0))
+    return total + sampled * others * LOGIT_BYTES

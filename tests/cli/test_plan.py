@@ -1,0 +1,88 @@
+"""`penstock plan` of models that are divided, on hardware that is only named."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_help import penstock
+
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 80,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    return str(tmp_path)
+
+
+def test_a_split_is_planned_on_hardware_that_is_elsewhere(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    flags = ("--hardware", "8xH100", "--link", "100GB/s", "--tensor-parallel-size", "8", "--json", str(out))
+    done = penstock("plan", model, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "Splits on 8xH100: 80.00 GiB, 3350 GB/s, link 100 GB/s each" in done.stdout
+    plan = json.loads(out.read_text())
+    splits: dict[tuple[int, int], dict[str, Any]] = {
+        (split["tensor_parallel_size"], split["pipeline_parallel_size"]): split for split in plan["splits"]
+    }
+    # 141 GB of weights: 80 GiB do not hold them, so two ranks are the fewest.
+    assert set(splits) == {(2, 1), (1, 2), (4, 1), (2, 2), (1, 4), (8, 1), (4, 2), (2, 4), (1, 8)}
+    assert [split["asked"] for split in splits.values()].count(True) == 1
+    asked = splits[8, 1]
+    assert asked["asked"] and len(asked["memory_by_rank"]) == 8
+    assert plan["memory"] == asked["memory_by_rank"][0]
+    decode = asked["decode"]
+    each = [161 * 8192 * 2 + (0 if rank == 0 else 16032 * 4) for rank in range(8)]
+    assert [sum(rank.values()) for rank in decode["moved_by_rank"]] == each
+    assert decode["moved_bytes"] == sum(each)
+    assert decode["link_seconds"] == pytest.approx((7 * 161 * 8192 * 2 + 7 * 16032 * 4) / 100e9)
+    assert decode["memory_seconds"] == pytest.approx(70.55e9 * 2 / 8 / 3350e9, rel=0.02)
+    assert splits[1, 2]["decode"]["moved_bytes"] == 8192 * 2
+
+
+def test_threads_of_the_split_asked_for_do_not_hide_others(tmp_path: Path) -> None:
+    found = []
+    for flags in ((), ("--threads", str(len(os.sched_getaffinity(0))))):
+        done = penstock("plan", "--json", str(tmp_path / "plan.json"), *flags)
+        assert done.returncode == 0, done.stderr
+        splits = json.loads((tmp_path / "plan.json").read_text())["splits"]
+        found.append([(split["tensor_parallel_size"], split["pipeline_parallel_size"]) for split in splits])
+    assert found[0] == found[1]
+
+
+def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(model: str) -> None:
+    done = penstock("plan", model, "--hardware", "8xH100")
+    assert done.returncode == 2
+    assert "TP=2" in done.stdout and "one rank" not in done.stdout
+    assert "the model does not fit" in done.stderr and done.stderr.strip().endswith("or one of the splits above")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--hardware", "8xFoo"), "'8xFoo' is not known: name A100"),
+        (("--hardware", "8xH100", "--tensor-parallel-size", "3"), "does not divide the 8 KV heads: use 1, 2, 4 or 8"),
+        (
+            ("--hardware", "4xH100", "--tensor-parallel-size", "8"),
+            "TP=8 takes 8 ranks, but 4xH100 has 4: set --hardware with more",
+        ),
+        (("--hardware", "8xH100", "--link", "fast"), "'fast' is no speed"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(model: str, flags: tuple[str, ...], words: str) -> None:
+    done = penstock("plan", model, *flags)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,65 @@
+"""`penstock serve` with a model that several ranks share, through a real client."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.e2e.server import Server, alive, children, serving, status, wait_for
+from tests.e2e.test_death import started
+
+FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--dtype", "float32", "--step-deadline", "20")
+PROMPTS = ["import os\n", "def main():\n    ", "class Stack:\n    def __init__(self"]
+SPLITS = {
+    "tensor": ("--tensor-parallel-size", "2"),
+    "pipeline": ("--pipeline-parallel-size", "2"),
+}
+
+
+def completions(server: Server) -> list[str]:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            model = (await client.models.list()).data[0].id
+            answers = await asyncio.gather(
+                *(client.completions.create(model=model, prompt=p, max_tokens=40, temperature=0) for p in PROMPTS)
+            )
+            return [answer.choices[0].text for answer in answers]
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    with serving(tmp_path_factory.mktemp("one") / "log", *FLAGS) as server:
+        return completions(server)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_ranks_say_what_one_says_and_end_together(tmp_path: Path, one_rank: list[str], split: str) -> None:
+    with serving(tmp_path / "log", *FLAGS, *SPLITS[split]) as server:
+        assert completions(server) == one_rank
+        ranks = children(server.engine_pid)
+        assert len(ranks) == 2
+        assert f"rank 1 (pid {max(ranks)}) has layers" in server.log.read_text()
+    assert not any(map(alive, ranks))
+
+
+def test_killing_a_rank_ends_every_stream_with_a_report(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", *FLAGS, *SPLITS["tensor"]) as server:
+        streams = started(server, 8)
+        engine = server.engine_pid
+        ranks = sorted(children(engine))
+        os.kill(ranks[1], signal.SIGKILL)
+        killed = time.monotonic()
+        wait_for(lambda: status(server.url + "/readyz") == 503, 3, "readiness to turn false")
+        for stream in streams:
+            stream.join(10)
+            assert stream.broken is None
+            assert stream.ended - killed < 3
+            assert stream.lines[-1] == "data: [DONE]"
+            assert f"rank 1 (pid {ranks[1]}) was killed by SIGKILL" in stream.lines[-2]
+        wait_for(lambda: not any(map(alive, [engine, *ranks])), 2, "every process to end")

@@ -1,0 +1,33 @@
+"""A small model of every family, of sizes that can be divided among ranks: most of them by 4."""
+
+from typing import Any
+
+from penstock.families import ModelSpec, spec_from_config
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 307,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_QWEN2_MOE = {**_EXPERTS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [1]}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 16},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 16, "sliding_window_pattern": 4},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
+    "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], **_QWEN2_MOE},
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **_EXPERTS, "tie_word_embeddings": True},
+}
+
+
+def spec_of(family: str, **changes: Any) -> ModelSpec:
+    return spec_from_config({**_SIZES, **CONFIGS[family], **changes})

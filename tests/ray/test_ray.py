@@ -1,0 +1,33 @@
+"""Ranks on the nodes of a Ray cluster."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from penstock.engine import launch
+from penstock.messages import EngineError
+from tests.ray.session import config
+
+
+def own_network() -> list[str]:
+    """What runs a command in a network namespace of its own; nothing where that is not allowed."""
+    command = ["unshare", "--net", "--map-root-user"]
+    if shutil.which("unshare") and not subprocess.run([*command, "true"], capture_output=True).returncode:
+        return command
+    return []
+
+
+def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies() -> None:
+    session = subprocess.run(
+        [*own_network(), sys.executable, "-m", "tests.ray.session"], capture_output=True, text=True, timeout=400
+    )
+    assert session.returncode == 0, session.stdout + session.stderr
+    assert "no rank is left" in session.stdout
+
+
+async def test_where_there_is_no_cluster_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(EngineError, match="no Ray cluster was found: run `ray start --head` here, or set RAY_ADDRESS"):
+        await launch(config(distributed_executor="ray", tensor_parallel_size=2))
