@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine import launch
 from penstock.messages import EngineError
-from tests.ray.session import config
+from tests.ray_cluster.session import config
 
 
 def own_network() -> list[str]:
@@ -21,7 +21,7 @@ def own_network() -> list[str]:
 
 def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies() -> None:
     session = subprocess.run(
-        [*own_network(), sys.executable, "-m", "tests.ray.session"], capture_output=True, text=True, timeout=400
+        [*own_network(), sys.executable, "-m", "tests.ray_cluster.session"], capture_output=True, text=True, timeout=400
     )
     assert session.returncode == 0, session.stdout + session.stderr
     assert "no rank is left" in session.stdout

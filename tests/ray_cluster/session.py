@@ -1,6 +1,6 @@
 """A Ray cluster of two nodes on this machine, each a process tree of its own, and engines on it.
 
-    python -m tests.ray.session
+    python -m tests.ray_cluster.session
 
 Prints a line for each thing that held; ends with an exception at the first that did not. The network is a namespace of
 its own where the system allows that (see test_ray.py), so that nothing listens anywhere else.
