@@ -144,9 +144,8 @@ class RayRanks:
 def _connect() -> Any:
     """Ray, connected to the cluster that RAY_ADDRESS names, or to the one that runs on this machine."""
     try:
-        import ray.util.scheduling_strategies
-
         import ray
+        import ray.util.scheduling_strategies
     except ImportError:
         raise EngineError("--distributed-executor ray needs Ray: pip install 'penstock[ray]'") from None
     ours = signal.getsignal(signal.SIGTERM)
