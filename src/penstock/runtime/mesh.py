@@ -100,12 +100,14 @@ class Mesh:
             def lane(stage: int, rank: int) -> Lane:
                 name, plans = f"lane {place.tensor_rank} from stage {stage}", split.pipeline
                 memory = share(PrefixStore(name, self._store), rank, 2, plans * message_bytes)
-                return SharedLane(memory, plans, timeout) if memory else GroupLane(join(name, rank, 2), plans)
+                return SharedLane(memory, plans, timeout) if memory else GroupLane(join(name, rank, 2), plans, timeout)
 
             if split.tensor > 1:
                 name, ranks = f"stage {place.stage}", (place.tensor_rank, split.tensor)
                 memory = share(PrefixStore(name, self._store), *ranks, SharedLink.size(split.tensor))
-                self._link = SharedLink(memory, *ranks, timeout) if memory else GroupLink(join(name, *ranks), *ranks)
+                self._link = (
+                    SharedLink(memory, *ranks, timeout) if memory else GroupLink(join(name, *ranks), *ranks, timeout)
+                )
             if not place.first:
                 self._before = lane(place.stage - 1, 1)
             if not place.last:
