@@ -54,6 +54,32 @@ def test_a_split_is_planned_on_hardware_that_is_elsewhere(model: str, tmp_path: 
     assert splits[1, 2]["decode"]["moved_bytes"] == 8192 * 2
 
 
+def test_a_gpu_that_is_elsewhere_is_planned_with_fp8_and_what_cuda_takes(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    flags = ("--hardware", "H200", "--quantization", "fp8", "--kv-cache-dtype", "fp8", "--max-model-len", "8192")
+    done = penstock("plan", model, *flags, "--gpu-memory-utilization", "0.8", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(out.read_text())
+    rows = {row["name"]: row["bytes"] for row in plan["memory"]}
+    assert rows["weights"] == pytest.approx(70.55e9, rel=0.01)
+    assert rows["runtime"] > 0 and rows["graphs"] > 0
+    assert sum(rows.values()) == int(141e9 * 0.8)
+    assert plan["settings"]["device"] == {"value": "cuda", "from": "default: there is H200"}
+    token = 80 * 2 * 8 * (128 + 4)  # a byte for each element, and a scale for each head
+    assert rows["KV cache"] == plan["num_blocks"][0] * 16 * token
+
+
+def test_figures_are_a_cpus_unless_told_otherwise(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    flags = ("--hardware", "2x141GB:4.8GB/s:3GB/s", "--tensor-parallel-size", "2", "--json", str(out))
+    found = []
+    for more in ((), ("--device", "cuda")):
+        done = penstock("plan", model, *flags, *more)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(out.read_text())["settings"]["device"]["value"])
+    assert found == ["cpu", "cuda"]
+
+
 def test_threads_of_the_split_asked_for_do_not_hide_others(tmp_path: Path) -> None:
     found = []
     for flags in ((), ("--threads", str(len(os.sched_getaffinity(0))))):
@@ -81,6 +107,8 @@ def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(model: str) -
             "TP=8 takes 8 ranks, but 4xH100 has 4: set --hardware with more",
         ),
         (("--hardware", "8xH100", "--link", "fast"), "'fast' is no speed"),
+        (("--hardware", "8xH100", "--device", "cpu"), "--device (command line) is cpu, but this is for 8xH100"),
+        (("--hardware", "2xA100", "--quantization", "fp8"), "2xA100 has 8.0; set --quantization int8"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(model: str, flags: tuple[str, ...], words: str) -> None:

@@ -12,11 +12,14 @@ def test_named_devices_have_memory_and_speeds(name: str) -> None:
     assert (one.count, eight.count) == (1, 8)
     assert (one.memory, one.bandwidth, one.link) == (eight.memory, eight.bandwidth, eight.link)
     assert 20 * 10**9 < one.memory < 10**12 and one.link < one.bandwidth < 10**13
+    assert one.device == eight.device == "cuda"
+    assert float(one.capability) >= 8.0
 
 
 def test_devices_by_their_figures() -> None:
     devices = parse_devices("4x64GiB:200GB/s:3GB/s")
     assert devices == Devices("4x64GiB:200GB/s:3GB/s", 4, 64 * GIB, 200 * 10**9, 3 * 10**9)
+    assert parse_devices("4x64GiB:200GB/s:3GB/s", "cuda").device == "cuda"
     assert str(parse_devices("8xH100")) == "8xH100: 80.00 GiB, 3350 GB/s, link 450 GB/s each"
 
 
@@ -24,6 +27,7 @@ def test_a_device_has_its_memory_to_itself_and_this_machine_shares_its() -> None
     here = machine(16)
     alone, shared = parse_devices("2xL4").machine(here), this_machine(here).machine(here)
     assert (alone.memory_available, alone.shared, alone.cores) == (24 * 10**9, False, 4)
+    assert (alone.device, alone.capability, shared.device) == ("cuda", "8.9", "cpu")
     assert (shared.memory_available, shared.shared) == (16 * GIB, True)
     assert this_machine(here).count == 4
 

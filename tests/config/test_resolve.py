@@ -40,6 +40,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         port=0,
         api_key="secret",
         seed=7,
+        device="cpu",
+        deterministic=True,
         dtype="float32",
         quantization="int4",
         quantization_group=64,
@@ -70,6 +72,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         model="/models/tiny",
         name="mine",
         revision="v2",
+        deterministic=True,
         dtype="float32",
         quantization="int4",
         quantization_group=64,
@@ -105,7 +108,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         drain_timeout=1.5,
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
-    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"}
+    of_gpus = {"gpu_memory_utilization", "enforce_eager"}
+    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus
     assert set(said.values()) == {"command line"}
     assert resolved.provenance["api_key"][0] == "(hidden)"
     assert resolved.provenance["kv_cache_memory"] == (100 << 20, "command line")

@@ -4,22 +4,38 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
 
 from penstock.config import EngineConfig
-from penstock.families import load_spec
-from penstock.kernels import Needs, detect_platform, select_kernels
-from penstock.messages import GenerateRequest, StepPlan, TokenDelta
-from penstock.runtime import ModelRunner
+from penstock.families import ModelSpec, load_spec
+from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels
+from penstock.messages import GenerateRequest, KVGroup, StepPlan, TokenDelta
+from penstock.runtime import DeviceRunner, ModelRunner
+from penstock.runtime.step_kernels import StepKernels
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.weights.load import load_parameters
 
 NUM_BLOCKS = 512
+HERE = torch.device("cpu")
 
 
-def make_runner(
+class Parts(NamedTuple):
+    """What a runner is made of."""
+
+    spec: ModelSpec
+    parameters: dict[str, Any]
+    kernels: Kernels
+    config: EngineConfig
+
+    @property
+    def num_blocks(self) -> list[int]:
+        return [NUM_BLOCKS] * len(self.spec.windows)
+
+
+def parts(
     folder: Path,
     *,
     dtype: str = "float32",
@@ -27,10 +43,10 @@ def make_runner(
     max_num_seqs: int = 16,
     max_model_len: int = 256,
     edit: Callable[[dict[str, torch.Tensor]], None] = lambda parameters: None,
-    recorded: bool = True,
-) -> ModelRunner:
-    """Without load_runner's sizing and process-wide settings; `edit` may change the weights. Steps are recorded where
-    kernels can record, unless told otherwise."""
+    platform: Platform | None = None,
+    **settings: Any,
+) -> Parts:
+    """Without load_runner's sizing and process-wide settings; `edit` may change the weights."""
     spec = load_spec(folder)
     config = EngineConfig(
         model=str(folder),
@@ -39,14 +55,44 @@ def make_runner(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         block_size=block_size,
+        **settings,
     )
     torch_dtype = getattr(torch, dtype)
     parameters = load_parameters(folder, spec, torch_dtype, progress=False)
     edit(parameters)
-    kernels = select_kernels(detect_platform(), Needs(torch_dtype, block_size, tuple(x.head_dim for x in spec.layers)))
-    if not recorded:
-        kernels = dataclasses.replace(kernels, session=None)
-    return ModelRunner(spec, parameters, kernels, config, [NUM_BLOCKS] * len(spec.windows))
+    needs = Needs(torch_dtype, block_size, tuple(layer.head_dim for layer in spec.layers))
+    return Parts(spec, parameters, select_kernels(platform or detect_platform(), needs), config)
+
+
+def make_runner(folder: Path, *, recorded: bool = True, **settings: Any) -> ModelRunner:
+    """Of `parts`. Steps are recorded where kernels can record, unless told otherwise."""
+    made = parts(folder, **settings)
+    kernels = made.kernels if recorded else dataclasses.replace(made.kernels, session=None)
+    return ModelRunner(made.spec, made.parameters, kernels, made.config, made.num_blocks)
+
+
+def make_device_runner(
+    folder: Path,
+    *,
+    device: torch.device = HERE,
+    step_kernels: StepKernels | None = None,
+    capture: bool = True,
+    **settings: Any,
+) -> DeviceRunner:
+    """Of `parts`. Decode steps are captured unless told otherwise."""
+    made = parts(folder, **settings)
+    runner = DeviceRunner(
+        made.spec,
+        {name: parameter.to(device) for name, parameter in made.parameters.items()},
+        made.kernels,
+        made.config,
+        made.num_blocks,
+        device=device,
+        step_kernels=step_kernels,
+    )
+    if capture:
+        runner.capture(progress=False)
+    return runner
 
 
 class Scattered:
@@ -75,23 +121,37 @@ class Server:
     """Runs requests to their end. The prefix cache lives as long as the server."""
 
     def __init__(
-        self, runner: ModelRunner, *, budget: int = 2048, caching: bool = False, max_num_seqs: int = 16
+        self,
+        runner: ModelRunner | DeviceRunner,
+        *,
+        budget: int = 2048,
+        caching: bool = False,
+        max_num_seqs: int = 16,
+        blocks: int = NUM_BLOCKS,
     ) -> None:
+        """Plans with `blocks` of each KV group's, the null block included."""
         self.runner = runner
         limits = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=256, enable_prefix_caching=caching
         )
-        self.scheduler = Scheduler(limits, runner.capacity)
-        self.scattered = Scattered(len(runner.capacity.groups), seed=7)
+        groups = tuple(KVGroup(blocks, group.window) for group in runner.capacity.groups)
+        self.scheduler = Scheduler(limits, replace(runner.capacity, groups=groups))
+        self.scattered = Scattered(len(groups), seed=7)
 
     def run(self, requests: Iterable[GenerateRequest]) -> list[TokenDelta]:
         """All deltas, in order."""
         for request in requests:
             self.scheduler.add(request, 0.0)
         deltas: list[TokenDelta] = []
-        while (plan := self.scheduler.plan(0.0)) is not None:
-            deltas += self.scheduler.apply(self.runner.execute(self.scattered.plan(plan)), 0.0)
+        while (more := self.step()) is not None:
+            deltas += more
         return deltas
+
+    def step(self) -> list[TokenDelta] | None:
+        """Plan as far ahead as the depth allows, then take a result. None where there is nothing to do."""
+        while (plan := self.scheduler.plan(0.0)) is not None:
+            self.runner.submit(self.scattered.plan(plan))
+        return self.scheduler.apply(self.runner.result(), 0.0) if self.scheduler.has_work else None
 
 
 def outputs(deltas: Iterable[TokenDelta]) -> dict[tuple[str, int], list[int]]:

@@ -39,6 +39,14 @@ def test_capacity_and_a_first_step(tiny_checkpoint: Checkpoint) -> None:
     runner.close()
 
 
+@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (16, 16), (3, 1)])
+def test_a_context_of_a_block_or_less_is_loaded(tiny_checkpoint: Checkpoint, length: int, block_size: int) -> None:
+    short = replace(config(tiny_checkpoint("gemma3")), max_model_len=length, block_size=block_size)
+    runner = load_runner(short, progress=False)
+    assert runner.capacity.groups[0].num_blocks > -(-length // block_size)
+    runner.close()
+
+
 def test_cache_root_tells_weights_types_and_layouts_apart(tiny_checkpoint: Checkpoint) -> None:
     base = config(tiny_checkpoint("qwen3"))
     variants = [

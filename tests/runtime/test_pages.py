@@ -8,10 +8,10 @@ from penstock.runtime.pages import KVPages
 from tests.checkpoints import tiny_model
 
 
-def make_pages() -> KVPages:
+def make_pages(dtype: torch.dtype = torch.float32, device: str = "cpu") -> KVPages:
     config = tiny_model("gemma3_linear").config.to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
     spec = spec_from_config(config)  # full, sliding, sliding, full
-    return KVPages(spec, (6, 9), 4, torch.float32)
+    return KVPages(spec, (6, 9), 4, dtype, device)
 
 
 def test_a_page_holds_a_block_for_all_layers_of_its_group() -> None:
@@ -43,3 +43,20 @@ def test_clear_and_copy_touch_only_their_blocks() -> None:
 
 def test_the_null_block_is_zero_from_the_start() -> None:
     assert all(not group[0].any() for group in make_pages().groups)
+
+
+def test_pages_in_fp8_have_scales_behind_each_heads_tokens() -> None:
+    pages = make_pages(torch.float8_e4m3fn)
+    assert [tuple(group.shape[-2:]) for group in pages.groups] == [(4, 48 + 4)] * 2
+    keys = pages.layers[0].keys
+    assert keys.view(torch.float32).shape[-1] == 13  # as the attention reads the scales
+    pages.groups[0][1] = 1.5
+    pages.copy([BlockCopy(0, 1, 5)])
+    pages.clear(0, [1])
+    assert pages.groups[0].float().amax((1, 2, 3, 4, 5))[[0, 1, 5]].tolist() == [0.0, 0.0, 1.5]
+
+
+def test_pages_lie_on_the_device_they_are_given() -> None:
+    pages = make_pages(torch.bfloat16, "meta")
+    assert all(group.device.type == "meta" for group in (*pages.groups, pages.layers[0].keys))
+    assert pages.bytes == sum(count * 2 * 2 * 2 * 4 * 48 * 2 for count in (6, 9))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime import ModelRunner
+from penstock.runtime import DeviceRunner, ModelRunner
 from penstock.runtime.runner import NOT_FINITE
 from tests.checkpoints import tiny_model
-from tests.models.serving import Server, make_runner, outputs
+from tests.models.serving import Server, make_device_runner, make_runner, outputs
 
 Checkpoint = Callable[..., Path]
+MakeRunner = Callable[..., ModelRunner | DeviceRunner]
 GREEDY = SamplingParams(seed=0, max_tokens=32, temperature=0.0, ignore_eos=True)
 BAD_TOKEN = 306
 
@@ -49,7 +51,7 @@ def new(
 class Driver:
     """Numbers plans, and expects no error where results are asked for by `tokens`."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner | DeviceRunner) -> None:
         self.runner = runner
         self.plan_id = 0
 
@@ -69,9 +71,15 @@ class Driver:
         return decoded
 
 
+@pytest.fixture(params=[make_runner, make_device_runner, partial(make_device_runner, enforce_eager=True)])
+def make(request: pytest.FixtureRequest) -> MakeRunner:
+    """Makes runners of one kind."""
+    return request.param
+
+
 @pytest.fixture
-def driver(tiny_checkpoint: Checkpoint) -> Driver:
-    return Driver(make_runner(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4))
+def driver(make: MakeRunner, tiny_checkpoint: Checkpoint) -> Driver:
+    return Driver(make(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4))
 
 
 def greedy(driver: Driver, tokens: tuple[int, ...], count: int) -> list[int]:
@@ -137,29 +145,31 @@ def test_blocks_appended_as_a_sequence_grows(driver: Driver) -> None:
 
 @pytest.mark.parametrize("block_size", [4, 16])  # torch's attention, and where there are native kernels theirs
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
-def test_what_a_page_held_before_does_not_matter(variant: str, block_size: int, tiny_checkpoint: Checkpoint) -> None:
+def test_what_a_page_held_before_does_not_matter(
+    variant: str, block_size: int, make: MakeRunner, tiny_checkpoint: Checkpoint
+) -> None:
     requests = [
         GenerateRequest(request_id=str(n), prompt_ids=prompt(n, n), sampling=GREEDY, n=2) for n in (1, 6, 21, 40)
     ]
-    expected = outputs(Server(make_runner(tiny_checkpoint(variant), block_size=block_size)).run(requests))
-    poisoned = make_runner(tiny_checkpoint(variant), block_size=block_size)
+    expected = outputs(Server(make(tiny_checkpoint(variant), block_size=block_size)).run(requests))
+    poisoned = make(tiny_checkpoint(variant), block_size=block_size)
     for pages in poisoned.pages.groups:
         pages[1:] = torch.nan
     assert outputs(Server(poisoned, budget=50).run(requests)) == expected
 
 
-def poison(tiny_checkpoint: Checkpoint) -> Driver:
+def poison(make: MakeRunner, tiny_checkpoint: Checkpoint) -> Driver:
     """A model whose embedding of BAD_TOKEN is NaN, and which never chooses it by itself."""
 
     def edit(parameters: dict[str, torch.Tensor]) -> None:
         parameters["embedding.weight"][BAD_TOKEN] = torch.nan
         parameters["head.weight"][BAD_TOKEN] = 0.0
 
-    return Driver(make_runner(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4, edit=edit))
+    return Driver(make(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4, edit=edit))
 
 
-def test_a_row_that_is_not_finite_fails_alone(tiny_checkpoint: Checkpoint) -> None:
-    driver = poison(tiny_checkpoint)
+def test_a_row_that_is_not_finite_fails_alone(make: MakeRunner, tiny_checkpoint: Checkpoint) -> None:
+    driver = poison(make, tiny_checkpoint)
     good, bad = prompt(10), (*prompt(5), BAD_TOKEN)
     expected = greedy(driver, good, 6)
     results = driver.step(
@@ -177,8 +187,10 @@ def test_a_row_that_is_not_finite_fails_alone(tiny_checkpoint: Checkpoint) -> No
     assert [*got, *driver.tokens(1, 2)] == expected
 
 
-def test_a_chunk_that_is_not_finite_fails_before_it_can_be_shared(tiny_checkpoint: Checkpoint) -> None:
-    driver = poison(tiny_checkpoint)
+def test_a_chunk_that_is_not_finite_fails_before_it_can_be_shared(
+    make: MakeRunner, tiny_checkpoint: Checkpoint
+) -> None:
+    driver = poison(make, tiny_checkpoint)
     tokens = (BAD_TOKEN, *prompt(20))
     sampling = SamplingParams(seed=0, max_tokens=1, prompt_logprobs=2)
     (result,) = driver.step(Work(1, 8, False), new=(new(1, tokens, first_block=1, sampling=sampling),))
@@ -198,6 +210,17 @@ def test_sampling_parameters_that_fail_are_the_sequences_own(driver: Driver) -> 
     assert [*results[1].token_ids, *driver.tokens(2, 1)] == expected
     driver.step(gone=(1, 2))
     assert greedy(driver, tokens, 2) == expected
+
+
+def test_a_ban_that_has_ended_leaves_nothing_behind(make: MakeRunner, tiny_checkpoint: Checkpoint) -> None:
+    driver = Driver(make(tiny_checkpoint("llama2"), max_num_seqs=4))
+    tokens = prompt(9)
+    expected = greedy(driver, tokens, 12)
+    later = tuple(set(expected[5:]) - set(expected[:5]))
+    assert later
+    sampling = SamplingParams(seed=0, max_tokens=32, temperature=0.0, min_tokens=5, stop_token_ids=later)
+    (first,) = driver.step(Work(1, 9, True), new=(new(1, tokens, first_block=1, sampling=sampling),))
+    assert [*first.token_ids, *driver.tokens(1, 11)] == expected
 
 
 @pytest.mark.parametrize("chunk", [200, 33])

@@ -96,20 +96,29 @@ def offline(
     wanted = parse_cases(cases)
     prepared = prepare(model, {**_room_for(wanted), **flags})
     engine = prepared.resolved.engine
-    console = Console(stderr=True)
-    with console.status("measuring this machine's bandwidth and arithmetic"):
-        machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
-    rows = asyncio.run(_run(prepared, wanted, runs))
+    console, roofline = Console(stderr=True), "benchmarks/gpu.py measures a GPU's roofline"
+    rows: list[dict[str, Any]]
+    if engine.device == "cuda":
+        rows = asyncio.run(_run(prepared, wanted, runs))
+    else:
+        with console.status("measuring this machine's bandwidth and arithmetic"):
+            machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
+        rows = asyncio.run(_run(prepared, wanted, runs))
+        _add_roofline(rows, wanted, prepared, machine)
+        roofline = _machine(machine)
+    show(f"{engine.name}, {engine.dtype}: {roofline}", COLUMNS[columns], rows)
+    keep(rows, json_file)
+
+
+def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: Prepared, machine: Machine) -> None:
     facts = model_facts(prepared.spec)
-    for case, row in zip(wanted, rows, strict=True):
-        least = least_seconds(case, facts, engine, machine)
+    for case, row in zip(cases, rows, strict=True):
+        least = least_seconds(case, facts, prepared.resolved.engine, machine)
         row["roofline_fraction"] = round(least / row["elapsed_s"], 4)
         row["roofline"] = {
             "bandwidth_gb_s": round(machine.bandwidth / 1e9, 1),
             "gflop_s": round(machine.flops / 1e9, 1),
         }
-    show(f"{engine.name}, {engine.dtype}: {_machine(machine)}", COLUMNS[columns], rows)
-    keep(rows, json_file)
 
 
 STEP_COLUMNS = (
@@ -129,14 +138,16 @@ def step(
     """Decode steps of a runner in this process."""
     from penstock.bench.flame import flame
     from penstock.bench.step import Steps, room
-    from penstock.runtime import load_runner
+    from penstock.runtime import load_host_runner
 
     cases = parse_counts("--rows", rows)
     prepared = prepare(model, {"max_model_len": room(context, cases, steps), "max_num_seqs": max(cases), **flags})
     engine = prepared.resolved.engine
+    if engine.device == "cuda":
+        raise ValueError("--device is cuda, but this times the ops of a CPU's native kernels: set --device cpu")
     with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic"):
         machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
-    found = Steps(load_runner(engine), context, cases, steps).measure(machine)
+    found = Steps(load_host_runner(engine), context, cases, steps).measure(machine)
     for each in found:
         title = (
             f"{engine.name}, {stored_as(engine)}: {each.rows} decoding at {each.context} tokens of context; "

@@ -12,9 +12,24 @@ Flags = Mapping[str, Any]
 ENGINE: Flags = {
     "config": Annotated[str | None, typer.Option(metavar="FILE", help="YAML file of settings, named as these flags.")],
     "revision": Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")],
+    "device": Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto, a GPU where there is one.")],
+    "gpu_memory_utilization": Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of a GPU's memory, for the engine. Default: 0.9.")
+    ],
+    "enforce_eager": Annotated[
+        bool | None, typer.Option("--enforce-eager/--no-enforce-eager", help="On a GPU: capture no graphs.")
+    ],
+    "deterministic": Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--no-deterministic",
+            help="On a GPU, too, tokens do not depend on what else is in the batch; slower.",
+        ),
+    ],
     "dtype": Annotated[str | None, typer.Option(help="float32 or bfloat16. Default: as the checkpoint.")],
     "quantization": Annotated[
-        str | None, typer.Option(help="int8 or int4: quantise the weights while loading. Default: none.")
+        str | None,
+        typer.Option(help="int8, int4 or, on a GPU, fp8: quantise the weights while loading. Default: none."),
     ],
     "quantization_group": Annotated[
         int | None, typer.Option(metavar="N", help="int4: 32, 64 or 128 values share a scale. Default: 32.")
@@ -28,12 +43,15 @@ ENGINE: Flags = {
     "kv_cache_memory": Annotated[
         str | None, typer.Option(metavar="SIZE", help="For the KV cache, of each rank: 4GiB, 500MB.")
     ],
-    "kv_cache_dtype": Annotated[str | None, typer.Option(help="auto or int8, which halves the KV cache.")],
+    "kv_cache_dtype": Annotated[
+        str | None, typer.Option(help="auto, or what halves the KV cache: int8 on a CPU, fp8 on a GPU.")
+    ],
     "enable_prefix_caching": Annotated[
         bool | None, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share equal prefixes.")
     ],
     "threads": Annotated[
-        int | None, typer.Option(help="Threads that compute, of each rank. Default: every core, shared by the ranks.")
+        int | None,
+        typer.Option(help="On a CPU: threads that compute, of each rank. Default: every core, shared by the ranks."),
     ],
     "tensor_parallel_size": Annotated[int | None, typer.Option(help="Ranks that share every layer. Default: 1.")],
     "pipeline_parallel_size": Annotated[int | None, typer.Option(help="Stages that share the layers. Default: 1.")],

@@ -10,9 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
 from penstock.cli.prepare import Found, find, memory_table
-from penstock.config import DoesNotFit, Resolved, Split, detect_hardware, format_bytes
+from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.devices import Devices, parse_devices, this_machine, with_link
 from penstock.families import model_facts
@@ -37,13 +38,12 @@ class PlannedSplit:
 
 def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
     found = find(model, flags, weights=False)
-    here = detect_hardware()
-    devices = with_link(this_machine(here) if hardware is None else parse_devices(hardware), link)
+    here, devices = _devices(found, hardware, link)
     console, facts = Console(), model_facts(found.spec)
     try:
         resolved = found.resolve(devices.machine(here))
     except DoesNotFit as error:
-        others = _splits(found, devices, None)
+        others = _splits(found, devices.machine(here), devices, None)
         if not others:
             raise
         _show_splits(console, others, devices)
@@ -58,7 +58,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         f"{facts.num_layers} layers, context {facts.max_position:,}",
         markup=False,
     )
-    splits = _splits(found, devices, resolved)
+    splits = _splits(found, devices.machine(here), devices, resolved)
     console.print(memory_table(resolved))
     _show_splits(console, splits, devices)
     table = Table(title="Settings", title_justify="left")
@@ -71,9 +71,17 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         Path(json_file).write_text(json.dumps(_as_json(found, resolved, splits, devices), indent=2) + "\n")
 
 
-def _splits(found: Found, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
+def _devices(found: Found, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
+    """This machine, and what the model is planned for: figures of hardware are a CPU's unless --device is cuda."""
+    asked = found.given.settings.device
+    if hardware is None:
+        here = detect_device(asked)
+        return here, with_link(this_machine(here), link)
+    return detect_hardware(), with_link(parse_devices(hardware, "cuda" if asked == "cuda" else "cpu"), link)
+
+
+def _splits(found: Found, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
     """Those that fit, of every possible one and the one asked for."""
-    machine = devices.machine(detect_hardware())
     settings = found.given.settings
     group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
     splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))

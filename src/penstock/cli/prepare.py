@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
+from penstock.cli.device import detect_device
 from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
-from penstock.config import Given, Hardware, ModelFacts, Resolved, detect_hardware, format_bytes, gather, resolve
+from penstock.config import ConfigError, Given, Hardware, ModelFacts, Resolved, format_bytes, gather, resolve
 from penstock.config.defaults import Divide
 from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
 from penstock.weights.hub import locate_model
@@ -64,8 +65,21 @@ def prepare(model: str | None, flags: Flags) -> Prepared:
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
     """
     found = find(model, flags)
-    resolved = found.resolve(detect_hardware())
+    resolved = found.resolve(detect_device(found.given.settings.device))
+    check_runs(resolved)
     return Prepared(found.folder, found.spec, model_facts(found.spec), resolved)
+
+
+def check_runs(resolved: Resolved) -> None:
+    """Raise ConfigError for what can be planned but not run."""
+    engine = resolved.engine
+    if engine.device == "cuda" and (engine.split.world > 1 or engine.distributed_executor != "auto"):
+        asked = f"{engine.split}" if engine.split.world > 1 else f"--distributed-executor {engine.distributed_executor}"
+        raise ConfigError(
+            f"{asked} on GPUs is not supported: a GPU holds a whole model, and tensors of several ranks travel between "
+            "CPUs alone; leave --tensor-parallel-size, --pipeline-parallel-size and --distributed-executor out "
+            "(--quantization fp8 or int4 makes the model smaller), or set --device cpu"
+        )
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> Table:

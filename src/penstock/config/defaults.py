@@ -16,6 +16,7 @@ from penstock.config.split import Split
 MAX_NUM_SEQS = (256, 128, 64)
 WORKSPACE_BYTES = 160 << 20  # what logits and the sampler may take by default: peak memory is weights + KV + 500 MB
 STEP_TOKENS = 512
+GPU_STEP_TOKENS = 2048
 QUANTIZATION_GROUP = 32
 
 # What each rank of a split holds of the model; the number is that of a row's values that share a scale. ValueError for
@@ -52,15 +53,20 @@ class Known:
     @property
     def memory(self) -> int:
         """Bytes that each rank may use."""
+        if self.hardware.device == "cuda":
+            return int(self.hardware.memory_total * self.values["gpu_memory_utilization"])
         return self.hardware.memory_available // self.local_ranks
 
     def engine(self, **changes: Any) -> EngineConfig:
         """An engine of the values decided so far, to size memory with."""
         names = (
+            "gpu_memory_utilization",
+            "enforce_eager",
             "dtype",
             "quantization",
             "quantization_group",
             "block_size",
+            "kv_cache_dtype",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_model_len",
@@ -69,7 +75,7 @@ class Known:
             "expert_parallel",
         )
         settled = {name: self.values[name] for name in names if name in self.values}
-        return EngineConfig(model="", name="", **{**settled, **changes})
+        return EngineConfig(model="", name="", device=self.hardware.device, **{**settled, **changes})
 
 
 class Chosen(NamedTuple):
@@ -88,6 +94,13 @@ def _served_model_name(known: Known) -> Chosen:
     return Chosen(model, "the model's id on the hub")
 
 
+def _device(known: Known) -> Chosen:
+    hardware = known.hardware
+    if hardware.device == "cuda":
+        return Chosen("cuda", f"there is {hardware.name}")
+    return Chosen("cpu", "there is no GPU that torch and its driver can use")
+
+
 def _dtype(known: Known) -> Chosen:
     stored = known.facts.checkpoint_dtype
     if stored == "float32":
@@ -98,6 +111,9 @@ def _dtype(known: Known) -> Chosen:
 
 
 def _max_num_seqs(known: Known) -> Chosen:
+    if known.hardware.device == "cuda":
+        return Chosen(MAX_NUM_SEQS[0], "a GPU takes little longer for many sequences than for one")
+
     def workspace(count: int) -> int:
         return max(workspace_bytes(facts, count) for facts in known.ranks)
 
@@ -106,6 +122,9 @@ def _max_num_seqs(known: Known) -> Chosen:
 
 
 def _max_num_batched_tokens(known: Known) -> Chosen:
+    if known.hardware.device == "cuda":
+        count = max(GPU_STEP_TOKENS, known.values["max_num_seqs"])
+        return Chosen(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
     count = max(STEP_TOKENS, known.values["max_num_seqs"])
     return Chosen(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
@@ -113,7 +132,7 @@ def _max_num_batched_tokens(known: Known) -> Chosen:
 def _max_model_len(known: Known) -> Chosen:
     longest, given = known.facts.max_position, known.values["kv_cache_memory"]
     engine = known.engine(max_model_len=longest)
-    pools = [given or kv_budget(max(known.memory - fixed_bytes(facts, engine), 0), 0) for facts in known.ranks]
+    pools = [given or kv_budget(engine, max(known.memory - fixed_bytes(facts, engine), 0), 0) for facts in known.ranks]
     tokens = min(fit_tokens(facts, engine, pool) for facts, pool in zip(known.ranks, pools, strict=True))
     if tokens >= longest or 0 not in known.facts.windows or tokens == 0:
         return Chosen(longest, "the model's own limit")
@@ -123,10 +142,12 @@ def _max_model_len(known: Known) -> Chosen:
 def _kv_cache_memory(known: Known) -> Chosen:
     if known.split.world > 1:  # for stages of different sizes no one amount is right
         return Chosen(None, "a share of what everything else leaves of each rank's memory")
+    if known.hardware.device == "cuda":
+        return Chosen(None, "what --gpu-memory-utilization leaves when all else has been measured")
     engine = known.engine()
     left = known.memory - fixed_bytes(known.facts, engine)
     one = pool_bytes(known.facts, engine, tokens_of_one(known.facts, engine))
-    share = kv_budget(max(left, 0), one)
+    share = kv_budget(engine, max(left, 0), one)
     wanted = pool_bytes(known.facts, engine, engine.max_num_seqs * engine.max_model_len)
     if wanted <= share:
         return Chosen(wanted, f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens")
@@ -151,6 +172,10 @@ DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
         "api_key": _constant(None, "no key is asked for"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
+        "device": _device,
+        "gpu_memory_utilization": _constant(0.9, "the rest is for what CUDA and other programs take beside it"),
+        "enforce_eager": _constant(False, "CUDA graphs save the launches of a step"),
+        "deterministic": _constant(False, "on a GPU the fast path; on a CPU tokens never depend on the batch"),
         "dtype": _dtype,
         "quantization": _constant("none", "weights in the dtype lose nothing"),
         "quantization_group": _constant(QUANTIZATION_GROUP, "the smallest: in int4, quality comes from small groups"),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 from msgspec.structs import replace as with_fields
 
@@ -20,6 +21,10 @@ NAMED: Mapping[str, str] = MappingProxyType(
         "L4": "24GB:300GB/s:32GB/s",
         "L40S": "48GB:864GB/s:32GB/s",
     }
+)
+# What their multiprocessors can do, as CUDA numbers it.
+CAPABILITIES: Mapping[str, str] = MappingProxyType(
+    {"A100": "8.0", "H100": "9.0", "H200": "9.0", "B200": "10.0", "L4": "8.9", "L40S": "8.9"}
 )
 ASSUMED_BANDWIDTH = 20_000_000_000  # of a machine nothing is said of: two channels of memory,
 ASSUMED_LINK = 5_000_000_000  # and processes that copy through it
@@ -38,10 +43,20 @@ class Devices:
     bandwidth: int
     link: int  # of each
     shared: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
+    capability: str = ""  # of GPUs; "": not known
 
     def machine(self, here: Hardware) -> Hardware:
         """As settings are resolved for: with this machine's processor."""
-        return with_fields(here, memory_total=self.memory, memory_available=self.memory, shared=self.shared)
+        return with_fields(
+            here,
+            memory_total=self.memory,
+            memory_available=self.memory,
+            device=self.device,
+            name=self.name,
+            capability=self.capability,
+            shared=self.shared,
+        )
 
     def __str__(self) -> str:
         """For people: '8xH100: 80.00 GiB, 3350 GB/s, link 450 GB/s each'."""
@@ -50,7 +65,20 @@ class Devices:
 
 
 def this_machine(hardware: Hardware) -> Devices:
-    """A rank for each core, with speeds that are assumed, as they are not measured."""
+    """A rank for each core, with speeds that are assumed, as they are not measured; or the GPU, with those its maker
+    says, where it is one of those named."""
+    if hardware.device == "cuda":
+        known = [name for name in NAMED if name in re.split(r"[^A-Z0-9]", hardware.name.upper())]
+        named = parse_devices(known[0]) if known else None
+        return Devices(
+            hardware.name,
+            1,
+            hardware.memory_total,
+            named.bandwidth if named else ASSUMED_BANDWIDTH,
+            named.link if named else ASSUMED_LINK,
+            device="cuda",
+            capability=hardware.capability,
+        )
     return Devices(
         "this machine",
         hardware.cores,
@@ -61,8 +89,9 @@ def this_machine(hardware: Hardware) -> Devices:
     )
 
 
-def parse_devices(text: str) -> Devices:
-    """'8xH100', 'L4', or memory, its bandwidth and the link's: '4x64GiB:200GB/s:3GB/s'. ValueError for others."""
+def parse_devices(text: str, device: Literal["cpu", "cuda"] = "cpu") -> Devices:
+    """'8xH100', 'L4', or memory, its bandwidth and the link's: '4x64GiB:200GB/s:3GB/s', of what kind `device` says.
+    ValueError for others."""
     match = _COUNTED.fullmatch(text.strip())
     count, kind = (int(match[1] or 1), match[2]) if match else (0, "")
     parts = NAMED.get(kind.upper(), kind).split(":")
@@ -74,7 +103,10 @@ def parse_devices(text: str) -> Devices:
     if not 1 <= count <= MAX_DEVICES:
         raise ValueError(f"--hardware {text!r} has {count} devices: name 1 to {MAX_DEVICES}")
     memory, bandwidth, link = parts
-    return Devices(text.strip(), count, parse_bytes(memory), parse_speed(bandwidth), parse_speed(link))
+    capability = CAPABILITIES.get(kind.upper(), "")
+    speeds = parse_speed(bandwidth), parse_speed(link)
+    device = "cuda" if capability else device
+    return Devices(text.strip(), count, parse_bytes(memory), *speeds, device=device, capability=capability)
 
 
 def with_link(devices: Devices, link: str | None) -> Devices:

@@ -14,15 +14,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # as shown to users
     revision: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of weights, activations and KV cache
-    quantization: Literal["none", "int8", "int4"] = "none"  # of matrices, while they are loaded
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"  # of matrices, while they are loaded
     quantization_group: int = 32  # int4: values of a row that share a scale
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that the engine may take
+    enforce_eager: bool = False  # on a GPU: no graphs
+    deterministic: bool = False  # on a GPU: tokens do not depend on what else is in the batch; on a CPU they never do
     max_model_len: int = 2048  # tokens of prompt and output together
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 2048  # tokens computed in one step
     block_size: int = 16  # tokens per KV block
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
-    kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: the dtype
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the dtype
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # requests queued before new ones are refused
     depth: int = 1  # plans that may be outstanding
@@ -42,7 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_dtype(self) -> str:
-        """Of the keys and values in the cache."""
+        """Of the keys and values in the cache, as torch names it."""
+        if self.kv_cache_dtype == "fp8":
+            return "float8_e4m3fn"
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -12,10 +13,12 @@ ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_i
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     cores: int  # this process may run on, by affinity and cgroup quota
-    memory_total: int  # bytes: the machine's, or the cgroup's limit where that is less
-    memory_available: int  # bytes that can be had now without swapping
+    memory_total: int  # bytes: the machine's, or the cgroup's limit where that is less; with a GPU, the GPU's
+    memory_available: int  # bytes that can be had now without swapping; with a GPU, all of it
     isa: tuple[str, ...] = ()
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
+    name: str = ""  # of the GPU
+    capability: str = ""  # of the GPU: "9.0"; "": not known
     shared: bool = True  # by all ranks of a model; if not, each has as much to itself
 
     @property

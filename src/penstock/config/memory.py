@@ -5,23 +5,28 @@ The same arithmetic serves `penstock plan`, which has no model loaded, and the r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import MixtureFacts, ModelFacts
+from penstock.config.graphs import graph_sizes
 from penstock.config.sizes import format_bytes
 from penstock.config.split import Split
 from penstock.config.weights import stored_as, weights_bytes
 from penstock.messages import MemoryRow
 
 RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with nothing loaded
-KV_SHARE = 0.5  # of what is left after all else: the rest stays for the page cache and other programs
+CONTEXT_BYTES = 768 << 20  # of a GPU: CUDA's context, its libraries and compiled kernels; measured when they are loaded
+GRAPH_BYTES = 8 << 20  # of a captured step, beside what all share
+KV_SHARE = 0.5  # of what is left after all else: the rest stays for the page cache and other programs. Of a GPU: all
+MOST_UTILIZATION = 0.95  # of a GPU's memory that an error advises: a context has some that it does not count
 LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting, noise)
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
 LOGIT_SIZE = 4  # logits are fp32 in every dtype
-KV_SCALE_SIZE = 4  # so are the scales of int8 keys and values
+KV_SCALE_SIZE = 4  # so are the scales of int8 and fp8 keys and values
 
 
 class DoesNotFit(ValueError):
@@ -47,23 +52,31 @@ def size_ranks(ranks: Sequence[ModelFacts], engine: EngineConfig, available: Seq
     each = list(zip(ranks, available, strict=True))
     plans = [_size_rank(rank, facts, engine, memory) for rank, (facts, memory) in enumerate(each)]
     tokens = min(plan.kv_tokens for plan in plans)
-    return tuple(_plan(facts, engine, memory, tokens) for facts, memory in each)
+    return tuple(_plan(facts, engine, memory, tokens, _fixed_rows(facts, engine)) for facts, memory in each)
 
 
-def size_memory(facts: ModelFacts, engine: EngineConfig, available_bytes: int) -> MemoryPlan:
+def gpu_budget(total: int, engine: EngineConfig) -> int:
+    """Bytes of a GPU's memory that the engine may take."""
+    return int(total * engine.gpu_memory_utilization)
+
+
+def size_memory(
+    facts: ModelFacts, engine: EngineConfig, available_bytes: int, measured: tuple[MemoryRow, ...] | None = None
+) -> MemoryPlan:
     """Divide `available_bytes`. Raises DoesNotFit where not even one sequence of max_model_len finds room.
 
     With `engine.kv_cache_bytes` that is the KV pool's limit; without, the pool gets what max_num_seqs sequences of
-    max_model_len need, at most half of what everything else leaves.
+    max_model_len need, at most half of what everything else leaves; on a GPU, at most all of it. `measured` rows take
+    the place of those that are computed for everything but the KV pool.
     """
-    fixed = _fixed_rows(facts, engine)
+    fixed = _fixed_rows(facts, engine) if measured is None else measured
     left = available_bytes - sum(row.bytes for row in fixed)
     one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
     if left < one:
-        raise DoesNotFit(_remedy(facts, engine, available_bytes))
+        raise DoesNotFit(_remedy(facts, engine, available_bytes, fixed))
     budget = engine.kv_cache_bytes
     if budget is None:
-        budget = kv_budget(left, one)
+        budget = kv_budget(engine, left, one)
     if budget > left:
         raise DoesNotFit(
             f"a KV cache of {format_bytes(budget)} does not fit: {format_bytes(left)} are left of the available "
@@ -75,7 +88,7 @@ def size_memory(facts: ModelFacts, engine: EngineConfig, available_bytes: int) -
             f"{format_bytes(budget)}; set --kv-cache-memory {_mebibytes(one, up=True)} or more"
         )
     tokens = min(fit_tokens(facts, engine, budget), _round_up(engine.max_num_seqs * engine.max_model_len, engine))
-    return _plan(facts, engine, available_bytes, tokens)
+    return _plan(facts, engine, available_bytes, tokens, fixed)
 
 
 def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
@@ -89,22 +102,32 @@ def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: in
 
 def settled_rows(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:
     """What a rank takes whose KV blocks per group were settled for all ranks, as `size_ranks` does."""
-    first, *others = _fixed_rows(facts, engine)
+    return _with_pool(facts, engine, num_blocks, _fixed_rows(facts, engine))
+
+
+def _with_pool(
+    facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int], fixed: tuple[MemoryRow, ...]
+) -> tuple[MemoryRow, ...]:
+    first, *others = fixed
     return first, _pool_row(facts, engine, num_blocks), *others
 
 
-def _plan(facts: ModelFacts, engine: EngineConfig, available: int, tokens: int) -> MemoryPlan:
+def _plan(
+    facts: ModelFacts, engine: EngineConfig, available: int, tokens: int, fixed: tuple[MemoryRow, ...]
+) -> MemoryPlan:
     """With a KV pool for `tokens` tokens, for which there is room."""
     blocks = pool_blocks(facts, engine, tokens)
-    rows = settled_rows(facts, engine, blocks)
+    rows = _with_pool(facts, engine, blocks, fixed)
     left = available - sum(row.bytes for row in rows)
-    free = MemoryRow("free", left, f"of {format_bytes(available)} available")
+    share = f", {engine.gpu_memory_utilization:g} of the GPU's" if engine.device == "cuda" else ""
+    free = MemoryRow("free", left, f"of {format_bytes(available)} available{share}")
     return MemoryPlan((*rows, free), blocks, blocks_bytes(facts, engine, blocks), tokens)
 
 
 def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> MemoryRow:
     tokens = (max(num_blocks) - 1) * engine.block_size
-    note = f"{tokens} tokens in blocks of {engine.block_size}, {engine.kv_dtype}"
+    kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    note = f"{tokens} tokens in blocks of {engine.block_size}, {kept}"
     if any(facts.windows):
         note += f"; groups {', '.join(f'window {w}' if w else 'full' for w in facts.windows)}"
     return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)
@@ -115,9 +138,10 @@ def fixed_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     return sum(row.bytes for row in _fixed_rows(facts, engine))
 
 
-def kv_budget(left: int, wanted: int) -> int:
-    """The KV pool's share of what everything else leaves: half, or more where it cannot do with less than `wanted`."""
-    return max(int(left * KV_SHARE), min(wanted, left))
+def kv_budget(engine: EngineConfig, left: int, wanted: int) -> int:
+    """The KV pool's share of what everything else leaves: half, or more where it cannot do with less than `wanted`. Of
+    a GPU's all: what others may need of it, gpu_memory_utilization leaves."""
+    return left if engine.device == "cuda" else max(int(left * KV_SHARE), min(wanted, left))
 
 
 def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[int, ...]:
@@ -146,8 +170,8 @@ def blocks_bytes(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[i
 
 
 def token_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
-    """Bytes of one token's keys and values per KV group; in int8 each vector has a scale."""
-    if engine.kv_cache_dtype == "int8":
+    """Bytes of one token's keys and values per KV group; in int8 and fp8 each vector has a scale."""
+    if engine.kv_cache_dtype != "auto":
         each = zip(facts.kv_elements_per_token, facts.kv_vectors_per_token, strict=True)
         return tuple(elements + KV_SCALE_SIZE * vectors for elements, vectors in each)
     return tuple(elements * engine.element_size for elements in facts.kv_elements_per_token)
@@ -182,7 +206,7 @@ def workspace_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
 
 
 def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """Tensors alive at once in the widest place of a layer, and K and V of one sequence gathered for attention."""
+    """Tensors alive at once in the widest place of a layer, and on a CPU K and V gathered for attention."""
     hidden = facts.hidden_size
     attention = 2 * hidden + 3 * facts.widest_query + 4 * facts.widest_kv  # residual, normed, qkv twice (rope), output
     mlp = 2 * hidden + 4 * facts.widest_mlp  # residual, normed, gate and up, their product and its scratch
@@ -190,7 +214,7 @@ def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     if facts.mixture is not None:
         per_token += _experts_bytes(facts.mixture, hidden, engine.element_size)
     per_token += exchanged_bytes(engine.split, hidden * engine.element_size)
-    gathered = 2 * engine.max_model_len * facts.widest_kv * engine.element_size
+    gathered = 0 if engine.device == "cuda" else 2 * engine.max_model_len * facts.widest_kv * engine.element_size
     return engine.max_num_batched_tokens * per_token + gathered
 
 
@@ -211,11 +235,7 @@ def _experts_bytes(mixture: MixtureFacts, hidden: int, element_size: int) -> int
 
 def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
     return (
-        MemoryRow(
-            "weights",
-            weights_bytes(facts, engine),
-            f"{facts.num_parameters / 1e6:,.1f} M parameters, {stored_as(engine)}",
-        ),
+        MemoryRow("weights", weights_bytes(facts, engine), weights_note(facts, engine)),
         MemoryRow(
             "activations", activation_bytes(facts, engine), f"steps of {engine.max_num_batched_tokens} tokens at most"
         ),
@@ -224,8 +244,26 @@ def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...
             workspace_bytes(facts, engine.max_num_seqs),
             _workspace_note(facts, engine.max_num_seqs),
         ),
-        MemoryRow("runtime", RUNTIME_BYTES, "Python and torch"),
+        *_runtime_rows(facts, engine),
     )
+
+
+def weights_note(facts: ModelFacts, engine: EngineConfig) -> str:
+    return f"{facts.num_parameters / 1e6:,.1f} M parameters, {stored_as(engine)}"
+
+
+def _runtime_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
+    if engine.device == "cpu":
+        return (MemoryRow("runtime", RUNTIME_BYTES, "Python and torch"),)
+    context = MemoryRow("runtime", CONTEXT_BYTES, "CUDA's context, libraries and kernels")
+    return (context,) if engine.enforce_eager else (context, graphs_row(facts, engine))
+
+
+def graphs_row(facts: ModelFacts, engine: EngineConfig) -> MemoryRow:
+    """Of CUDA graphs, and the logits and the scratch that all of them share: an estimate, as they are captured last."""
+    sizes = graph_sizes(engine.max_num_seqs)
+    size = GRAPH_BYTES * len(sizes) + workspace_bytes(facts, sizes[-1])
+    return MemoryRow("graphs", size, f"decode steps of {len(sizes)} sizes, 1 to {sizes[-1]}")
 
 
 def _workspace_note(facts: ModelFacts, max_num_seqs: int) -> str:
@@ -236,28 +274,33 @@ def _workspace_note(facts: ModelFacts, max_num_seqs: int) -> str:
     return f"{logits}, and the sampler" if facts.samples else logits
 
 
-def _remedy(facts: ModelFacts, engine: EngineConfig, available: int) -> str:
-    """Why nothing fits, and the one setting whose change makes it fit, the least harmful first."""
-    fixed, one = _fixed_rows(facts, engine), pool_bytes(facts, engine, tokens_of_one(facts, engine))
+def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tuple[MemoryRow, ...]) -> str:
+    """Why nothing fits, and the one setting whose change makes it fit, the least harmful first. What `fixed` rows take
+    beyond what was computed, if they were measured, they are taken to take with other settings as well."""
+    one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
     need = sum(row.bytes for row in fixed) + one
     parts = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in fixed)
     what = (
         f"the model does not fit: {parts} and a KV cache of {format_bytes(one)} for one sequence of "
         f"{engine.max_model_len} tokens need {format_bytes(need)}, and {format_bytes(available)} are available"
     )
+    computed = available - (need - _need(facts, engine))
     for setting, least in (
         ("max_model_len", 1024),
         ("max_num_batched_tokens", 32),
         ("max_num_seqs", 1),
         ("max_model_len", 1),
     ):
-        value = _largest(facts, engine, setting, least, available)
+        value = _largest(facts, engine, setting, least, computed)
         if value is not None:
             return f"{what}; set --{setting.replace('_', '-')} {value} or less"
-    if engine.dtype == "float32" and _need(facts, replace(engine, dtype="bfloat16")) <= available:
+    if engine.device == "cuda" and need <= available / engine.gpu_memory_utilization * MOST_UTILIZATION:
+        return f"{what}; set --gpu-memory-utilization {MOST_UTILIZATION}"
+    if engine.dtype == "float32" and _need(facts, replace(engine, dtype="bfloat16")) <= computed:
         return f"{what}; set --dtype bfloat16"
-    for quantization in ("int8", "int4") if engine.quantization != "int4" else ():
-        if _need(facts, replace(engine, quantization=quantization)) <= available:
+    schemes: tuple[Literal["int8", "int4"], ...] = ("int8", "int4") if engine.quantization != "int4" else ()
+    for quantization in schemes:
+        if _need(facts, replace(engine, quantization=quantization)) <= computed:
             return f"{what}; set --quantization {quantization}"
     return f"{what}; no single setting makes it fit: use a smaller model, or a machine with more memory"
 

@@ -10,10 +10,13 @@ from penstock.config.defaults import DEFAULTS, Divide, Known
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
+from penstock.config.kinds import check_device
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.split import Split
+
+GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
     sources = dict(given.sources)
     values.setdefault("kv_cache_memory", None)
     _check_given(values, sources, facts)
+    check_device(values, sources, hardware)
     known = Known(facts, hardware, folder, values, divide)
     for name, default in DEFAULTS.items():
         if values.get(name) is None:
@@ -60,7 +64,10 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
 
 
 def _given_values(given: Given) -> dict[str, Any]:
-    return {name: getattr(given.settings, name) for name in given.sources}
+    values = {name: getattr(given.settings, name) for name in given.sources}
+    if values.get("device") == "auto":
+        del values["device"]
+    return values
 
 
 def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> EngineConfig:
@@ -72,6 +79,9 @@ def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> Engin
         quantization=values["quantization"],
         quantization_group=values["quantization_group"],
         device=hardware.device,
+        gpu_memory_utilization=values["gpu_memory_utilization"],
+        enforce_eager=values["enforce_eager"],
+        deterministic=values["deterministic"],
         max_model_len=values["max_model_len"],
         max_num_seqs=values["max_num_seqs"],
         max_num_batched_tokens=values["max_num_batched_tokens"],
@@ -85,7 +95,7 @@ def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> Engin
         pipeline_parallel_size=values["pipeline_parallel_size"],
         expert_parallel=values["expert_parallel"],
         distributed_executor=values["distributed_executor"],
-        depth=values["pipeline_parallel_size"],
+        depth=max(values["pipeline_parallel_size"], GPU_DEPTH if hardware.device == "cuda" else 1),
         step_deadline=values["step_deadline"],
     )
 

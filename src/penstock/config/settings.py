@@ -48,8 +48,16 @@ class Settings(BaseModel):
         None, description="Seed of requests that name none"
     )
 
+    device: Literal["auto", "cpu", "cuda"] | None = Field(
+        None, description="What computes; auto: a GPU where there is one"
+    )
+    gpu_memory_utilization: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=1)] | None = Field(
+        None, description="The share of a GPU's memory that the engine may take"
+    )
+    enforce_eager: bool | None = Field(None, description="Capture no CUDA graphs")
+    deterministic: bool | None = Field(None, description="Tokens do not depend on what else is in the batch")
     dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Of weights, activations and KV cache")
-    quantization: Literal["none", "int8", "int4"] | None = Field(
+    quantization: Literal["none", "int8", "int4", "fp8"] | None = Field(
         None, description="Quantise the weights while they are loaded"
     )
     quantization_group: Annotated[int, BeforeValidator(_no_bool), AfterValidator(_group)] | None = Field(
@@ -62,7 +70,9 @@ class Settings(BaseModel):
         None, description="Tokens per KV block"
     )
     kv_cache_memory: Bytes | None = Field(None, description="Memory for the KV cache of each rank: 4GiB, 500MB, ...")
-    kv_cache_dtype: Literal["auto", "int8"] | None = Field(None, description="Of keys and values; auto: the dtype")
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = Field(
+        None, description="Of keys and values; auto: the dtype"
+    )
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     threads: Count | None = Field(None, description="Threads that compute, of each rank")

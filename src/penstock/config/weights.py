@@ -1,6 +1,7 @@
-"""What weights take in memory: the sizes of the native kernels' packed layout, by which they also allocate.
+"""What weights take in memory: the native kernels' packed layout, by whose sizes they also allocate; and a GPU's.
 
-The layout is described at `Scheme` in kernels/native/ops.h: blocks of 16 columns, lines of 64 bytes.
+The layout is described at `Scheme` in kernels/native/ops.h: blocks of 16 columns, lines of 64 bytes; a GPU's in
+kernels/triton/weights.py.
 """
 
 from typing import Literal
@@ -8,20 +9,24 @@ from typing import Literal
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import MatrixFacts, ModelFacts
 
-Scheme = Literal["f32", "bf16", "int8", "int4"]
+Scheme = Literal["f32", "bf16", "int8", "int4", "fp8"]
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
+INT4_MULTIPLE = 128  # that k is padded to on a GPU
 VALUES: dict[Scheme, int] = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8}  # along k, of each column, in a line
 _MULTIPLES: dict[Scheme, int] = {"f32": 1, "bf16": 32, "int8": 64}  # that k is padded to; int4: a group
 
 
 def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
     """How (the layers' matrices, the embedding and the head) are packed. In int4 too, the latter two stay int8: the
-    choice of a token is more sensitive than what led to it."""
-    if quantization == "none":
-        return unquantized(dtype), unquantized(dtype)
-    return "int8" if quantization == "int8" else "int4", "int8"
+    choice of a token is more sensitive than what led to it. fp8 is a GPU's."""
+    pairs: dict[str, tuple[Scheme, Scheme]] = {
+        "int8": ("int8", "int8"),
+        "int4": ("int4", "int8"),
+        "fp8": ("fp8", "fp8"),
+    }
+    return pairs.get(quantization) or (unquantized(dtype), unquantized(dtype))
 
 
 def unquantized(dtype: str) -> Scheme:
@@ -51,6 +56,18 @@ def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = Fa
     return size + (blocks * COLUMNS * 4 if bias else 0)
 
 
+def device_bytes(n: int, k: int, scheme: Scheme, group: int, *, bias_size: int = 0) -> int:
+    """Of a weight [n, k] on a GPU, its scales, and its bias of so many bytes an element."""
+    if scheme in ("int8", "fp8"):
+        size = n * k + 4 * n
+    elif scheme == "int4":
+        padded = -(-k // INT4_MULTIPLE) * INT4_MULTIPLE
+        size = n * (padded // 2 + padded // group * 2)
+    else:
+        size = n * k * (4 if scheme == "f32" else 2)
+    return size + n * bias_size
+
+
 def stored_as(engine: EngineConfig) -> str:
     """For people: what the weights are in memory."""
     if engine.quantization == "int4":
@@ -59,7 +76,7 @@ def stored_as(engine: EngineConfig) -> str:
 
 
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """All of a model's weights, packed as the native kernels read them."""
+    """All of a model's weights, packed as the kernels of the device read them."""
     packed = sum(matrix.count * _matrix_bytes(matrix, engine) for matrix in facts.matrices)
     return packed + facts.vector_elements * engine.element_size
 
@@ -81,6 +98,9 @@ def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
     matrices, vocabulary = schemes(engine.dtype, engine.quantization)
     scheme = vocabulary if matrix.vocabulary else unquantized(engine.dtype) if matrix.router else matrices
     shape = (matrix.rows, matrix.columns)
+    if engine.device == "cuda":
+        bias = engine.element_size if matrix.bias else 0
+        return matrix.experts * device_bytes(*shape, scheme, engine.quantization_group, bias_size=bias)
     return matrix.experts * packed_bytes(
         *shape, scheme, engine.quantization_group, gated=matrix.gated, bias=matrix.bias
     )

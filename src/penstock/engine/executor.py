@@ -1,22 +1,20 @@
 """The executor that runs a model in the engine's own process."""
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.config.engine import EngineConfig
 from penstock.messages import Capacity, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from penstock.runtime import ModelRunner
+    from penstock.runtime import DeviceRunner, ModelRunner
 
 
 class InProcessExecutor:
-    """Computes a plan when its result is asked for: on a CPU nothing runs beside the host, so why sooner."""
+    """Hands plans to a runner: on a CPU they are computed when their results are asked for, on a GPU meanwhile."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._runner: ModelRunner | None = None
-        self._plans: deque[StepPlan] = deque()
+        self._runner: DeviceRunner | ModelRunner | None = None
 
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
@@ -26,15 +24,10 @@ class InProcessExecutor:
         return self._runner.capacity
 
     def submit(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
+        self._started().submit(plan)
 
     def result(self) -> StepResult:
-        if self._runner is None:
-            raise RuntimeError("the executor has not been started, or is closed")
-        result = self._runner.execute(self._plans.popleft())
-        if result is None:
-            raise RuntimeError("the runner is one rank of several: its plans belong to WorkersExecutor")
-        return result
+        return self._started().result()
 
     def health(self) -> None:
         """Nothing ends here but with the engine."""
@@ -44,3 +37,8 @@ class InProcessExecutor:
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
+
+    def _started(self) -> "DeviceRunner | ModelRunner":
+        if self._runner is None:
+            raise RuntimeError("the executor has not been started, or is closed")
+        return self._runner

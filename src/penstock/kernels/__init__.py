@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +30,12 @@ class Kernels:
     fingerprint: str  # which provider computes which op: part of what makes two results comparable bit for bit
     session: Session | None = None  # what can record them, where all are native
 
+    def norm_before(self, weight: Any) -> Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]:
+        """`rms_norm` for rows that only products with a packed weight read: as these read them, where it can give them
+        so. Without a weight it is `rms_norm` itself."""
+        before = getattr(self.rms_norm, "before", None)
+        return self.rms_norm if before is None else before(weight)
+
 
 def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     """The best provider of every op for a model's needs."""
@@ -42,12 +49,25 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
 
 
 def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
-    """Raise CannotQuantize where no attention on this platform reads pages of the dtype."""
+    """Raise CannotQuantize where no attention on this platform reads pages of the dtype, as torch names it."""
+    if kv_dtype == "float8_e4m3fn":
+        _check_fp8_pages(platform, needs)
     if kv_dtype == "int8" and PAGED_ATTENTION.select(platform, needs).name != "native":
         raise CannotQuantize(
             "--kv-cache-dtype int8 needs the native kernels (an x86-64 processor with AVX2, and a C++ compiler when "
             f"penstock is installed), and a block size ({needs.block_size}) and head sizes "
             f"({', '.join(map(str, sorted(set(needs.head_dims))))}) that are multiples of 16; leave it at auto"
+        )
+
+
+def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
+    if PAGED_ATTENTION.select(platform, needs).name not in ("triton", "triton_fixed"):
+        raise CannotQuantize(
+            f"--kv-cache-dtype fp8 needs the GPU kernels, but the device is {platform.device}; leave it at auto"
+        )
+    if odd := [dim for dim in needs.head_dims if dim % 4]:  # scales, of four bytes, lie behind the heads'
+        raise CannotQuantize(
+            f"--kv-cache-dtype fp8 needs head sizes that are multiples of 4, not {odd[0]}; leave it at auto"
         )
 
 

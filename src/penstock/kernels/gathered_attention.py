@@ -5,6 +5,7 @@ queries is taken alone, its queries in tiles, by torch's flash attention.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from penstock.kernels.attention import (
 )
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import Needs, Op, Platform, Provider, has_native, has_triton
+from penstock.kernels.registry import Needs, Op, Platform, Provider, has_fixed_triton, has_native, has_triton
 
 DECODE_ELEMENTS = 1 << 20  # of keys gathered at once, and then as many values: 4 MiB in fp32, which stay in cache
 QUERY_TILE = 256  # bounds the scores of a long prompt; a tile sees no further than its last query
@@ -222,15 +223,16 @@ def _native(platform: Platform, needs: Needs) -> bool:
     return has_native(platform, needs) and whole_lines
 
 
-def _triton() -> PagedAttention:
+def _triton(*, fixed: bool = False) -> PagedAttention:
     from penstock.kernels.triton.attention import TritonAttention
 
-    return TritonAttention()
+    return TritonAttention(fixed=fixed)
 
 
 _PROVIDERS = (
     Provider("native", lambda: NativeAttention(native_session()), _native),
     Provider("gathered", GatheredAttention, _on_cpu),
+    Provider("triton_fixed", partial(_triton, fixed=True), has_fixed_triton),
     Provider("triton", _triton, has_triton),
 )
 _TORCH = Provider("torch", ReferenceAttention, lambda platform, needs: True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,18 @@ from torch import Tensor
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, silu_and_mul
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import EXACT, ROUNDING, Needs, Op, Platform, Provider, has_native, has_triton, normals
+from penstock.kernels.registry import (
+    EXACT,
+    ROUNDING,
+    Needs,
+    Op,
+    Platform,
+    Provider,
+    has_fixed_triton,
+    has_native,
+    has_triton,
+    normals,
+)
 
 GEMV_ROWS = 3  # so many products of a matrix and a vector are faster than one of matrices
 BLOCK_ELEMENTS = 1 << 20  # of weights widened at once: 4 MiB, which stay in cache
@@ -53,6 +65,11 @@ class DenseWeight:
     bias: Tensor | None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.weight.shape
+        return n, k
+
+    @property
     def nbytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
@@ -71,7 +88,11 @@ class TorchLinear:
         return ACTIVATIONS[activation](self(x, weight))
 
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
-        return self(x, weight).float()
+        """Of a small weight, as a router's, not rounded to x's dtype on the way: that would choose between experts."""
+        if weight.weight.numel() > BLOCK_ELEMENTS:
+            return self(x, weight).float()
+        bias = None if weight.bias is None else weight.bias.float()
+        return F.linear(x.float(), weight.weight.float(), bias)
 
     def rows(
         self, token_ids: Tensor, weight: DenseWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
@@ -180,16 +201,17 @@ def no_bf16_gemm(platform: Platform, needs: Needs) -> bool:
     return platform.device == "cpu" and needs.dtype is not torch.float32 and not platform.bf16_gemm
 
 
-def _triton() -> Linear:
+def _triton(*, fixed: bool = False) -> Linear:
     from penstock.kernels.triton.linear import TritonLinear
 
-    return TritonLinear()
+    return TritonLinear(fixed=fixed)
 
 
 _TORCH = Provider("torch", TorchLinear, lambda platform, needs: True)
 _PROVIDERS = (
     Provider("native", lambda: NativeLinear(native_session()), has_native),
     Provider("blocked_fp32", BlockedLinear, no_bf16_gemm),
+    Provider("triton_fixed", partial(_triton, fixed=True), has_fixed_triton),
     Provider("triton", _triton, has_triton),
 )
 LINEAR = Op("linear", _TORCH, ROUNDING, _linear_inputs, _PROVIDERS, _run_linear)

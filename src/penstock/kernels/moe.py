@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from penstock.kernels.linear import BlockedLinear, Linear, TorchLinear, no_bf16_gemm
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, has_triton, normals
+from penstock.kernels.registry import ROUNDING, Op, Provider, has_fixed_triton, has_native, has_triton, normals
 from penstock.kernels.routing import Aside, Routing
 
 
@@ -132,16 +133,17 @@ def _run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
     return result
 
 
-def _triton() -> Experts:
+def _triton(*, fixed: bool = False) -> Experts:
     from penstock.kernels.triton.experts import TritonExperts
 
-    return TritonExperts()
+    return TritonExperts(fixed=fixed)
 
 
 _TORCH = Provider("torch", lambda: TorchExperts(TorchLinear()), lambda platform, needs: True)
 _PROVIDERS = (
     Provider("native", lambda: NativeExperts(native_session()), has_native),
     Provider("blocked_fp32", lambda: TorchExperts(BlockedLinear()), no_bf16_gemm),
+    Provider("triton_fixed", partial(_triton, fixed=True), has_fixed_triton),
     Provider("triton", _triton, has_triton),
 )
 # Two products, one after the other, and a rounding between them.

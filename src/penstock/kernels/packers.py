@@ -10,6 +10,14 @@ from penstock.kernels.linear import LINEAR
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacker
 from penstock.kernels.registry import Needs, Platform
+from penstock.kernels.triton.weights import (
+    Int4Weight,
+    QuantizedWeight,
+    Scheme,
+    check_rows,
+    empty_weight,
+    write_rows,
+)
 
 Kind = Literal["matrix", "gated", "vocabulary", "router"]
 
@@ -38,9 +46,9 @@ class Packing(Protocol):
 class DensePacker:
     """A tensor of any shape as it is, converted to a dtype."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> None:
         with torch.inference_mode(False):  # other threads, which the caller's mode does not reach, will write to it
-            self._tensor = torch.empty(shape, dtype=dtype)
+            self._tensor = torch.empty(shape, dtype=dtype, device=device)
 
     def put(self, start: int, rows: Tensor) -> None:
         self._tensor[start : start + len(rows)].copy_(rows)
@@ -49,15 +57,41 @@ class DensePacker:
         return self._tensor
 
 
+class QuantizedPacker:
+    """A weight [n, k] as a GPU's products read it (see triton/weights.py), quantised where the rows are. What cannot be
+    quantised is found at the end: to look sooner would be to wait for the device."""
+
+    def __init__(self, shape: tuple[int, int], scheme: Scheme, group: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self._weight = empty_weight(*shape, scheme, group, device)
+
+    def put(self, start: int, rows: Tensor) -> None:
+        write_rows(self._weight, start, rows)
+
+    def finish(self) -> QuantizedWeight | Int4Weight:
+        check_rows(self._weight)
+        return self._weight
+
+
 class CannotQuantize(ValueError):
     """Nothing here multiplies quantised weights; the message says why and what to change."""
 
 
-def select_packing(platform: Platform, needs: Needs, quantization: str = "none", group: int = 32) -> Packing:
-    """As the linear provider that `select_kernels` chooses reads weights. Starts no threads.
+def select_packing(
+    platform: Platform,
+    needs: Needs,
+    quantization: str = "none",
+    group: int = 32,
+    device: torch.device | None = None,
+) -> Packing:
+    """As the linear provider that `select_kernels` chooses reads weights. Starts no threads. `device` is where weights
+    lie; None: where the platform's do.
 
     Raises CannotQuantize.
     """
+    if platform.device == "cuda":
+        dtype = str(needs.dtype).removeprefix("torch.")
+        return _on_device(dtype, quantization, group, device or torch.device(platform.device))
     if LINEAR.select(platform, needs).name == "native":
         return _native(str(needs.dtype).removeprefix("torch."), quantization, group)
     if quantization != "none":
@@ -71,6 +105,19 @@ def select_packing(platform: Platform, needs: Needs, quantization: str = "none",
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
         )
     return lambda shape, kind, experts=1: DensePacker(shape, needs.dtype)
+
+
+def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
+    matrices, vocabulary = schemes(dtype, quantization)
+    by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
+
+    def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
+        scheme = by_kind.get(kind, matrices)
+        if scheme == "bf16" or scheme == "f32":
+            return DensePacker(shape, getattr(torch, dtype), device)
+        return QuantizedPacker((shape[0], shape[1]), scheme, group, device)
+
+    return packer
 
 
 def _native(dtype: str, quantization: str, group: int) -> Packing:

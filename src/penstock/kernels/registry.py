@@ -30,6 +30,7 @@ class Needs:
     dtype: torch.dtype
     block_size: int = 16
     head_dims: tuple[int, ...] = (64,)
+    deterministic: bool = False  # that bits do not depend on what else is in a batch; on a CPU they never do
 
 
 def detect_platform(device: str = "cpu") -> Platform:
@@ -57,6 +58,11 @@ def has_native(platform: Platform, needs: Needs) -> bool:
 def has_triton(platform: Platform, needs: Needs) -> bool:
     """Whether there are Triton kernels for a model's dtype. Their makers import triton, and nothing before does."""
     return platform.device == "cuda" and needs.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def has_fixed_triton(platform: Platform, needs: Needs) -> bool:
+    """Whether these are to be the ones that cut up work alike whatever is in a batch."""
+    return needs.deterministic and has_triton(platform, needs)
 
 
 def normals(dtype: torch.dtype, seed: int) -> Callable[..., torch.Tensor]:

@@ -74,7 +74,8 @@ class Decoder:
         self._spec = spec
         self._kernels = kernels
         self._collectives = collectives
-        self._dtype = parameters["layers.0.attention_norm.weight"].dtype
+        vector = parameters["layers.0.attention_norm.weight"]
+        self._dtype, device = vector.dtype, vector.device
 
         def packed(name: str) -> Any:
             return kernels.linear.pack(parameters.pop(name)) if name in parameters else None
@@ -84,7 +85,8 @@ class Decoder:
         self._head = self._embedding if spec.tie_embeddings else packed("head.weight")
         self._layers = tuple(_layer(layer, f"layers.{i}.", parameters, kernels) for i, layer in enumerate(spec.layers))
         self._frequencies = {
-            (layer.rope, layer.head_dim): inverse_frequencies(layer.rope, layer.head_dim) for layer in spec.layers
+            (layer.rope, layer.head_dim): inverse_frequencies(layer.rope, layer.head_dim).to(device)
+            for layer in spec.layers
         }
 
     @property
@@ -109,12 +111,14 @@ class Decoder:
         hidden = self._embed(step)
         addend: Tensor | None = None  # the last block's output where a norm follows it: joins in the next block's norm
         for layer, cache in zip(self._layers, caches, strict=True):
-            normed, hidden = kernels.rms_norm(hidden, addend, layer.attention_norm, eps, offset)
+            norm = kernels.norm_before(layer.qkv)
+            normed, hidden = norm(hidden, addend, layer.attention_norm, eps, offset)
             qkv = linear(normed, layer.qkv)
             rotation = rotations[(layer.spec.rope, layer.spec.head_dim)]
             attended = self._attend(layer, qkv, rotation, step.groups[layer.spec.kv_group], cache)
             hidden, addend = self._join(partial(linear, attended, layer.output), layer.attention_post_norm, hidden)
-            normed, hidden = kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)
+            norm = kernels.norm_before(layer.mlp.only_reader)
+            normed, hidden = norm(hidden, addend, layer.mlp_norm, eps, offset)
             hidden, addend = self._join(partial(layer.mlp, kernels, normed), layer.mlp_post_norm, hidden)
         # For the sum alone: any norm's weight will do.
         return hidden if addend is None else kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)[1]
@@ -122,7 +126,8 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor | None:
         """fp32 [rows, vocab] of rows that `forward` gave; None on ranks that have but helped another to them."""
         spec = self._spec
-        normed, _ = self._kernels.rms_norm(hidden, None, self._norm, spec.norm_eps, spec.norm_offset)
+        norm = self._kernels.norm_before(self._head)
+        normed, _ = norm(hidden, None, self._norm, spec.norm_eps, spec.norm_offset)
         logits = self._kernels.linear.logits(normed, self._head)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 

@@ -22,6 +22,11 @@ class MLP:
     def nbytes(self) -> int:
         return int(self.gate_up.nbytes + self.down.nbytes)
 
+    @property
+    def only_reader(self) -> Any:
+        """The weight that alone is multiplied with what the block is given."""
+        return self.gate_up
+
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Normed hidden states [tokens, hidden] to what the block gives, plus a residual."""
         return kernels.linear(kernels.linear.gated(x, self.gate_up, self.activation), self.down, residual)
@@ -43,6 +48,11 @@ class Mixture:
     def nbytes(self) -> int:
         parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def only_reader(self) -> None:
+        """As of an MLP: there are a router and experts here."""
+        return None
 
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """As of an MLP."""

@@ -1,6 +1,7 @@
 """The runtime: executes plans on this machine, with a persistent batch, paged KV and a sampler."""
 
-from penstock.runtime.load import load_runner
+from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.load import load_host_runner, load_runner
 from penstock.runtime.runner import ModelRunner
 
-__all__ = ["ModelRunner", "load_runner"]
+__all__ = ["DeviceRunner", "ModelRunner", "load_host_runner", "load_runner"]

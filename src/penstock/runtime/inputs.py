@@ -22,6 +22,12 @@ class Segments(NamedTuple):
     offset: NDArray[np.int64]  # of the first token among the step's, and last the number of these: [units + 1]
     sample: NDArray[np.bool_]  # whether a token is to follow
 
+    @classmethod
+    def none(cls) -> "Segments":
+        """No work."""
+        empty = np.zeros(0, np.int64)
+        return cls(empty, empty, empty, np.zeros(1, np.int64), np.zeros(0, np.bool_))
+
     @property
     def tokens(self) -> int:
         return int(self.offset[-1])

@@ -1,32 +1,36 @@
-"""From a configuration to a runner that is ready to execute plans."""
+"""From a configuration to a runner that is ready to execute plans. What is special to a GPU is in load_device.py."""
 
-import hashlib
-import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from penstock.config import EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
+from penstock.config import ConfigError, EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
 from penstock.families import ModelSpec, load_spec, model_facts, shard
-from penstock.kernels import Kernels, Needs, Platform, check_kv_dtype, detect_platform, select_kernels, select_packing
-from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
+from penstock.runtime.cache_root import cache_root
+from penstock.runtime.device_runner import DeviceRunner
 from penstock.runtime.heap import keep_freed_memory
+from penstock.runtime.load_device import load_gpu_runner
 from penstock.runtime.mesh import Mesh
 from penstock.runtime.numa import interleave_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 
-SAMPLED_BYTES = 4096  # of each tensor, to tell one model's weights from another's
-
 logger = logging.getLogger(__name__)
 
 
-def load_runner(
+def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner | DeviceRunner:
+    """Of a whole model, on the configuration's device. Raises what `load_host_runner` and `load_gpu_runner` do."""
+    if config.device == "cuda":
+        return load_gpu_runner(config, progress=progress)
+    return load_host_runner(config, progress=progress)
+
+
+def load_host_runner(
     config: EngineConfig,
     place: Place | None = None,
     rendezvous: str = "",
@@ -39,10 +43,12 @@ def load_runner(
     As the rank at `place`, of several: read its part, and meet the others at `rendezvous` (see Mesh). `num_blocks` per
     KV group is what all ranks have room for; then memory is not sized here.
 
-    Raises DoesNotFit, CannotSplit and CannotQuantize before anything is read, UnsupportedModel, CheckpointError,
-    OSError, or MeshError. The number of threads and the allocator's settings that it changes are the whole process's;
-    where memory lies, this thread's and those it starts.
+    Raises ConfigError for a GPU, DoesNotFit, CannotSplit and CannotQuantize before anything is read, UnsupportedModel,
+    CheckpointError, OSError, or MeshError. The number of threads and the allocator's settings that it changes are the
+    whole process's; where memory lies, this thread's and those it starts.
     """
+    if config.device != "cpu":
+        raise ConfigError(f"ranks on {config.device} are not supported: several share a model on CPUs alone")
     hardware = detect_hardware()
     torch.set_num_threads(config.threads or hardware.cores)
     keep_freed_memory()
@@ -71,7 +77,7 @@ def load_runner(
     root = cache_root(spec, parameters, config, platform, kernels)
     runner = ModelRunner(spec, parameters, kernels, config, num_blocks, cache_root=root, memory=memory, mesh=mesh)
     began = time.perf_counter()
-    warm_up(runner)
+    warm_up(runner, min(config.max_model_len, 2))
     logger.info(
         "weights in %s; kernels on %s %s: %s; first step in %.2f s",
         stored_as(config),
@@ -94,35 +100,10 @@ def _memory(
     return plan.num_blocks, plan.rows
 
 
-def cache_root(
-    spec: ModelSpec, parameters: Mapping[str, Any], config: EngineConfig, platform: Platform, kernels: Kernels
-) -> str:
-    """What keys and values depend on besides the tokens, as JSON: the weights' revision, the pages' type and layout,
-    and all that may change a bit of them."""
-    digest = hashlib.sha256(repr(spec).encode())
-    for name in sorted(parameters):
-        parameter = parameters[name]
-        for tensor in parameter.tensors if isinstance(parameter, PackedWeight) else (parameter,):
-            flat = tensor.view(-1)[: SAMPLED_BYTES // tensor.itemsize]
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-    root = {
-        "weights": [config.revision, stored_as(config), digest.hexdigest()],
-        "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
-        "numerics": [
-            torch.__version__,
-            platform.device,
-            platform.capability,
-            torch.get_num_threads(),
-            kernels.fingerprint,
-        ],
-    }
-    return json.dumps(root, sort_keys=True)
-
-
-def warm_up(runner: ModelRunner) -> None:
+def warm_up(runner: ModelRunner, tokens_at_most: int) -> None:
     """A step over a made-up sequence, which is forgotten: libraries start their threads and allocate what they keep."""
-    blocks = tuple((1, 2)[: group.num_blocks - 1] for group in runner.capacity.groups)
-    tokens = (0,) * min(2, runner.capacity.block_size)
+    blocks = tuple((1,) for _ in runner.capacity.groups)
+    tokens = (0,) * min(tokens_at_most, runner.capacity.block_size)
     new = NewSequence(-1, tokens, len(tokens), 0, blocks, SamplingParams(seed=0, max_tokens=1), 0)
     runner.execute(StepPlan(-1, (Work(-1, len(tokens), True),), (new,)))
     runner.execute(StepPlan(0, (), gone=(-1,)))

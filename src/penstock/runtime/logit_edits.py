@@ -23,7 +23,7 @@ class LogitEdits:
         """ValueError for a biased or penalised token that has no logit."""
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._biases = np.array(list(params.logit_bias.values()), np.float32)
-        _check_ids("logit_bias", self._bias_ids, vocab_size)
+        check_ids("logit_bias", self._bias_ids, vocab_size)
         self._penalties = _Penalties.of(params, prompt_ids, output_ids, vocab_size)
         # A stop id beyond the logits can never be chosen, so it needs no ban.
         self._stops = np.array([token for token in params.stops() if token < vocab_size], np.int64)
@@ -88,8 +88,8 @@ class _Penalties:
         if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
             return None
         prompt, output = np.array(prompt_ids, np.int64), np.array(output_ids, np.int64)
-        _check_ids("the prompt", prompt, vocab_size)
-        _check_ids("the output", output, vocab_size)
+        check_ids("the prompt", prompt, vocab_size)
+        check_ids("the output", output, vocab_size)
         return _Penalties(params, prompt, output)
 
     def apply(self, logits: Row) -> None:
@@ -119,7 +119,8 @@ class _Penalties:
         self._counts[slot] += 1
 
 
-def _check_ids(what: str, token_ids: NDArray[np.int64], vocab_size: int) -> None:
+def check_ids(what: str, token_ids: NDArray[np.int64], vocab_size: int) -> None:
+    """ValueError, in which `what` names them, where any has no logit."""
     if token_ids.size and not 0 <= token_ids.min() <= token_ids.max() < vocab_size:
         raise ValueError(
             f"{what} names token ids from {token_ids.min()} to {token_ids.max()}; the logits are of ids 0 to "

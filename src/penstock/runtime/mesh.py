@@ -3,6 +3,7 @@
 Ranks of a stage sum and gather; a rank sends hidden states to the one with the same tensor rank in the next stage.
 """
 
+import logging
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,10 @@ from penstock.models import Collectives
 from penstock.runtime.process_groups import BACKENDS, GroupLane, GroupLink
 from penstock.runtime.shared_memory import SharedLane, SharedLink, share
 
+SHARED = "shared memory"  # for people
 START_SECONDS = 1800.0  # for all ranks to come: those with more weights to read, or slower disks, are waited for
+
+log = logging.getLogger(__name__)
 
 
 class MeshError(RuntimeError):
@@ -100,11 +104,15 @@ class Mesh:
             def lane(stage: int, rank: int) -> Lane:
                 name, plans = f"lane {place.tensor_rank} from stage {stage}", split.pipeline
                 memory = share(PrefixStore(name, self._store), rank, 2, plans * message_bytes)
+                if rank == place.tensor_rank == 0:
+                    log.info("stage %d sends through %s", stage, SHARED if memory else backend)
                 return SharedLane(memory, plans, timeout) if memory else GroupLane(join(name, rank, 2), plans, timeout)
 
             if split.tensor > 1:
                 name, ranks = f"stage {place.stage}", (place.tensor_rank, split.tensor)
                 memory = share(PrefixStore(name, self._store), *ranks, SharedLink.size(split.tensor))
+                if place.tensor_rank == 0:
+                    log.info("%s sums through %s", name, SHARED if memory else backend)
                 self._link = (
                     SharedLink(memory, *ranks, timeout) if memory else GroupLink(join(name, *ranks), *ranks, timeout)
                 )

@@ -17,6 +17,7 @@ class NativeChooser:
     def __init__(self, batch: SamplingBatch, session: Session) -> None:
         self._batch = batch
         self._wanted: list[int] = []  # logprobs, by place among the rows of the last call
+        self._edited = False  # whether any of these was edited: its op points to edits that may be gone by now
         self.sampling = NativeSampling(session, batch, batch.vocab_size)
 
     def __call__(self, logits: Tensor, rows: NDArray[np.int64]) -> Sampled:
@@ -33,13 +34,15 @@ class NativeChooser:
         edits = {}
         if batch.edits:
             edits = {i: batch.edits[row].struct for i, row in enumerate(rows.tolist()) if row in batch.edits}
+        self._edited = bool(edits)
         self.sampling(logits, rows, edits, most)
         return self.read()
 
     @property
     def edits(self) -> bool:
-        """Whether there are rows whose logits are edited: those are handed over anew for every call."""
-        return bool(self._batch.edits)
+        """Whether there are rows whose logits are edited, or were in the last call: those are handed over anew for
+        every call."""
+        return self._edited or bool(self._batch.edits)
 
     @property
     def logprobs(self) -> bool:

@@ -1,6 +1,7 @@
 """The model runner: plans in, results out."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -15,8 +16,6 @@ from penstock.families import ModelSpec
 from penstock.kernels import AttentionBatch, Kernels
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import (
-    Capacity,
-    KVGroup,
     MemoryRow,
     NewSequence,
     SequenceResult,
@@ -27,16 +26,15 @@ from penstock.messages import (
 )
 from penstock.models import Decoder
 from penstock.runtime.batch import PersistentBatch
+from penstock.runtime.capacity import measured_capacity
 from penstock.runtime.decoding import Decoding
 from penstock.runtime.inputs import Segments, StepInputs, segments
 from penstock.runtime.logprobs import prompt_logprob_rows
 from penstock.runtime.mesh import Mesh, Traffic, collectives
 from penstock.runtime.pages import KVPages
 from penstock.runtime.recorded import RecordedDecoder
+from penstock.runtime.results import NOT_FINITE, PROMPT_LOGPROB_ROWS, prompt_slices, sequence_results
 from penstock.runtime.sampler import Sampled, Sampler
-
-PROMPT_LOGPROB_ROWS = 128  # logits of a long prompt are sliced, never whole
-NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
 
 
 class _Planned(NamedTuple):
@@ -83,6 +81,7 @@ class ModelRunner:
         hidden = None if self._place.first else torch.zeros(tokens, spec.hidden_size, dtype=dtype)
         self._inputs = StepInputs(self._batch, spec.windows, tokens, hidden)
         self._planned: _Planned | None = None  # the last plan's work
+        self._submitted: deque[StepPlan] = deque()
         self._sampler: Sampler | None = None
         if self._place.reports:
             self._sampler = Sampler(spec.vocabulary, config.max_num_seqs, kernels.session)
@@ -101,11 +100,20 @@ class ModelRunner:
             )
             if mesh is None and self._sampler and self._sampler.native:
                 self._decoding = Decoding(recorded, kernels.session, self._batch, self._inputs, self._sampler.native)
-        groups = tuple(KVGroup(n, w) for n, w in zip(num_blocks, spec.windows, strict=True))
-        # With the weights as they were in fact packed.
-        measured = {"weights": model.nbytes, "KV cache": self.pages.bytes}
-        memory = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
-        self.capacity = Capacity(config.block_size, groups, config.depth, cache_root, spec.vocabulary, memory)
+        self.capacity = measured_capacity(
+            spec, config, num_blocks, model, self.pages, depth=config.depth, cache_root=cache_root, memory=memory
+        )
+
+    def submit(self, plan: StepPlan) -> None:
+        """Compute a plan when its result is asked for: nothing runs beside the host here, so why sooner."""
+        self._submitted.append(plan)
+
+    def result(self) -> StepResult:
+        """The result of the oldest plan submitted. RuntimeError on a rank that does not report, or as of `execute`."""
+        result = self.execute(self._submitted.popleft())
+        if result is None:
+            raise RuntimeError("the runner is one rank of several: its plans belong to WorkersExecutor")
+        return result
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:
@@ -300,21 +308,13 @@ class ModelRunner:
     def _prompt_logprobs(self, units: Segments, hidden: Tensor) -> dict[int, bytes]:
         """Packed rows by batch row, for the prompt tokens that follow tokens computed now."""
         batch = self._batch
-        packed: dict[int, bytes] = {}
-        for row, first, length, offset in zip(*(a.tolist() for a in units[:4]), strict=False):
-            k = batch.prompt_logprobs.get(row)
-            end = min(first + length, int(batch.num_prompt[row]) - 1)
-            if k is None:
-                continue
-            parts = []
-            for start in range(first, end, PROMPT_LOGPROB_ROWS):
-                stop = min(start + PROMPT_LOGPROB_ROWS, end)
-                logits = self._model.logits(hidden[offset + start - first : offset + stop - first])
-                if logits is not None and row not in batch.errors:
-                    targets = torch.from_numpy(batch.token_ids[row, start + 1 : stop + 1])
-                    parts.append(prompt_logprob_rows(logits, targets, k))
-            packed[row] = b"".join(parts)
-        return packed
+        packed: dict[int, list[bytes]] = {}
+        for row, k, first, count, offset in prompt_slices(batch, units):
+            logits = self._model.logits(hidden[offset : offset + count])
+            if logits is not None and row not in batch.errors:
+                targets = torch.from_numpy(batch.token_ids[row, first + 1 : first + 1 + count])
+                packed.setdefault(row, []).append(prompt_logprob_rows(logits, targets, k))
+        return {row: b"".join(parts) for row, parts in packed.items()}
 
     def _sample(self, logits: Tensor, rows: NDArray[np.int64]) -> Sampled:
         """Tokens and packed logprobs in the order of `rows`; those without a token get an error in the batch."""
@@ -342,14 +342,4 @@ class ModelRunner:
             return tuple([SequenceResult(work.seq, (token,), logprobs) for work, token, logprobs in each])
         tokens = zip(sampled.token_ids, sampled.logprobs, strict=True)
         by_row = dict(zip(planned.sampled.tolist(), tokens, strict=True))
-        results = []
-        for work, row in zip(planned.work, planned.rows, strict=True):
-            prompt = prompt_logprobs.get(row, b"")
-            if row in errors:
-                results.append(SequenceResult(work.seq, error=errors[row]))
-            elif row in by_row:
-                token, logprobs = by_row[row]
-                results.append(SequenceResult(work.seq, (token,), logprobs, prompt))
-            else:
-                results.append(SequenceResult(work.seq, prompt_logprobs=prompt))
-        return tuple(results)
+        return sequence_results(planned.work, planned.rows, by_row, prompt_logprobs, errors)

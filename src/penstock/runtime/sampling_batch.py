@@ -52,6 +52,10 @@ class SamplingBatch:
         self.remove(row)
         if edits.needed:
             self.edits[row] = edits
+        self.describe(row, params, choice, len(output_ids))
+
+    def describe(self, row: int, params: SamplingParams, choice: int, outputs: int) -> None:
+        """Fill in a row's arrays: all but its edits."""
         top_k = params.top_k if params.top_k < self.vocab_size else 0
         self.kind[row] = _kind(params, top_k)
         self.temperature[row] = params.temperature
@@ -59,7 +63,7 @@ class SamplingBatch:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.streams[row] = noise.stream(params.seed, choice)
-        self.num_outputs[row] = len(output_ids)
+        self.num_outputs[row] = outputs
         self.logprobs[row] = -1 if params.logprobs is None else params.logprobs
 
     def remove(self, row: int) -> None:

@@ -1,7 +1,8 @@
 """Weights from disk into what a model executes: read in parallel, by pieces, each packed where it belongs at once.
 
 A rank of several reads its own part alone. Whole rows are read into a buffer; of columns, too narrow for a system call
-each, the rows' pages are mapped and the columns copied out of them, which is as fast as reading whole rows.
+each, the rows' pages are mapped and the columns copied out of them, which is as fast as reading whole rows. For a
+device they are read into pinned memory and copied from there while the next ones are read.
 """
 
 import logging
@@ -25,8 +26,10 @@ from penstock.families.spec import ModelSpec, TensorSource
 from penstock.kernels import DensePacker, Packer, Packing
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.safetensors_file import CheckpointError, StoredTensor
+from penstock.weights.staging import DeviceStaging, HostStaging, Staging
 
 PIECE_BYTES = 1 << 20  # enough to keep a disk busy, few enough to be in cache still when they are packed
+DEVICE_PIECE_BYTES = 8 << 20  # of what is packed on a device: a copy and a few kernels each
 PIECE_ROWS = 16  # pieces of larger tensors have a multiple of so many rows: whole blocks of packed weights
 READERS = 8
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -63,13 +66,16 @@ def load_parameters(
     *,
     of: ModelSpec | None = None,
     packing: Packing | None = None,
+    device: torch.device | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """The spec's parameters by their names, on the CPU: vectors as tensors of `dtype`, matrices as `packing` makes them
-    (None: tensors as well). Where `spec` is a rank's part, `of` is the whole model, whose the checkpoint must be.
+    """The spec's parameters by their names: vectors as tensors of `dtype`, matrices as `packing` makes them (None:
+    tensors as well). They are packed on `device`, which `packing` is for, and stay there; None: by the readers, on the
+    CPU. Where `spec` is a rank's part, `of` is the whole model, whose the checkpoint must be.
 
     All is verified before anything is allocated: CheckpointError names missing, unexpected and misshapen tensors.
-    Beyond the result itself, memory holds a piece of 1 MiB, or of a row, for each reader. Norm weights are as stored:
+    Beyond the result itself, memory holds a piece of 1 MiB, or of a row, for each reader; or for a device, two of 8 MiB
+    here, and some there. What cannot be quantised is a CheckpointError as well. Norm weights are as stored:
     `spec.norm_offset` is added by the model. With `progress`, a bar is shown where stderr is a terminal.
     """
     began = time.perf_counter()
@@ -82,20 +88,27 @@ def load_parameters(
                 rows = [s for p in spec.parameters for s in p.sources if s.name == original]
                 _check_duplicate(tensors[name], tensors[original], rows, files)
         packers: dict[str, Packer] = {
-            p.name: DensePacker(p.shape, dtype)
+            p.name: DensePacker(p.shape, dtype, device)
             if packing is None or p.kind == "vector"
             else packing(p.shape, p.kind, p.experts)
             for p in spec.parameters
         }
-        pieces = list(_pieces(spec, tensors, packers))
+        pieces = list(_pieces(spec, tensors, packers, PIECE_BYTES if device is None else DEVICE_PIECE_BYTES))
         total = sum(piece.bytes for piece in pieces)
         with _progress_bar(folder.name, total, progress) as advance:
-            _read_all(pieces, files, advance)
+            _read_all(pieces, files, advance, device)
     seconds = time.perf_counter() - began
     logger.info(
         "loaded %.2f GB of weights from %s in %.1f s (%.2f GB/s)", total / 1e9, folder, seconds, total / 1e9 / seconds
     )
-    return {name: packer.finish() for name, packer in packers.items()}
+    return {name: _finish(folder, name, packer) for name, packer in packers.items()}
+
+
+def _finish(folder: Path, name: str, packer: Packer) -> Any:
+    try:
+        return packer.finish()
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {name}: {error}") from None
 
 
 def _open(path: Path, stack: ExitStack) -> int:
@@ -104,34 +117,48 @@ def _open(path: Path, stack: ExitStack) -> int:
     return descriptor
 
 
-def _pieces(spec: ModelSpec, tensors: Mapping[str, StoredTensor], packers: Mapping[str, Packer]) -> Iterator[_Piece]:
+def _pieces(
+    spec: ModelSpec, tensors: Mapping[str, StoredTensor], packers: Mapping[str, Packer], size: int
+) -> Iterator[_Piece]:
+    """Of about `size` bytes each."""
     for parameter in spec.parameters:
         for source in parameter.sources:
             stored = tensors[source.name]
             element = DTYPES[stored.dtype].itemsize
             skip, width = source.first_column * element, source.columns * element or stored.row_bytes
-            count = PIECE_BYTES // width
+            count = size // width
             count = max(count // PIECE_ROWS * PIECE_ROWS, min(count, PIECE_ROWS), 1)
             for done in range(0, source.rows, count):
                 rows, target = min(count, source.rows - done), source.start + done
                 yield _Piece(stored, source.first_row + done, rows, skip, width, packers[parameter.name], target)
 
 
-def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[int], None]) -> None:
+def _read_all(
+    pieces: list[_Piece], files: dict[Path, int], advance: Callable[[int], None], device: torch.device | None
+) -> None:
     largest = max((piece.bytes for piece in pieces), default=0)
-    staging = threading.local()  # one buffer per reader
+    readers = threading.local()
+    made: list[Staging] = []
+    stream = None if device is None else torch.get_device_module(device).current_stream()
+
+    def staging() -> Staging:
+        """The calling reader's."""
+        if not hasattr(readers, "staging"):
+            readers.staging = HostStaging(largest) if device is None else DeviceStaging(largest, device, stream)
+            made.append(readers.staging)
+        own: Staging = readers.staging
+        return own
 
     def read(piece: _Piece) -> None:
-        if not hasattr(staging, "buffer"):
-            staging.buffer = torch.empty(largest, dtype=torch.uint8)
-        source, buffer = piece.source, staging.buffer[: piece.bytes]
+        source, own = piece.source, staging()
+        buffer = own.buffer(piece.bytes)
         if piece.width == source.row_bytes:
             _read_rows(files[source.path], buffer.numpy(), piece)
         else:
             _read_columns(files[source.path], buffer.numpy(), piece)
         rows = buffer.view(DTYPES[source.dtype])
         try:
-            piece.packer.put(piece.target, rows.view(piece.count, -1) if source.shape[1:] else rows)
+            own.put(piece.packer, piece.target, rows.view(piece.count, -1) if source.shape[1:] else rows)
         except ValueError as error:
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
         advance(piece.bytes)
@@ -143,6 +170,8 @@ def _read_all(pieces: list[_Piece], files: dict[Path, int], advance: Callable[[i
             future.cancel()
         for future in done:
             future.result()
+    for each in made:
+        each.close()
 
 
 def _read_rows(descriptor: int, target: NDArray[np.uint8], piece: _Piece) -> None:

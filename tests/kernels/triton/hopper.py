@@ -20,18 +20,20 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.resident import EditParameters, Parameters, ResidentRows, StepArrays
 from penstock.kernels.triton.attention import TritonAttention
-from penstock.kernels.triton.edits import EditParameters, edit
-from penstock.kernels.triton.experts import ExpertStack, TritonExperts
+from penstock.kernels.triton.edits import edit
+from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.gate import gate, quantized_gate
-from penstock.kernels.triton.inputs import ResidentRows, StepArrays, advance, fill
+from penstock.kernels.triton.inputs import advance, fill
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.logprobs import pack_logprobs
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.sampling import sample
-from penstock.kernels.triton.survey import Parameters, Survey
-from penstock.kernels.triton.weights import Scheme, empty_weight
+from penstock.kernels.triton.survey import Survey
+from penstock.kernels.triton.weights import Scheme, Weight, empty_weight
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -116,12 +118,14 @@ def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, wind
     width = head_dim if dtype == BF16 else head_dim + 4
     pages = torch.zeros(64, 2, 2, kv_heads, 16, width, dtype=dtype)
     keys, values = pages[:, 0, 0], pages[:, 0, 1]
-    for lens in ([(1, 300)] * 32, [(1, 300)] * 4, [(600, 700)]):
+    decodes = ([(1, 300)] * 32, [(1, 300)] * 4) if dtype == BF16 and not window else ([(1, 300)] * 4,)
+    for lens in (*decodes, [(600, 700)]):
         lengths, contexts = np.array(lens, np.int64).T
         start = np.concatenate([[0], np.cumsum(lengths)])
         batch = AttentionBatch(16, window, start, contexts, np.zeros((len(lens), 64), np.int64))
         query = torch.zeros(int(start[-1]), heads, head_dim, dtype=BF16)
         provider(query, keys, values, provider.prepare(batch, keys), 0.1)
+    TritonAttention(fixed=True)(query, keys, values, provider.prepare(batch, keys), 0.1)
     where = torch.zeros(8, dtype=torch.int64)
     turns = provider.rotation(where, torch.ones(head_dim // 2), BF16)
     weight = torch.zeros(heads + kv_heads, head_dim, dtype=BF16)
@@ -130,19 +134,33 @@ def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, wind
 
 
 def products() -> None:
-    schemes: dict[Scheme, tuple[int, ...]] = {"int8": (1, 256), "fp8": (1, 20, 60, 256), "int4": (1, 20, 60, 256)}
+    schemes: dict[Scheme, tuple[int, ...]] = {"int8": (1, 256), "fp8": (1, 60, 256), "int4": (1, 60, 256)}
     for scheme, counts in schemes.items():
         weight = empty_weight(4096, 4096, scheme, 32, "cpu")
         for count in counts:
             TritonLinear()(rows(count, 4096), weight, rows(count, 4096))
+    dense = DenseWeight(torch.zeros(1, dtype=BF16).expand(4096, 4096), None)
+    TritonLinear(fixed=True)(rows(8, 4096), dense, rows(8, 4096))
 
 
 def experts() -> None:
-    provider, one = TritonExperts(), torch.zeros(1, dtype=BF16)
-    gate_up, down = ExpertStack(one.expand(128, 1536, 2048)), ExpertStack(one.expand(128, 2048, 768))
-    for tokens in (4, 256, 4096):
-        routing = provider.route(rows(tokens, 128, torch.float32), 8, normalize=True)
-        provider(rows(tokens, 2048), routing, gate_up, down, "silu", residual=rows(tokens, 2048))
+    one = DenseWeight(torch.zeros(1, dtype=BF16).expand(128 * 1536, 2048), None)
+    two = DenseWeight(torch.zeros(1, dtype=BF16).expand(128 * 2048, 768), None)
+    # Small tiles and large ones: what lies between takes no more.
+    for tokens in (4, 4096):
+        mixture((one, two), tokens, TritonExperts())
+    mixture((one, two), 4, TritonExperts(fixed=True))
+    schemes: dict[Scheme, tuple[int, ...]] = {"int8": (4,), "fp8": (4096,), "int4": (4, 4096)}
+    for scheme, counts in schemes.items():
+        stacks = tuple(empty_weight(*weight.shape, scheme, 32, "meta") for weight in (one, two))
+        for tokens in counts:
+            mixture((stacks[0], stacks[1]), tokens, TritonExperts())
+
+
+def mixture(weights: tuple[Weight, Weight], tokens: int, provider: TritonExperts) -> None:
+    routing = provider.route(rows(tokens, 128, torch.float32), 8, normalize=True)
+    stacks = (provider.pack(weight, 128) for weight in weights)
+    provider(rows(tokens, 2048), routing, *stacks, "silu", residual=rows(tokens, 2048))
 
 
 def sampling() -> None:

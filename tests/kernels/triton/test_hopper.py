@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 SHARED_BYTES = 227 * 1024  # that a block can have
 STACK_BYTES = 64  # of a thread: a sine of a large angle takes 32, and a few scalars may wait there, but no tile
-ON_TENSOR_CORES = {"attend", "_eight_bits", "_int4", "_grouped"}
+ON_TENSOR_CORES = {"attend", "_dense", "_eight_bits", "_int4", "_grouped", "_grouped_int4"}
 
 
 def test_kernels_compile_for_a_gpu_and_fit_it(tmp_path: Path) -> None:

@@ -4,15 +4,21 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.kernels.resident import ResidentRows, StepArrays, describe_units
 from penstock.kernels.triton.attention import TritonAttention
-from penstock.kernels.triton.inputs import ResidentRows, StepArrays, advance, describe_units, fill
 from penstock.messages import NewSequence, SamplingParams
 from penstock.runtime.batch import PersistentBatch
 from penstock.runtime.inputs import StepInputs, segments
+from penstock.runtime.step_kernels import StepKernels, torch_step, triton_step
 from tests.kernels.triton.device import DEVICE, there
 
 SIZE = 4
 SAMPLING = SamplingParams(seed=0, max_tokens=1)
+
+
+@pytest.fixture(params=[triton_step, torch_step] if DEVICE.type == "cpu" else [triton_step])
+def kernels(request: pytest.FixtureRequest) -> StepKernels:
+    return request.param()
 
 
 def make_batch(lengths: dict[int, int]) -> PersistentBatch:
@@ -41,7 +47,9 @@ def resident(batch: PersistentBatch) -> ResidentRows:
         {9: (299, 1)},
     ],
 )
-def test_tokens_positions_slots_and_contexts_are_those_of_the_host(work: dict[int, tuple[int, int]]) -> None:
+def test_tokens_positions_slots_and_contexts_are_those_of_the_host(
+    work: dict[int, tuple[int, int]], kernels: StepKernels
+) -> None:
     batch = make_batch({5: 6, 7: 10, 8: 6, 9: 300})
     rows = [batch.row(seq) for seq in work]
     for row, (start, _) in zip(rows, work.values(), strict=True):
@@ -52,7 +60,7 @@ def test_tokens_positions_slots_and_contexts_are_those_of_the_host(work: dict[in
     step = StepArrays.empty(6, 320, 2, DEVICE)
     described, decodes = describe_units(np.array(rows), lengths, np.zeros(len(rows), np.bool_))
     step.sequences[:, : len(rows)] = torch.from_numpy(described)
-    fill(resident(batch), step, len(rows), SIZE)
+    kernels.fill(resident(batch), step, len(rows), SIZE)
     tokens = int(lengths.sum())
     assert step.token_ids[:tokens].tolist() == want.token_ids.tolist()
     assert step.positions[:tokens].tolist() == want.positions.tolist()
@@ -66,7 +74,7 @@ def test_tokens_positions_slots_and_contexts_are_those_of_the_host(work: dict[in
         assert step.sequences[line, : len(rows)].tolist() == prepared.sequences[line].tolist()
 
 
-def test_a_decoding_step_follows_another_without_the_host() -> None:
+def test_a_decoding_step_follows_another_without_the_host(kernels: StepKernels) -> None:
     batch = make_batch({5: 6, 7: 10, 9: 30})
     rows = np.array([batch.row(seq) for seq in (9, 5)])
     batch.num_computed[rows] = [29, 5]
@@ -76,20 +84,20 @@ def test_a_decoding_step_follows_another_without_the_host() -> None:
     assert count == 4
     step.sequences[:] = torch.from_numpy(described)
     for nth, sampled in enumerate(([77, 78], [177, 178])):
-        fill(state, step, count, SIZE)
+        kernels.fill(state, step, count, SIZE)
         last = [batch.token_ids[rows[0], 29], batch.token_ids[rows[1], 5]] if nth == 0 else [77, 78]
         assert step.token_ids[:4].tolist() == [*last, 0, 0]
         assert step.positions[:4].tolist() == [29 + nth, 5 + nth, 0, 0]
         assert step.sequences[2].tolist() == [30 + nth, 6 + nth, 0, 0]
         assert step.blocks[:, 2:4].tolist() == [[-1, -1]] * 2
-        advance(state, step, count, there(torch.tensor(sampled)))
+        kernels.advance(state, step, count, there(torch.tensor(sampled)))
     assert state.computed[rows].tolist() == [31, 7]
     assert state.token_ids[rows[0], 30:32].tolist() == [77, 177]
     assert state.token_ids[rows[1], 6:8].tolist() == [78, 178]
     assert state.computed[batch.row(7)] == 0
 
 
-def test_a_chunk_that_does_not_sample_is_computed_and_no_more() -> None:
+def test_a_chunk_that_does_not_sample_is_computed_and_no_more(kernels: StepKernels) -> None:
     batch = make_batch({5: 6, 7: 10})
     rows = np.array([batch.row(7), batch.row(5)])
     state = resident(batch)
@@ -97,8 +105,8 @@ def test_a_chunk_that_does_not_sample_is_computed_and_no_more() -> None:
     described, decodes = describe_units(rows, np.array([4, 6]), np.array([False, True]))
     assert decodes == 0
     step.sequences[:] = torch.from_numpy(described)
-    fill(state, step, 2, SIZE)
-    advance(state, step, 2, there(torch.tensor([99])))
+    kernels.fill(state, step, 2, SIZE)
+    kernels.advance(state, step, 2, there(torch.tensor([99])))
     assert state.computed[rows].tolist() == [4, 6]
     assert state.token_ids[rows[0]].tolist() == batch.token_ids[rows[0]].tolist()
     assert state.token_ids[rows[1], 6] == 99

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.triton.epilogue import parts_of
 from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize_rows
+from penstock.kernels.triton.tiles import parts_of
 from penstock.kernels.triton.weights import Int4Weight, Scheme, dense, empty_weight, pack, put_rows
 from tests.kernels.triton.device import DEVICE, there
 

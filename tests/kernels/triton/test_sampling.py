@@ -9,11 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.edits import EditParameters, edit
+from penstock.kernels.resident import CHOSEN, NOT_FINITE, Chosen, EditParameters, Parameters
+from penstock.kernels.triton.edits import edit
 from penstock.kernels.triton.logprobs import pack_logprobs
 from penstock.kernels.triton.noise import hash_tokens, noise_key
-from penstock.kernels.triton.sampling import CHOSEN, NOT_FINITE, Chosen, sample
-from penstock.kernels.triton.survey import Parameters, Survey
+from penstock.kernels.triton.sampling import sample
+from penstock.kernels.triton.survey import Survey
 from penstock.messages import SamplingParams
 from penstock.runtime import noise
 from penstock.runtime.logit_edits import LogitEdits

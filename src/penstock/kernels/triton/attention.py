@@ -4,15 +4,15 @@ The heads that share a KV head are rows of a tile, times its queries. Grids depe
 there are and never on their contexts, which are read on the device: a captured graph serves any.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.resident import Prepared, describe
 from penstock.kernels.triton.attention_kernels import attend, merge
 from penstock.kernels.triton.store import rotation, store
 
@@ -20,6 +20,7 @@ SEGMENTS = 16  # that a decoding sequence's context is cut into while there are 
 SPLIT_BELOW = 128  # programs without a cut, one to a sequence and KV head
 MIN_ROWS = 16  # of a tile: what tensor cores multiply at once
 MAX_ROWS = 128
+FIXED_ROWS = 64  # of every tile where bits must not depend on what else is in the step
 WARP_ELEMENTS = 2048  # of a tile's result: 64 registers of each thread
 # Of loads in flight; what a block table says must be there before what it points to can be asked for.
 DECODE_STAGES = 5
@@ -27,40 +28,16 @@ PREFILL_STAGES = 3
 LOG2_E = 1.4426950408889634
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A step's work for one KV group, on the device.
-
-    `sequences` is int32 [at least 5, at least so many as there are]: first token among the step's, count of queries,
-    context (queries included), row of the tables, and for those of several queries how many queries the ones of several
-    before them have. Sequences of one query come first. A context of 0 is padding: its query's result is 0.
-    """
-
-    window: int
-    sequences: Tensor
-    tables: Tensor  # int32 [rows, blocks]
-    decodes: int  # sequences of one query
-    prompts: int  # sequences of several
-    prompt_queries: int  # of all of these
-    longest: int  # of them, a bound of any one's queries
-
-
-def describe(
-    lengths: NDArray[np.int64], first: NDArray[np.int64], context: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], int]:
-    """(`Prepared.sequences`, how many of them have one query) of sequences in any order: arrays [sequences]."""
-    order = np.argsort(lengths != 1, kind="stable")
-    decodes = int((lengths == 1).sum())
-    several = np.where(lengths == 1, 0, lengths)[order]
-    before = np.cumsum(several) - several
-    return np.stack([first[order], lengths[order], context[order], rows[order], before]).astype(np.int32), decodes
-
-
 class TritonAttention:
     """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key, or value, in a row. In fp8 a head's
     part of a block has the scales of its tokens behind it."""
 
     reads_whole_blocks = False
+
+    def __init__(self, *, fixed: bool = False) -> None:
+        """With `fixed`, the bits of a query's result depend on its own context alone: all are computed as prompts are,
+        in tiles of one shape, each over keys from the first on. So it is the same in a chunk of any length."""
+        self._fixed = fixed
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Prepared:
         lengths, count = batch.query_lens, len(batch.context_lens)
@@ -101,10 +78,14 @@ class TritonAttention:
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if prepared.decodes:
+        if prepared.decodes and self._fixed:
+            # Nobody has several queries before these: their columns of `sequences` say so.
+            ones = replace(prepared, decodes=0, prompts=prepared.decodes, prompt_queries=0)
+            _prefill(query, keys, values, ones, scale, out, fixed=True)
+        elif prepared.decodes:
             _decode(query, keys, values, prepared, scale, out)
         if prepared.prompts:
-            _prefill(query, keys, values, prepared, scale, out)
+            _prefill(query, keys, values, prepared, scale, out, fixed=self._fixed)
         return out
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
@@ -137,13 +118,18 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, sca
         )
 
 
-def _prefill(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float, out: Tensor) -> None:
+def _prefill(
+    query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float, out: Tensor, *, fixed: bool
+) -> None:
     """Fill in the rows of the sequences of several queries."""
     group = query.shape[1] // keys.shape[1]
     most = MAX_ROWS if query.shape[2] <= 128 else MAX_ROWS // 2
-    rows = min(
-        max(triton.next_power_of_2(prepared.longest * group), MIN_ROWS), max(most, triton.next_power_of_2(group))
-    )
+    if fixed:
+        rows = max(FIXED_ROWS, triton.next_power_of_2(group))
+    else:
+        rows = min(
+            max(triton.next_power_of_2(prepared.longest * group), MIN_ROWS), max(most, triton.next_power_of_2(group))
+        )
     tiles = prepared.prompt_queries // (rows // group) + prepared.prompts
     _attend(query, keys, values, prepared, scale, out, (None, None), Shape(False, tiles, rows // group, 1, rows))
 

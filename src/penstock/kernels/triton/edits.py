@@ -4,49 +4,16 @@ Penalties are counted afresh from the row's tokens, which the device has anyway:
 kept for a row, and nothing has to follow its outputs.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.resident import EditParameters
+
 ROWS = 32  # edited at once: bounds the counts, of the vocabulary's size each
 CHUNK = 2048
 PROMPT = 1 << 30  # in a token's count: it is in the prompt
-
-
-@dataclass(frozen=True)
-class EditParameters:
-    """What the device knows of each row's edits: arrays [rows], or [rows, most]."""
-
-    repetition: Tensor  # fp32; 1: none
-    presence: Tensor  # fp32
-    frequency: Tensor  # fp32
-    bias_count: Tensor  # int32
-    bias_ids: Tensor  # int32, distinct
-    biases: Tensor  # fp32
-    ban_count: Tensor  # int32
-    ban_ids: Tensor  # int32
-    min_tokens: Tensor  # int32: while there are fewer outputs, the ban holds
-
-    @classmethod
-    def empty(cls, rows: int, most_biases: int, most_bans: int, device: torch.device | str) -> "EditParameters":
-        def zeros(dtype: torch.dtype, *width: int) -> Tensor:
-            return torch.zeros(rows, *width, dtype=dtype, device=device)
-
-        i32, f32 = torch.int32, torch.float32
-        return cls(
-            zeros(f32) + 1,
-            zeros(f32),
-            zeros(f32),
-            zeros(i32),
-            zeros(i32, most_biases),
-            zeros(f32, most_biases),
-            zeros(i32),
-            zeros(i32, most_bans),
-            zeros(i32),
-        )
 
 
 def edit(

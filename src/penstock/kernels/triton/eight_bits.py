@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.epilogue import empty_parts, finish, parts_of, sum_parts
+from penstock.kernels.triton.epilogue import empty_parts, finish, sum_parts
 from penstock.kernels.triton.quantized import QuantizedRows
-from penstock.kernels.triton.tiles import select_tile
+from penstock.kernels.triton.tiles import cut
 from penstock.kernels.triton.weights import QuantizedWeight
 
 DEPTH = 128  # of a tile along k
@@ -15,10 +15,12 @@ LIBRARY_ROWS = 64  # from more rows on fp8 is multiplied by torch's library, whi
 LIBRARY_MULTIPLE = 16  # that it asks n and k to be of
 
 
-def eight_bit_linear(x: QuantizedRows, weight: QuantizedWeight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape."""
+def eight_bit_linear(
+    x: QuantizedRows, weight: QuantizedWeight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = False
+) -> Tensor:
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
     rows, (n, k) = len(x.values), weight.shape
-    if x.values.is_cuda and _suits_library(x, weight, dtype):
+    if x.values.is_cuda and not fixed and _suits_library(x, weight, dtype):
         product = torch._scaled_mm(
             x.values,
             weight.values.t(),
@@ -32,9 +34,7 @@ def eight_bit_linear(x: QuantizedRows, weight: QuantizedWeight, residual: Tensor
     out = torch.empty(rows, n, dtype=dtype, device=x.values.device)
     if not rows:
         return out
-    tile = select_tile(rows)
-    tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.columns)
-    parts = parts_of(tiles[0] * tiles[1], k)
+    tile, tiles, parts = cut(rows, n, k, fixed=fixed)
     product = empty_parts(parts, rows, n, out)
     last = parts == 1
     _eight_bits[(*tiles, parts)](

@@ -5,17 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MULTIPROCESSORS = 132  # of an H100 or H200: what the division of k aims to keep busy,
-WAVES = 2  # so many times over
-MOST_PARTS = 8
-LEAST_K = 512  # of a part
 COLUMNS = 512
-
-
-def parts_of(programs: int, k: int) -> int:
-    """Into how many parts k is divided where so many programs would have all of it. A power of two: few to compile."""
-    wanted = min(MULTIPROCESSORS * WAVES // max(programs, 1), k // LEAST_K, MOST_PARTS)
-    return 1 << (max(wanted, 1).bit_length() - 1)
 
 
 def sum_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:

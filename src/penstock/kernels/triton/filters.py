@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.resident import Parameters
 from penstock.kernels.triton.noise import gumbel, hash_tokens, noise_key
-from penstock.kernels.triton.survey import FILTERED, LANES, TOP_K, Parameters, Survey
+from penstock.kernels.triton.survey import FILTERED, LANES, TOP_K, Survey
 
 LISTED = 16384  # tokens of a row that can be listed; with more, all are gone through
 CHUNK = 2048  # of them, at once

@@ -29,7 +29,8 @@ def quantized_gate(gate_up: Tensor, activation: str, dtype: torch.dtype) -> Quan
     if rows:
         _quantized_gate[(rows,)](
             gate_up,
-            *out,
+            out.values,
+            out.scales,
             width,
             gate_up.stride(0),
             ACTIVATION=activation,

@@ -5,75 +5,13 @@ has not seen yet, positions, contexts and block tables are on the device already
 sends nothing.
 """
 
-from dataclasses import dataclass
-
-import numpy as np
-import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.triton.attention import describe
+from penstock.kernels.resident import ResidentRows, StepArrays
 
 TOKENS = 256  # that a program writes at once
-
-
-@dataclass(frozen=True)
-class ResidentRows:
-    """What the device knows of each row of the batch. All int32."""
-
-    token_ids: Tensor  # [rows, most tokens + 1]
-    computed: Tensor  # [rows]: tokens whose keys and values are stored
-    tables: Tensor  # [KV groups, rows, blocks]
-
-    @classmethod
-    def empty(cls, rows: int, tokens: int, groups: int, blocks: int, device: torch.device) -> "ResidentRows":
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        return cls(zeros(rows, tokens + 1), zeros(rows), zeros(groups, rows, blocks))
-
-
-@dataclass(frozen=True)
-class StepArrays:
-    """What a step's kernels read, with room for the largest step: a captured graph finds it at one place."""
-
-    sequences: Tensor  # int32 [6, sequences]: as Prepared.sequences has them, and where in the sampled ids theirs is
-    token_ids: Tensor  # int64 [tokens]
-    positions: Tensor  # int64 [tokens]
-    blocks: Tensor  # int64 [KV groups, tokens]: where keys and values go; -1: nowhere
-    offsets: Tensor  # int64 [tokens]
-
-    @classmethod
-    def empty(cls, sequences: int, tokens: int, groups: int, device: torch.device) -> "StepArrays":
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        units = torch.zeros(6, sequences, dtype=torch.int32, device=device)
-        return cls(units, zeros(tokens), zeros(tokens), zeros(groups, tokens), zeros(tokens))
-
-
-def describe_units(
-    rows: NDArray[np.int64], lengths: NDArray[np.int64], sample: NDArray[np.bool_], padding: int = 0
-) -> tuple[NDArray[np.int32], int]:
-    """(what `StepArrays.sequences` begins with, how many of them have one query) for units of work in a step's order:
-    the next lengths[i] tokens of rows[i]. The contexts are left to the device.
-
-    `padding` adds so many sequences of one query that are none, behind those of one query; all others must be such.
-    """
-    first = np.cumsum(lengths) - lengths
-    sampled = np.where(sample, np.cumsum(sample) - 1, -1)
-    order = np.argsort(lengths != 1, kind="stable")
-    units, decodes = describe(lengths, first, np.zeros_like(rows), rows)
-    units = np.concatenate([units, sampled[order].astype(np.int32)[None]])
-    if not padding:
-        return units, decodes
-    if decodes != len(rows):
-        raise ValueError(f"a step of {len(rows) - decodes} prompts cannot be padded: only steps that all decode can")
-    filled = np.array([0, 1, 0, -1, 0, -1], np.int32)[:, None].repeat(padding, 1)
-    filled[0] = len(rows) + np.arange(padding)
-    return np.concatenate([units, filled], 1), decodes + padding
 
 
 def fill(state: ResidentRows, step: StepArrays, count: int, block_size: int) -> None:

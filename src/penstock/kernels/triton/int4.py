@@ -5,24 +5,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.epilogue import empty_parts, finish, parts_of, sum_parts
-from penstock.kernels.triton.tiles import select_tile
+from penstock.kernels.triton.epilogue import empty_parts, finish, sum_parts
+from penstock.kernels.triton.tiles import cut
 from penstock.kernels.triton.weights import Int4Weight
 
 RUN_BYTES = 32  # weights.HALF
 COLUMNS = 128  # of a tile: with bytes for two values, a tile of few columns would ask for too little at once
 
 
-def int4_linear(x: Tensor, weight: Int4Weight, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape."""
+def int4_linear(
+    x: Tensor, weight: Int4Weight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = False
+) -> Tensor:
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
     rows, (n, k) = len(x), weight.shape
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
     if not rows:
         return out
-    tile = select_tile(rows)
-    tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, COLUMNS)
+    tile, tiles, parts = cut(rows, n, k, COLUMNS, fixed=fixed)
     runs = weight.values.shape[0] // RUN_BYTES
-    parts = parts_of(tiles[0] * tiles[1], k)
     product = empty_parts(parts, rows, n, out)
     last = parts == 1
     _int4[(*tiles, parts)](
@@ -51,7 +51,7 @@ def int4_linear(x: Tensor, weight: Int4Weight, residual: Tensor | None, dtype: t
 
 
 @triton.jit
-def _widen(nibbles, scale, DTYPE: tl.constexpr):
+def widen(nibbles, scale, DTYPE: tl.constexpr):
     """Values 0 to 15, meaning -8 to 7, times their scale.
 
     128 + v is the bits of 128 with v in the last four of bf16's seven bits of mantissa: no conversion from integers, of
@@ -103,8 +103,8 @@ def _int4(
         at = run * 64 + byte
         low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
         high = tl.load(lines + (at + 32)[None, :], mask=real[:, None] & (at + 32 < k)[None, :], other=0.0)
-        product = tl.dot(low, _widen(pairs & 15, low_scale, low.dtype), product, input_precision=PRECISION)
-        product = tl.dot(high, _widen(pairs >> 4, high_scale, high.dtype), product, input_precision=PRECISION)
+        product = tl.dot(low, widen(pairs & 15, low_scale, low.dtype), product, input_precision=PRECISION)
+        product = tl.dot(high, widen(pairs >> 4, high_scale, high.dtype), product, input_precision=PRECISION)
     product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
     target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
     tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])

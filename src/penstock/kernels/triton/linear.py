@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.elementwise import embedding
 from penstock.kernels.linear import DenseWeight
+from penstock.kernels.triton.dense import dense_linear
 from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.int4 import int4_linear
@@ -22,7 +23,13 @@ class TritonLinear:
 
     Rows for a weight of eight bits may be quantised already: by the norm before, or by `gated`, which leaves them so
     for a weight of its own scheme to read.
+
+    With `fixed`, the bits of a row do not depend on how many others there are: no product is cut up by their number,
+    and none is left to a library, which may.
     """
+
+    def __init__(self, *, fixed: bool = False) -> None:
+        self._fixed = fixed
 
     def pack(self, weight: Tensor | Weight, bias: Tensor | None = None, *, gated: bool = False) -> Weight:
         if isinstance(weight, Tensor):
@@ -30,16 +37,16 @@ class TritonLinear:
         return weight if bias is None else replace(weight, bias=bias)
 
     def __call__(self, x: Rows, weight: Weight, residual: Tensor | None = None) -> Tensor:
-        return _multiply(x, weight, residual, None)
+        return self._multiply(x, weight, residual, None)
 
     def gated(self, x: Rows, weight: Weight, activation: str) -> Rows:
-        product = _multiply(x, weight, None, None)
+        product = self._multiply(x, weight, None, None)
         if isinstance(weight, QuantizedWeight):
             return quantized_gate(product, activation, weight.values.dtype)
         return gate(product, activation)
 
     def logits(self, x: Rows, weight: Weight) -> Tensor:
-        return _multiply(x, weight, None, torch.float32)
+        return self._multiply(x, weight, None, torch.float32)
 
     def rows(
         self, token_ids: Tensor, weight: Weight, scale: float, dtype: torch.dtype, *, first: int | None = None
@@ -57,17 +64,18 @@ class TritonLinear:
         found = (values.float() * scales[:, None]).to(dtype)
         return found if scale == 1.0 else found.mul_(torch.tensor(scale, dtype=dtype))
 
-
-def _multiply(x: Rows, weight: Weight, residual: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-    """To rows of the dtype; None: that of the activations, bf16 where these are quantised."""
-    if isinstance(weight, QuantizedWeight):
-        rows = quantize_rows(x, weight.values.dtype) if isinstance(x, Tensor) else x
-        return eight_bit_linear(rows, weight, residual, dtype or (x.dtype if isinstance(x, Tensor) else torch.bfloat16))
-    if isinstance(x, QuantizedRows):
-        raise ValueError("quantised rows are multiplied with weights of eight bits alone")
-    if isinstance(weight, Int4Weight):
-        return int4_linear(x, weight, residual, dtype or x.dtype)
-    product = F.linear(x, weight.weight, weight.bias)
-    if residual is not None:
-        product.add_(residual)
-    return product if dtype is None else product.to(dtype)
+    def _multiply(self, x: Rows, weight: Weight, residual: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+        """To rows of the dtype; None: that of the activations."""
+        if isinstance(weight, QuantizedWeight):
+            rows = quantize_rows(x, weight.values.dtype) if isinstance(x, Tensor) else x
+            return eight_bit_linear(rows, weight, residual, dtype or x.dtype, fixed=self._fixed)
+        if isinstance(x, QuantizedRows):
+            raise ValueError("quantised rows are multiplied with weights of eight bits alone")
+        if isinstance(weight, Int4Weight):
+            return int4_linear(x, weight, residual, dtype or x.dtype, fixed=self._fixed)
+        if self._fixed:
+            return dense_linear(x, weight, residual, dtype or x.dtype)
+        product = F.linear(x, weight.weight, weight.bias)
+        if residual is not None:
+            product.add_(residual)
+        return product if dtype is None else product.to(dtype)

@@ -1,13 +1,20 @@
 """RMSNorm with the residual that joins before it, and the rows quantised while they are at hand."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
+from penstock.kernels.triton.weights import QuantizedWeight
 
 ELEMENTS_OF_WARP = 256  # 16 bytes of bf16 to a thread
+
+Rows = Tensor | QuantizedRows
 
 
 class TritonNorm:
@@ -18,6 +25,12 @@ class TritonNorm:
     ) -> tuple[Tensor, Tensor]:
         normed = torch.empty_like(x)
         return normed, _launch(x, residual, weight, normed, None, eps, offset)
+
+    def before(self, weight: Any) -> Callable[..., tuple[Rows, Tensor]]:
+        """The norm of rows that only products with the packed weight read: it gives them as these read them."""
+        if isinstance(weight, QuantizedWeight):
+            return partial(self.quantized, dtype=weight.values.dtype)
+        return self
 
     def quantized(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, dtype: torch.dtype

@@ -17,12 +17,14 @@ class QuantizedRows(NamedTuple):
 
     values: Tensor  # fp8 e4m3 or int8 [rows, width]
     scales: Tensor  # fp32 [rows, 1]: 0 for a row of zeros, NaN for one with a value that is not finite
+    dtype: torch.dtype  # that the rows had, and products of them have
 
     @classmethod
     def empty(cls, like: Tensor, width: int, dtype: torch.dtype) -> "QuantizedRows":
         """Room for as many rows as `like` has."""
         rows = like.shape[0]
-        return cls(like.new_empty((rows, width), dtype=dtype), like.new_empty((rows, 1), dtype=torch.float32))
+        values, scales = like.new_empty((rows, width), dtype=dtype), like.new_empty((rows, 1), dtype=torch.float32)
+        return cls(values, scales, like.dtype)
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> QuantizedRows:
@@ -30,7 +32,9 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> QuantizedRows:
     out = QuantizedRows.empty(x, x.shape[1], dtype)
     if len(x):
         block = min(triton.next_power_of_2(x.shape[1]), BLOCK)
-        _quantize_rows[(len(x),)](x, *out, x.shape[1], x.stride(0), LIMIT=LIMITS[dtype], COLUMNS=block, num_warps=WARPS)
+        _quantize_rows[(len(x),)](
+            x, out.values, out.scales, x.shape[1], x.stride(0), LIMIT=LIMITS[dtype], COLUMNS=block, num_warps=WARPS
+        )
     return out
 
 

@@ -4,24 +4,17 @@ runtime/sampler_reference.py defines the tokens and runtime/noise.py the noise. 
 computed in fp64, for the few tokens that can win: tokens are the CPU's, for the same logits.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.resident import Chosen, Parameters
 from penstock.kernels.triton.filters import draw_filtered
 from penstock.kernels.triton.noise import gumbel, hash_tokens, noise_key
-from penstock.kernels.triton.survey import BLOCK, PLAIN, Parameters, Survey
+from penstock.kernels.triton.survey import BLOCK, PLAIN, Survey
 
-CHOSEN, NOT_FINITE = range(2)  # a row's status
 CLOSE = 1e-3  # rough scores that differ by less are computed again: a hundred times their error
-
-
-class Chosen(NamedTuple):
-    tokens: Tensor  # int64 [n]; 0 where the status is not CHOSEN
-    status: Tensor  # int32 [n]: NOT_FINITE where a logit is NaN or +inf, or all are -inf
 
 
 def sample(logits: Tensor, rows: Tensor, parameters: Parameters, survey: Survey, *, filtered: bool) -> Chosen:

@@ -7,29 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.resident import Parameters
 from penstock.kernels.triton.noise import hash_tokens, noise_key, rough_gumbel
 
 BLOCK = 4096  # tokens
 LANES = 64  # of a block, whose greatest logits are kept: enough to find the few best
 GREEDY, PLAIN, FILTERED, TOP_K = range(4)  # how a row's token is chosen, as in runtime/sampling_batch.py
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """What the device knows of how each row of the batch is sampled: arrays [rows]."""
-
-    kind: Tensor  # int32
-    temperature: Tensor  # fp64, as are the next two
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor  # int32; 0: off
-    streams: Tensor  # int64: the bits of noise.stream
-    outputs: Tensor  # int32: how many tokens the choice has; counted up by sampling
-
-    @classmethod
-    def empty(cls, rows: int, device: torch.device | str) -> "Parameters":
-        dtypes = (torch.int32, *[torch.float64] * 3, torch.int32, torch.int64, torch.int32)
-        return cls(*(torch.zeros(rows, dtype=dtype, device=device) for dtype in dtypes))
 
 
 @dataclass(frozen=True)

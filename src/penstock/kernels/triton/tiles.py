@@ -1,6 +1,13 @@
-"""The shapes of tiles of products, by how many rows there are. Chosen here once: nothing is tuned while serving."""
+"""How products are cut up: tiles and the division of k. Chosen here once: nothing is tuned while serving."""
 
 from typing import NamedTuple
+
+import triton
+
+MULTIPROCESSORS = 132  # of an H100 or H200: what the division of k aims to keep busy,
+WAVES = 2  # so many times over
+MOST_PARTS = 8
+LEAST_K = 512  # of a part
 
 
 class Tile(NamedTuple):
@@ -16,8 +23,32 @@ TILES = {
     64: Tile(64, 128, 4, 4),
     128: Tile(128, 128, 8, 3),
 }
+FIXED = TILES[64]  # for every number of rows, where bits must not depend on it: tensor cores still wait for the weights
+
+
+class Cut(NamedTuple):
+    """Of a product."""
+
+    tile: Tile
+    tiles: tuple[int, int]  # along rows and columns
+    parts: int  # that k is divided into
 
 
 def select_tile(rows: int) -> Tile:
     """The least tile that holds all rows, or the largest."""
     return next((tile for most, tile in TILES.items() if rows <= most), TILES[128])
+
+
+def cut(rows: int, n: int, k: int, columns: int = 0, *, fixed: bool = False) -> Cut:
+    """Of [rows, k] times [k, n], with tiles of so many columns, or the usual. A fixed one is the same for any rows."""
+    tile = FIXED if fixed else select_tile(rows)
+    if columns:
+        tile = tile._replace(columns=columns)
+    tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.columns)
+    return Cut(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k))
+
+
+def parts_of(programs: int, k: int) -> int:
+    """Into how many parts k is divided where so many programs would have all of it. A power of two: few to compile."""
+    wanted = min(MULTIPROCESSORS * WAVES // max(programs, 1), k // LEAST_K, MOST_PARTS)
+    return 1 << (max(wanted, 1).bit_length() - 1)

@@ -76,6 +76,22 @@ def empty_weight(
 
 def put_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
     """Quantise rows [count, k] into the weight from row `start` on. ValueError where one is not finite or too large."""
+    write_rows(weight, start, rows)
+    check_rows(weight, start, start + len(rows))
+
+
+def check_rows(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None = None) -> None:
+    """Raise ValueError where a row that was written from `start` to before `stop` is not finite or too large. Waits
+    for the device."""
+    if not bool(torch.isfinite(weight.scales[..., start:stop]).all()):
+        last = (weight.scales.shape[-1] if stop is None else stop) - 1
+        raise ValueError(
+            f"rows {start} to {last} hold infinity or NaN, or are too large to quantise: use --quantization none"
+        )
+
+
+def write_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
+    """`put_rows` without the check. Of a row that is not finite or too large a scale is not finite either."""
     part = slice(start, start + len(rows))
     wide = rows.to(weight.values.device).float()
     if isinstance(weight, Int4Weight):
@@ -87,11 +103,6 @@ def put_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> 
         values = wide / scales.clamp_min(1e-30)[:, None]
         weight.values[part] = (values.round_() if eight_bits else values).to(weight.values.dtype)
         weight.scales[part] = scales
-    if not bool(torch.isfinite(scales).all()):
-        raise ValueError(
-            f"rows {start} to {start + len(rows) - 1} hold infinity or NaN, or are too large to quantise: use "
-            "--quantization none"
-        )
 
 
 def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | Int4Weight:

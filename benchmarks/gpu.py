@@ -1,0 +1,296 @@
+"""All figures of a GPU: one JSON with each figure's roofline and target beside it.
+
+    python benchmarks/gpu.py --json benchmarks/results/gpu.json
+
+Figures come in groups, each in a process of its own with its own time: one that fails or is too slow costs no other,
+and of its own group those it had are kept.
+Models have random weights, made on the device. `scripts/gpu_check.sh` runs this after the tests.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_checkpoint import roomiest
+from results import parser, write
+
+SECONDS = {"ops": 70, "llama-bf16": 95, "llama-fp8": 95, "qwen3": 40, "ready": 60}  # of each group, at most
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of everything that is measured; the tiny ones show that it runs."""
+
+    llama: dict[str, Any]
+    qwen3: dict[str, Any]
+    decode: str  # cases, as NxIN/OUT
+    host: str
+    saturated_bf16: str
+    saturated_fp8: str
+    prompt: int
+    tiny: bool = False
+
+
+def sizes(tiny: bool) -> Sizes:
+    from make_model import LLAMA, SHAPES
+
+    if tiny:
+        shape = SHAPES["tiny"] | {"vocab_size": 512, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
+        return Sizes(shape, shape, "1x5/24", "2x5/24", "3x5/24", "3x5/24", 20, tiny=True)
+    llama = LLAMA | {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": False,
+    }
+    return Sizes(llama, SHAPES["qwen3-0.6b"], "1x128/256", "64x128/128", "256x128/2048", "512x128/2048", 2048)
+
+
+# -- groups: each yields figures as it has them ---------------------------------------------------------------------
+
+
+def ops(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
+    import gpu_ops
+    from gpu_peaks import H200, measure
+
+    peaks = measure(device, 256, 1 << 24) if chosen.tiny else measure(device)
+    yield {"name": "peaks", "bandwidth_tb_s": peaks.bandwidth / 1e12, "bf16_tflop_s": peaks.bf16_flops / 1e12} | {
+        "fp8_tflop_s": peaks.fp8_flops / 1e12
+    }
+    own = gpu_ops.SMALL if chosen.tiny else gpu_ops.Sizes()
+    for row in gpu_ops.measure(own, H200, device):
+        figure = {"name": f"op: {row['op']}, {row['shape']}", **row}
+        if row["op"] == "attention decode bf16" and row["shape"] == "32x8192":
+            figure |= {"share": row["share_of_roofline"], "target": 0.8}
+        yield figure
+
+
+def llama_bf16(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
+    yield from _llama(chosen, device, chosen.saturated_bf16, "bf16", 0.75)
+
+
+def llama_fp8(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
+    yield from _llama(chosen, device, chosen.saturated_fp8, "fp8", 0.70)
+
+
+def _llama(chosen: Sizes, device: Any, saturated: str, kind: str, decode_target: float) -> Iterator[dict[str, Any]]:
+    from gpu_engine import Engine
+
+    from penstock.bench.workload import Case, parse_cases
+
+    one, many, full = (parse_cases(text)[0] for text in (chosen.decode, chosen.host, saturated))
+    prompt = Case(1, chosen.prompt, 1)
+    length = max(case.prompt_len + case.output_len for case in (one, many, full, prompt))
+    began = time.perf_counter()
+    quantized = {} if kind == "bf16" else _fp8(device)
+    engine = Engine(chosen.llama, device, sequences=full.count, length=length, **quantized)
+    for case in (one, prompt, Case(full.count, full.prompt_len, 2)):  # compiles what no graph has, and warms up
+        engine.run(case)
+    yield {"name": f"engine {kind} made, captured and warm", "seconds": time.perf_counter() - began}
+    yield from attempt(f"decode {kind} {one}", lambda: _decode(engine, kind, one, decode_target))
+    yield from attempt(f"decode {kind} {many}", lambda: _decode(engine, kind, many))
+    yield from attempt(f"prefill {kind} {chosen.prompt}", lambda: _prefill(engine, kind, prompt))
+    yield from attempt(f"saturated {kind} {full}", lambda: _saturated(engine, full))
+    engine.close()
+
+
+def attempt(name: str, measure: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Figures, of which the first has this name; where they cannot be had, why: those that follow may be."""
+    try:
+        for figure in measure():
+            yield {"name": name, **figure}
+    except (RuntimeError, ValueError) as error:  # CUDA's and torch's are RuntimeErrors
+        yield {"name": name, "error": str(error)[-1000:]}
+
+
+def _decode(engine: Any, kind: str, case: Any, target: float = 0.0) -> Iterator[dict[str, Any]]:
+    from gpu_engine import mean_context
+    from gpu_peaks import H200
+
+    between, on_device = engine.run(case).decoding()
+    least = engine.decode_seconds(H200, case.count, mean_context(case))
+    figure = {
+        "output_tok_s": case.count / between,
+        "ms_a_step": between * 1e3,
+        "roofline_ms": least * 1e3,
+        "share": least / between,
+    }
+    yield figure | ({"target": target} if target else {})
+    host = (between - on_device) * 1e6
+    yield {"name": f"exposed host time {kind} {case}", "us_a_step": host, "target_us": 100}
+
+
+def _prefill(engine: Any, kind: str, case: Any) -> Iterator[dict[str, Any]]:
+    from gpu_peaks import H200
+
+    seconds = sorted(engine.run(case).seconds for _ in range(3))[1]
+    rate = engine.prefill_flops(case.prompt_len) / seconds
+    share = rate / (H200.bf16_flops if kind == "bf16" else H200.fp8_flops)
+    yield {"seconds": seconds, "tflop_s": rate / 1e12, "share": share, "target": 0.5}
+
+
+def _saturated(engine: Any, case: Any) -> Iterator[dict[str, Any]]:
+    from gpu_peaks import H200
+
+    seconds, least = engine.run(case).seconds, engine.case_seconds(H200, case)
+    rate = case.count * case.output_len / seconds
+    yield {"output_tok_s": rate, "seconds": seconds, "roofline_s": least, "share": least / seconds, "target": 0.65}
+
+
+def _fp8(device: Any) -> dict[str, str]:
+    """Settings; where there is no GPU, those nearest to them."""
+    if device.type == "cuda":
+        return {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    return {"quantization": "int8"}
+
+
+def qwen3(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
+    """At batch 1; and what --deterministic costs, there and with many sequences."""
+    from gpu_engine import Engine, mean_context
+    from gpu_peaks import H200
+
+    from penstock.bench.workload import parse_cases
+
+    one, many = (parse_cases(text)[0] for text in (chosen.decode, chosen.host))
+    length = max(case.prompt_len + case.output_len for case in (one, many))
+    for deterministic in (False, True):
+        engine = Engine(chosen.qwen3, device, sequences=many.count, length=length, deterministic=deterministic)
+        engine.run(one)
+        for case in (one, many):
+            between, _ = engine.run(case).decoding()
+            figure = {
+                "name": f"qwen3-0.6b {'deterministic ' if deterministic else ''}{case}",
+                "output_tok_s": case.count / between,
+                "share": engine.decode_seconds(H200, case.count, mean_context(case)) / between,
+            }
+            yield figure | ({"target_tok_s": 900} if case is one and not deterministic else {})
+        engine.close()
+
+
+def ready(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
+    """From the start of a process to an engine that has read a checkpoint, which lies in the page cache or in memory,
+    and captured its graphs."""
+    from gpu_checkpoint import write_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_checkpoint(Path(folder), chosen.llama, device)
+        command = [sys.executable, str(Path(__file__).parent / "gpu_checkpoint.py"), folder, device.type]
+        began = time.perf_counter()
+        subprocess.run(command, check=True)
+        seconds = time.perf_counter() - began
+    yield {"name": "ready", "seconds": seconds, "target_s": 25, "checkpoint_gb": size / 1e9}
+
+
+GROUPS: dict[str, Callable[[Sizes, Any], Iterator[dict[str, Any]]]] = {
+    "ops": ops,
+    "llama-bf16": llama_bf16,
+    "llama-fp8": llama_fp8,
+    "qwen3": qwen3,
+    "ready": ready,
+}
+
+
+# -- the processes ---------------------------------------------------------------------------------------------------
+
+
+def run_group(name: str, device: str, tiny: bool) -> None:
+    """In a process of its own: a line of JSON for each figure."""
+    import torch
+
+    for figure in GROUPS[name](sizes(tiny), torch.device(device)):
+        print(json.dumps(figure), flush=True)
+
+
+def measure_group(name: str, device: str, tiny: bool, seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """(a group's figures, why there are no more: "" where there are none to come)."""
+    command = [sys.executable, __file__, "--group", name, "--device", device, *(["--tiny"] if tiny else [])]
+    # What it leaves where it is stopped goes with the folder.
+    with tempfile.TemporaryDirectory(dir=roomiest()) as scratch, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, "TMPDIR": scratch},
+            start_new_session=True,
+        )
+        killer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))  # with what it has started itself
+        killer.start()
+        assert process.stdout is not None
+        lines = [line for line in process.stdout if line.startswith("{")]
+        code = process.wait()
+        killer.cancel()
+        said.seek(0)
+        why = said.read()[-2000:]
+    figures = [json.loads(line) for line in lines]
+    if code == 0:
+        return figures, ""
+    return figures, f"stopped after {seconds:.0f} s" if code == -9 else f"ended with {code}: {why}"
+
+
+def rounded(figure: dict[str, Any]) -> dict[str, Any]:
+    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in figure.items()}
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the driver says of the GPU."""
+    from penstock.config.gpu import detect_gpu
+
+    gpu = detect_gpu() if device == "cuda" else None
+    return {} if gpu is None else {"gpu": gpu.name, "memory_gb": f"{gpu.memory / 1e9:.0f}"}
+
+
+def options() -> argparse.Namespace:
+    made = parser(__doc__)
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--seconds", type=float, default=float(sum(SECONDS.values())), help="for all groups together")
+    made.add_argument("--tiny", action="store_true", help="tiny sizes: shows that all runs, measures nothing")
+    made.add_argument("--only", metavar="GROUPS", default=",".join(GROUPS), help="of " + ", ".join(GROUPS))
+    made.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
+    return made.parse_args()
+
+
+def main() -> None:
+    args = options()
+    if args.group:
+        run_group(args.group, args.device, args.tiny)
+        return
+    figures: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}  # by group, or by figure
+    end = time.monotonic() + args.seconds
+    for name in args.only.split(","):
+        left = max(min(SECONDS[name], end - time.monotonic()), 0.0)
+        found, why = measure_group(name, args.device, args.tiny, left)
+        figures += [rounded(figure) for figure in found]
+        if why:
+            failures[name] = why
+        failures |= {figure["name"]: figure["error"] for figure in found if "error" in figure}
+        for figure in found:
+            if not figure["name"].startswith("op:"):
+                print(json.dumps(rounded(figure)), file=sys.stderr, flush=True)
+    roofline = {"bandwidth_tb_s": 4.3, "bf16_pflop_s": 0.79, "fp8_pflop_s": 1.58}
+    result = {"benchmark": "gpu", **machine(args.device), "roofline": roofline}
+    if "COMMIT" in os.environ:  # of a copy of the tree that has no history
+        result["commit"] = os.environ["COMMIT"]
+    write({**result, "failures": failures, "figures": figures}, args.json)
+    if failures:
+        raise SystemExit(f"without all figures: {', '.join(failures)}")
+
+
+if __name__ == "__main__":
+    main()

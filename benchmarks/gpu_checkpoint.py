@@ -1,0 +1,67 @@
+"""A checkpoint of random weights; and an engine loaded from it, by `gpu_checkpoint.py FOLDER DEVICE`."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SHARD_BYTES = 4 << 30
+
+
+def roomiest() -> Path:
+    """The one of memory and the temporary folder that has more room."""
+    places = [place for place in (Path("/dev/shm"), Path(tempfile.gettempdir())) if place.is_dir()]
+    return max(places, key=lambda place: shutil.disk_usage(place).free)
+
+
+def write_checkpoint(folder: Path, config: Mapping[str, Any], device: Any) -> int:
+    """A Hugging Face checkpoint in bf16, drawn on the device; gives its bytes."""
+    import torch
+    from safetensors.torch import save_file
+
+    from penstock.families import spec_from_config
+
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    source, shard, index, total = torch.Generator(device).manual_seed(0), {}, {}, 0
+    sizes = [
+        (part.name, (part.rows, *parameter.shape[1:]))
+        for parameter in spec_from_config(config).parameters
+        for part in parameter.sources
+    ]
+    for i, (name, shape) in enumerate(sizes):
+        drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        drawn = drawn.fill_(1.0) if len(shape) == 1 else drawn.normal_(0.0, 0.02, generator=source)
+        shard[name] = drawn.cpu()
+        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES or i == len(sizes) - 1:
+            file = f"model-{len(set(index.values())):05}.safetensors"
+            save_file(shard, folder / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(shard, file)
+            total += sum(tensor.nbytes for tensor in shard.values())
+            shard = {}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return total
+
+
+def load(folder: str, device: str) -> None:
+    """As the engine's worker does."""
+    from penstock.config import EngineConfig
+    from penstock.runtime.load import load_runner
+
+    config = EngineConfig(
+        model=folder,
+        name="random",
+        dtype="bfloat16",
+        device=device,
+        max_model_len=4096,
+        depth=2,  # type: ignore[arg-type]
+    )
+    runner = load_runner(config, progress=False)
+    print(f"ready: {len(runner.capacity.groups)} KV groups, {runner.capacity.groups[0].num_blocks} blocks")
+    runner.close()
+
+
+if __name__ == "__main__":
+    load(*sys.argv[1:])

@@ -1,0 +1,71 @@
+"""What a GPU can do: as a roofline is drawn, and as measured just then."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import msgspec
+import torch
+
+COPY_BYTES = 4 << 30
+SIZE = 8192  # of the square matrices
+REPLAYS = 7
+
+
+class Peaks(msgspec.Struct, frozen=True):
+    bandwidth: float  # bytes a second, read and written
+    bf16_flops: float  # multiply-adds counted twice, a second
+    fp8_flops: float
+
+
+# One H200: a large copy, and the best products of random matrices that its library has.
+H200 = Peaks(4.3e12, 0.79e15, 1.58e15)
+
+
+def seconds_of(runs: Sequence[Callable[[], object]], device: torch.device, replays: int = REPLAYS) -> float:
+    """Of one of the runs, which are done in turn: each on inputs of its own, so that none finds its own in a cache.
+
+    On a GPU they are captured and replayed, so that the host has no part in it: the median of several replays.
+    """
+    for run in runs:  # compiles kernels, and libraries allocate what they keep
+        run()
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for run in runs:
+            run()
+        return (time.perf_counter() - began) / len(runs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(float(first.elapsed_time(last)) / 1e3 / len(runs))
+    return median(times)
+
+
+def measure(device: torch.device, size: int = SIZE, copy_bytes: int = COPY_BYTES) -> Peaks:
+    """A large copy, and products of random matrices: of zeros they would be faster than any of use."""
+    bandwidth = 2 * copy_bytes / _copy_seconds(copy_bytes, device)
+    left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    flops = 2.0 * size**3
+    bf16 = flops / seconds_of([lambda: left @ right] * 4, device)
+    fp8 = 0.0
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
+        a, b, one = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn), torch.ones(1, device=device)
+        run = lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)  # noqa: E731
+        fp8 = flops / seconds_of([run] * 4, device)
+    return Peaks(bandwidth, bf16, fp8)
+
+
+def _copy_seconds(size: int, device: torch.device) -> float:
+    source = torch.randint(0, 127, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return seconds_of([lambda: target.copy_(source)], device)

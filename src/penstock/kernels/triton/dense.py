@@ -1,0 +1,84 @@
+"""Products with weights as they are, cut up alike for any number of rows: where cuBLAS would choose by it."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.triton.epilogue import empty_parts, finish, sum_parts
+from penstock.kernels.triton.tiles import cut
+
+DEPTH = 64  # of a tile along k
+
+
+def dense_linear(
+    x: Tensor, weight: DenseWeight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = True
+) -> Tensor:
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    rows, (n, k) = len(x), weight.weight.shape
+    out = torch.empty(rows, n, dtype=dtype, device=x.device)
+    if not rows:
+        return out
+    tile, tiles, parts = cut(rows, n, k, fixed=fixed)
+    product = empty_parts(parts, rows, n, out)
+    last = parts == 1
+    _dense[(*tiles, parts)](
+        x,
+        weight.weight,
+        weight.bias,
+        residual,
+        product,
+        rows,
+        n,
+        k,
+        x.stride(0),
+        triton.cdiv(triton.cdiv(k, DEPTH), parts) * DEPTH,
+        HAS_BIAS=last and weight.bias is not None,
+        HAS_RESIDUAL=last and residual is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=DEPTH,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out if last else sum_parts(product, weight.bias, residual, out)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _dense(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    rows,
+    n,
+    k,
+    stride,
+    span,  # of a part of k
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A tile of the product and a part of k to a program."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    real = row < rows
+    within = column < n
+    lines = x + row.to(tl.int64)[:, None] * stride
+    columns = weight + column.to(tl.int64)[None, :] * k
+    product = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(part * span, tl.minimum(part * span + span, k), DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+        right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
+        product = tl.dot(left, right, product, input_precision=PRECISION)
+    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
+    tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])

@@ -1,0 +1,232 @@
+"""Products of tiles of rows, each with the matrix of its own expert: as it is, or in int8, fp8 or int4."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.gate import activate
+from penstock.kernels.triton.int4 import COLUMNS as INT4_COLUMNS
+from penstock.kernels.triton.int4 import RUN_BYTES, widen
+from penstock.kernels.triton.quantized import quantize_rows
+from penstock.kernels.triton.routing import Sorted
+from penstock.kernels.triton.tiles import Tile
+from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
+
+DEPTH_BYTES = 128  # of a tile along k
+
+
+@dataclass(frozen=True)
+class ExpertStack:
+    """Matrices [out, in] of one shape, below each other in one weight [count * out, in]."""
+
+    weight: Weight
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of each."""
+        n, k = self.weight.shape
+        return n // self.count, k
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+def multiply(
+    x: Tensor,
+    stack: ExpertStack,
+    assignments: int,
+    tiles: Sorted,
+    tile: Tile,
+    *,
+    activation: str = "",
+    slots: int = 1,
+) -> Tensor:
+    """A row for each assignment, from those of x, of which `slots` assignments share one. With an activation, matrices
+    are a gate and below it what it gates. Rows of assignments to experts elsewhere are not written.
+
+    Sums run over all of k in one order, in fp32 (int8: exact); rows for eight bits are quantised here.
+    """
+    weight, (n, k) = stack.weight, stack.shape
+    columns = n // 2 if activation else n
+    out = x.new_empty(assignments, columns)
+    if isinstance(weight, Int4Weight):
+        tile = tile._replace(columns=INT4_COLUMNS)
+    # A gated product has two sums.
+    tile = tile._replace(columns=tile.columns // 2) if activation else tile
+    grid = len(tiles.experts), triton.cdiv(columns, tile.columns)
+    common = {
+        "ACTIVATION": activation,
+        "SLOTS": slots,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    if isinstance(weight, Int4Weight):
+        runs = weight.values.shape[0] // RUN_BYTES
+        places = tiles.order, tiles.experts
+        _grouped_int4[grid](
+            x,
+            weight.values,
+            weight.scales,
+            out,
+            *places,
+            stack.count,
+            n,
+            k,
+            columns,
+            runs,
+            GROUP=weight.group,
+            **common,
+        )
+        return out
+    left, left_scales, right, right_scales = x, None, None, None
+    if isinstance(weight, QuantizedWeight):
+        right, right_scales = weight.values, weight.scales
+        left, left_scales, _ = quantize_rows(x, right.dtype)
+    else:
+        right = weight.weight
+    _grouped[grid](
+        left,
+        left_scales,
+        right,
+        right_scales,
+        out,
+        tiles.order,
+        tiles.experts,
+        n,
+        k,
+        columns,
+        SCALED=right_scales is not None,
+        DEPTH=DEPTH_BYTES // right.itemsize,
+        **common,
+    )
+    return out
+
+
+@triton.jit
+def _store(out, sums, others, assignment, column, columns, real, within, ACTIVATION: tl.constexpr):
+    """fp32 tiles of the product, and of what it gates, to rows of `out`."""
+    dtype = out.dtype.element_ty
+    if ACTIVATION != "":
+        sums = activate(sums.to(dtype).to(tl.float32), others.to(dtype).to(tl.float32), ACTIVATION, dtype)
+    target = out + assignment[:, None] * columns + column[None, :]
+    tl.store(target, sums.to(dtype), mask=real[:, None] & within[None, :])
+
+
+@triton.jit
+def _grouped(
+    x,
+    x_scales,
+    weight,
+    scales,
+    out,
+    order,
+    experts,
+    n,
+    k,
+    columns,
+    SCALED: tl.constexpr,  # whether both sides are of eight bits
+    ACTIVATION: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A tile of one expert's rows and some columns to a program. Neighbouring programs share the expert's columns."""
+    expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
+    if expert < 0:
+        return
+    assignment = tl.load(order + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = assignment >= 0
+    within = column < columns
+    source = assignment // SLOTS
+    lines = x + source[:, None] * k
+    matrix = weight + (expert * n + column.to(tl.int64))[None, :] * k
+    kind: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32
+    sums = tl.zeros([ROWS, COLUMNS], kind)
+    others = tl.zeros([ROWS, COLUMNS], kind)
+    for start in range(0, k, DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+        readable = within[None, :] & (at < k)[:, None]
+        right = tl.load(matrix + at[:, None], mask=readable, other=0.0)
+        sums = tl.dot(left, right, sums, input_precision=PRECISION, out_dtype=kind)
+        if ACTIVATION != "":
+            gated = tl.load(matrix + columns.to(tl.int64) * k + at[:, None], mask=readable, other=0.0)
+            others = tl.dot(left, gated, others, input_precision=PRECISION, out_dtype=kind)
+    product = sums.to(tl.float32)
+    up = others.to(tl.float32)
+    if SCALED:
+        by_row = tl.load(x_scales + source, mask=real, other=0.0)[:, None]
+        by_column = scales + expert * n + column
+        product *= by_row * tl.load(by_column, mask=within, other=0.0)[None, :]
+        if ACTIVATION != "":
+            up *= by_row * tl.load(by_column + columns, mask=within, other=0.0)[None, :]
+    _store(out, product, up, assignment, column, columns, real, within, ACTIVATION)
+
+
+@triton.jit(do_not_specialize=["runs"])
+def _grouped_int4(
+    x,
+    values,
+    scales,
+    out,
+    order,
+    experts,
+    count,
+    n,
+    k,
+    columns,
+    runs,
+    ACTIVATION: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """As `_grouped`. A run of 32 bytes is 64 values: two products. All experts' columns lie beside each other."""
+    expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
+    if expert < 0:
+        return
+    assignment = tl.load(order + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = assignment >= 0
+    within = column < columns
+    lines = x + (assignment // SLOTS)[:, None] * k
+    width = (count * n).to(tl.int64)
+    place = expert * n + column
+    byte = tl.arange(0, 32)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    others = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for run in range(runs):
+        at = run * 64 + byte
+        low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
+        high = tl.load(lines + (at + 32)[None, :], mask=real[:, None] & (at + 32 < k)[None, :], other=0.0)
+        pairs = values + (run * 32 + byte)[:, None] * width + place[None, :]
+        group = scales + (run * 64 // GROUP) * width + place
+        sums = _add_run(sums, low, high, pairs, group, width, within, GROUP, PRECISION)
+        if ACTIVATION != "":
+            others = _add_run(others, low, high, pairs + columns, group + columns, width, within, GROUP, PRECISION)
+    _store(out, sums, others, assignment, column, columns, real, within, ACTIVATION)
+
+
+@triton.jit
+def _add_run(sums, low, high, pairs, group, width, within, GROUP: tl.constexpr, PRECISION: tl.constexpr):
+    """`sums` plus the products of 64 values along k."""
+    bytes_of_two = tl.load(pairs, mask=within[None, :], other=0)
+    low_scale = tl.load(group, mask=within, other=0.0).to(tl.float32)[None, :]
+    high_scale = low_scale
+    if GROUP == 32:
+        high_scale = tl.load(group + width, mask=within, other=0.0).to(tl.float32)[None, :]
+    sums = tl.dot(low, widen(bytes_of_two & 15, low_scale, low.dtype), sums, input_precision=PRECISION)
+    return tl.dot(high, widen(bytes_of_two >> 4, high_scale, high.dtype), sums, input_precision=PRECISION)

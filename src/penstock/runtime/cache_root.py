@@ -1,0 +1,58 @@
+"""What identifies the keys and values that a runner computes."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.config import EngineConfig, stored_as
+from penstock.families import ModelSpec
+from penstock.kernels import Kernels, Platform
+
+SAMPLED_BYTES = 4096  # of each tensor, to tell one model's weights from another's
+
+
+def cache_root(
+    spec: ModelSpec, parameters: Mapping[str, Any], config: EngineConfig, platform: Platform, kernels: Kernels
+) -> str:
+    """What keys and values depend on besides the tokens, as JSON: the weights' revision, the pages' type and layout,
+    and all that may change a bit of them."""
+    digest = hashlib.sha256(repr(spec).encode())
+    for name in sorted(parameters):
+        for tensor in _tensors(parameters[name]):
+            flat = tensor.view(-1)[: SAMPLED_BYTES // tensor.itemsize]
+            digest.update(flat.view(torch.uint8).cpu().numpy().tobytes())
+    root = {
+        "weights": [config.revision, stored_as(config), digest.hexdigest()],
+        "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
+        "numerics": numerics(platform, kernels),
+    }
+    return json.dumps(root, sort_keys=True)
+
+
+def numerics(platform: Platform, kernels: Kernels) -> list[Any]:
+    """All of this machine that may change a bit of a result."""
+    ours = [torch.__version__, platform.device, platform.capability, kernels.fingerprint]
+    if platform.device == "cpu":
+        return [*ours, torch.get_num_threads()]
+    return [
+        *ours,
+        torch.version.cuda,
+        torch.cuda.get_device_name(),  # the library chooses its kernels by it
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    ]
+
+
+def _tensors(parameter: Any) -> Iterator[Tensor]:
+    """Of a parameter, packed or not."""
+    if isinstance(parameter, Tensor):
+        yield parameter
+    else:
+        for field in dataclasses.fields(parameter):
+            if isinstance(value := getattr(parameter, field.name), Tensor):
+                yield value

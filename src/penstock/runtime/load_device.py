@@ -1,0 +1,154 @@
+"""From a configuration to a runner on a GPU: weights read straight into its memory, what a step takes measured, and all
+that is left given to the KV cache."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, MemoryPlan, ModelFacts, size_memory, stored_as
+from penstock.config.gpu import no_gpu
+from penstock.config.memory import CONTEXT_BYTES, gpu_budget, graphs_row, weights_note
+from penstock.config.sizes import format_bytes
+from penstock.families import load_spec, model_facts
+from penstock.kernels import Needs, Platform, check_kv_dtype, detect_platform, select_kernels, select_packing
+from penstock.messages import MemoryRow
+from penstock.runtime.cache_root import cache_root
+from penstock.runtime.device_memory import CudaMemory, DeviceMemory
+from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.rehearsal import rehearsal_blocks, rehearse, rehearse_decode
+from penstock.runtime.step_kernels import StepKernels
+from penstock.weights.load import load_parameters
+
+logger = logging.getLogger(__name__)
+
+
+def load_gpu_runner(config: EngineConfig, *, progress: bool = True) -> DeviceRunner:
+    """On the first GPU that this process may use. Raises ConfigError where torch finds none, and as `load_on` does."""
+    if config.split.world > 1:
+        raise ConfigError(f"{config.split} on GPUs is not supported: one GPU holds the whole model; use one rank")
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        raise ConfigError(no_gpu(error)) from None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return load_on(config, device, detect_platform("cuda"), CudaMemory(device), progress=progress)
+
+
+def load_on(
+    config: EngineConfig,
+    device: torch.device,
+    platform: Platform,
+    memory: DeviceMemory,
+    *,
+    step_kernels: StepKernels | None = None,
+    progress: bool = True,
+) -> DeviceRunner:
+    """Size memory, read the weights into the device's, measure what steps take, allocate the KV pages, capture graphs.
+    `step_kernels` are as of DeviceRunner.
+
+    Raises DoesNotFit, before weights are read where that can be known; CannotQuantize, UnsupportedModel,
+    CheckpointError and OSError. The processor's threads are left alone.
+    """
+    folder = Path(config.model)
+    spec = load_spec(folder)
+    facts = model_facts(spec)
+    dtype = getattr(torch, config.dtype)
+    head_dims = tuple(layer.head_dim for layer in spec.layers)
+    needs = Needs(dtype, config.block_size, head_dims, config.deterministic)
+    packing = select_packing(platform, needs, config.quantization, config.quantization_group, device)
+    check_kv_dtype(platform, needs, config.kv_dtype)
+    before = memory.usage()
+    budget = gpu_budget(before.total, config)
+    # What others have taken; the context, which there may be already, is among what is expected.
+    taken = max(before.total - before.free - before.held - CONTEXT_BYTES, 0)
+    expected = size_memory(facts, config, max(budget - taken, 0))
+    with _remedied(memory, "while weights were read", _smaller_weights(config)):
+        parameters = load_parameters(folder, spec, dtype, packing=packing, device=device, progress=progress)
+        weights = memory.usage().tensors - before.tensors
+    kernels = select_kernels(platform, needs)
+    make = partial(DeviceRunner, spec, kernels=kernels, config=config, device=device, step_kernels=step_kernels)
+    smaller = f"set --max-num-batched-tokens {max(config.max_num_batched_tokens // 2, config.max_num_seqs)} or less"
+    with _remedied(memory, "while steps were measured", smaller), _timed("steps measured"):
+        measured = _measure(
+            config, facts, lambda blocks: make(dict(parameters), num_blocks=blocks), memory, expected, weights
+        )
+    plan = size_memory(facts, config, budget, measured)
+    root = cache_root(spec, parameters, config, platform, kernels)
+    less = f"set --gpu-memory-utilization {max(config.gpu_memory_utilization - 0.05, 0.05):.2f} or less"
+    with _remedied(memory, "while graphs were captured", less), _timed("KV cache allocated and graphs captured"):
+        runner = make(parameters, num_blocks=plan.num_blocks, cache_root=root, memory=plan.rows)
+        held = memory.usage().held
+        runner.capture(progress)
+        rehearse_decode(runner, config)
+    logger.info(
+        "weights in %s; kernels on %s %s: %s; %s tokens of KV cache; graphs took %s",
+        stored_as(config),
+        platform.device,
+        platform.capability,
+        kernels.fingerprint,
+        f"{plan.kv_tokens:,}",
+        format_bytes(memory.usage().held - held),
+    )
+    return runner
+
+
+def _smaller_weights(config: EngineConfig) -> str:
+    smaller = "use a GPU with more memory"
+    return smaller if config.quantization == "int4" else f"set --quantization int4, or {smaller}"
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    logger.info("%s in %.1f s", what, time.perf_counter() - began)
+
+
+def _measure(
+    config: EngineConfig,
+    facts: ModelFacts,
+    make: Callable[[Sequence[int]], DeviceRunner],
+    memory: DeviceMemory,
+    expected: MemoryPlan,
+    weights: int,
+) -> tuple[MemoryRow, ...]:
+    """The memory table but for the KV cache, from the largest steps of a runner that has a small one: `make` gives it,
+    with so many blocks per KV group."""
+    memory.settle()
+    blocks = tuple(min(count, rehearsal_blocks(config)) for count in expected.num_blocks)
+    runner = make(blocks)
+    rehearse(runner, config)
+    pages, usage = runner.pages.bytes, memory.usage()
+    runner.close()
+    del runner
+    memory.settle()
+    steps = f"measured: steps of {config.max_num_batched_tokens} tokens, {config.max_num_seqs} sequences sampled"
+    rows = (
+        MemoryRow("weights", weights, weights_note(facts, config)),
+        MemoryRow("activations", max(usage.peak - weights - pages, 0), steps),
+        MemoryRow(
+            "runtime",
+            max(usage.total - usage.free - usage.held, 0),
+            "measured: CUDA's context, libraries and kernels, and other processes",
+        ),
+    )
+    return rows if config.enforce_eager else (*rows, graphs_row(facts, config))
+
+
+@contextmanager
+def _remedied(memory: DeviceMemory, when: str, remedy: str) -> Iterator[None]:
+    """What the device has no room for becomes DoesNotFit, with what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        usage = memory.usage()
+        raise DoesNotFit(
+            f"the GPU's memory of {format_bytes(usage.total)} ran out {when}: torch holds {format_bytes(usage.held)}, "
+            f"CUDA and other processes {format_bytes(max(usage.total - usage.free - usage.held, 0))}; {remedy}, or "
+            "stop what else runs there"
+        ) from None

@@ -1,0 +1,101 @@
+"""Which device a command computes on, and what it says where there is no such one."""
+
+import subprocess
+import sys
+
+import pytest
+from msgspec import structs
+
+from penstock.cli import bench, device, prepare
+from penstock.cli.prepare import check_runs
+from penstock.config import ConfigError
+from penstock.config.gpu import Gpu, with_gpu
+from tests.cli.test_help import penstock
+from tests.config.models import GIB, machine
+from tests.config.test_gpu import on
+
+H200 = Gpu(name="NVIDIA H200", memory=140 * GIB, capability="9.0")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU, and a torch built for it."""
+    monkeypatch.setattr(device, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(device, "detect_gpu", lambda: H200)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("asked", "found"), [(None, "cuda"), ("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
+def test_auto_takes_the_gpu_where_there_is_one(asked: str | None, found: str) -> None:
+    hardware = device.detect_device(asked)
+    assert hardware.device == found
+    assert (hardware.memory_total == 140 * GIB) == (found == "cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_torch_for_cpus_does_not_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "torch_has_cuda", lambda: False)
+    assert device.detect_device("auto").device == "cpu"
+
+
+def test_without_a_gpu_it_says_what_torch_says_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "detect_gpu", lambda: None)
+    assert device.detect_device(None).device == "cpu"
+    with pytest.raises(ConfigError, match=r"--device is cuda, but torch finds no GPU: .*; set --device cpu, or see to"):
+        device.detect_device("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_is_too_old_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "detect_gpu", lambda: structs.replace(H200, name="Tesla T4", capability="7.5"))
+    assert device.detect_device("auto").device == "cpu"
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5, and 8\.0 .* set --device cpu"):
+        device.detect_device("cuda")
+
+
+def test_auto_imports_no_torch() -> None:
+    script = "import sys; from penstock.cli.device import detect_device; detect_device('auto'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" not in loaded
+
+
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_a_gpu_that_is_not_there_is_one_clear_line(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", command, "--device", "cuda"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"CUDA_VISIBLE_DEVICES": ""},  # where there is one it is hidden
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("penstock: --device is cuda, but torch finds no GPU: ")
+
+
+def test_a_wrong_combination_is_one_clear_line() -> None:
+    done = penstock("serve", "--device", "cpu", "--quantization", "fp8")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--quantization (command line) is fp8" in done.stderr and "set --quantization int8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"tensor_parallel_size": 2}, "TP=2 on GPUs is not supported"),
+        ({"pipeline_parallel_size": 4}, "PP=4 on GPUs is not supported"),
+        ({"distributed_executor": "process"}, "--distributed-executor process on GPUs is not supported"),
+    ],
+)
+def test_ranks_on_gpus_are_planned_and_not_run(flags: dict[str, object], named: str) -> None:
+    resolved = on(H200, **flags)
+    with pytest.raises(ConfigError, match=named):
+        check_runs(resolved)
+    check_runs(on(H200))
+
+
+def test_ops_are_timed_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "detect_device", lambda asked: with_gpu(machine(), H200))
+    with pytest.raises(ValueError, match=r"--device is cuda, but this times .* set --device cpu"):
+        bench.step(None, "1", 16, 2, None, None, {})

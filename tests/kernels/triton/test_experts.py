@@ -1,0 +1,70 @@
+"""Mixtures of quantised experts: what products with each expert's own matrices give, and the same as dense ones."""
+
+import pytest
+import torch
+
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.moe import EXPERTS
+from penstock.kernels.triton.experts import TritonExperts
+from penstock.kernels.triton.linear import TritonLinear
+from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Scheme, Weight, dense, pack
+from tests.kernels.triton.device import there
+
+BF16 = ("fp8", 32, torch.bfloat16)
+CASES: tuple[tuple[Scheme, int], ...] = (("int8", 32), ("fp8", 32), ("int4", 32), ("int4", 64))
+
+
+def rows_of(weight: Weight, start: int, stop: int) -> Weight:
+    """Of a stack."""
+    if isinstance(weight, DenseWeight):
+        return DenseWeight(weight.weight[start:stop], None)
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values[start:stop], weight.scales[start:stop])
+    values, scales = (each[:, start:stop].contiguous() for each in (weight.values, weight.scales))
+    return Int4Weight(values, scales, weight.group, weight.k)
+
+
+@pytest.mark.parametrize(("scheme", "group", "dtype"), [*((*case, torch.float32) for case in CASES), BF16])
+def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group: int, dtype: torch.dtype) -> None:
+    tried = 0
+    for x, routing, count, gate_up, down, activation, first, aside, residual in EXPERTS.inputs(dtype, 1):
+        if len(x) != 9 or x.shape[1] != 37:
+            continue
+        gate_up, down = (pack(there(weight), scheme, group) for weight in (gate_up, down))
+        x, routing, aside, residual = there((x, routing, aside, residual))
+        experts, linear = TritonExperts(), TritonLinear()
+        stacks = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
+        got = experts(x, routing, *stacks, activation, first=first, aside=aside, residual=residual)
+        want = torch.zeros(x.shape, device=x.device)
+        for token, (chosen, weights) in enumerate(zip(routing.experts.tolist(), routing.weights.tolist(), strict=True)):
+            for expert, weight in zip(chosen, weights, strict=True):
+                if first <= expert < first + count:
+                    own = [
+                        rows_of(stack, (expert - first) * n, (expert - first + 1) * n)
+                        for stack, n in ((gate_up, gate_up.shape[0] // count), (down, down.shape[0] // count))
+                    ]
+                    inner = linear.gated(x[token : token + 1], own[0], activation)
+                    want[token] += linear(inner, own[1])[0].float() * weight
+        if aside is not None:
+            want += aside.output.float() * (1.0 if aside.gate is None else aside.gate.sigmoid())
+        if residual is not None:
+            want += residual.float()
+        bound = 2e-2 if dtype == torch.bfloat16 else 5e-3  # a value here and there is rounded the other way
+        torch.testing.assert_close(got.float(), want, rtol=0.0, atol=bound * max(want.abs().max().item(), 1.0))
+        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize(("scheme", "group"), CASES)
+def test_many_tokens_of_quantised_experts(scheme: Scheme, group: int) -> None:
+    """Several tiles an expert, in fp32: near the dense mixture of the same weights."""
+    cases = [case for case in EXPERTS.inputs(torch.float32, 2) if len(case[0]) > 20]
+    x, routing, count, gate_up, down, activation, first, aside, residual = cases[0]
+    packed = [pack(there(weight), scheme, group) for weight in (gate_up, down)]
+    options = {"first": first, "aside": there(aside), "residual": there(residual)}
+    experts = TritonExperts()
+    got, want = (
+        experts(there(x), there(routing), *(experts.pack(w, count) for w in weights), activation, **options)
+        for weights in (packed, [dense(weight) for weight in packed])
+    )
+    assert (got - want).norm() <= (1e-5 if scheme == "int4" else 0.05) * want.norm()

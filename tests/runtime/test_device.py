@@ -1,0 +1,56 @@
+"""The host's processor in a device's place: what goes there and comes back, and when."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.runtime.device import HostDevice, open_device
+
+
+def test_an_upload_is_a_copy_of_arrays_of_any_kind() -> None:
+    device = HostDevice()
+    arrays = [
+        np.arange(5, dtype=np.int32),
+        np.zeros(0, np.int64),
+        np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        np.array([[1], [2**40]], np.int64),
+        np.full(3, 0.5, np.float32),
+    ]
+    want = [array.copy() for array in arrays]
+    sent = device.upload(arrays)
+    for array in arrays:
+        array[...] = 7
+    for tensor, array in zip(sent, want, strict=True):
+        assert tensor.numpy().dtype == array.dtype
+        np.testing.assert_array_equal(tensor.numpy(), array)
+    assert device.sent == sum(-(-array.nbytes // 16) * 16 for array in want)
+
+
+def test_jobs_are_done_in_order_when_one_is_waited_for() -> None:
+    device = HostDevice()
+    state = torch.zeros(1)
+
+    def job(factor: float) -> dict[str, Tensor]:
+        state.mul_(factor).add_(1.0)
+        return {"own": state.clone(), "state": state}
+
+    first, second = device.launch(lambda: job(2.0)), device.launch(lambda: job(10.0))
+    assert state.item() == 0.0
+    assert first.wait() == {"own": [1.0], "state": [11.0]}  # copied after the second wrote where it lies
+    assert second.wait() == {"own": [11.0], "state": [11.0]}
+    assert state.item() == 11.0
+
+
+def test_what_is_captured_works_on_the_same_memory_again() -> None:
+    device = HostDevice()
+    source, target = torch.tensor([3.0]), torch.zeros(1)
+    replay = device.capture(lambda: target.copy_(source * 2) and None)
+    source.fill_(5.0)
+    replay()
+    assert target.item() == 10.0
+
+
+def test_a_batch_lives_where_there_is_a_way_to_use() -> None:
+    with pytest.raises(ValueError, match="cannot live on meta: use cuda"):
+        open_device(torch.device("meta"))

@@ -1,0 +1,66 @@
+"""An engine whose configuration says cuda: from there to tokens, on a processor in the GPU's place."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from penstock.config import EngineConfig
+from penstock.engine.inprocess import start_thread
+from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
+from penstock.runtime import DeviceRunner, load
+from penstock.runtime.load_device import load_on
+from tests.runtime.test_load_device import HERE, PLAIN, Memory, config
+
+Checkpoint = Callable[..., Path]
+
+
+async def written(client: EngineClient) -> list[list[int]]:
+    """The tokens of requests that are sent at once."""
+
+    async def one(index: int) -> list[int]:
+        sampling = SamplingParams(seed=index, max_tokens=6 + index, temperature=float(index % 2))
+        prompt = tuple(range(3, 20 + 9 * index))
+        request = GenerateRequest(request_id=str(index), prompt_ids=prompt, sampling=sampling)
+        return [token async for delta in client.generate(request) for token in delta.token_ids]
+
+    try:
+        return await asyncio.gather(*map(one, range(6)))
+    finally:
+        await client.close()
+
+
+async def test_an_engine_with_two_plans_outstanding_writes_what_a_cpus_does(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners: list[DeviceRunner] = []
+
+    def load_here(settings: EngineConfig, *, progress: bool) -> DeviceRunner:
+        runners.append(load_on(settings, HERE, PLAIN, Memory(), progress=progress))
+        return runners[-1]
+
+    monkeypatch.setattr(load, "load_gpu_runner", load_here)
+    settings = config(tiny_checkpoint("qwen3"))
+    got = await written(await start_thread(settings))
+    assert len(runners) == 1 and runners[0].capacity.depth == 2
+    host = replace(settings, device="cpu", depth=1, kv_cache_bytes=8 << 20, threads=1)
+    assert got == await written(await start_thread(host))
+    assert [len(tokens) for tokens in got] == [6, 7, 8, 9, 10, 11]
+
+
+async def test_an_engine_without_its_gpu_says_so_in_one_line(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update it")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(EngineError) as caught:
+        await start_thread(config(tiny_checkpoint("qwen3")))
+    assert "torch finds no GPU: The NVIDIA driver on your system is too old (found version 11040); set" in str(
+        caught.value
+    )
+    assert "\n" not in str(caught.value)

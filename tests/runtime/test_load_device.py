@@ -1,0 +1,245 @@
+"""From a folder to a runner on a device: what is measured, what that decides, and that it computes as a CPU's does."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from penstock.config import ConfigError, DoesNotFit, EngineConfig
+from penstock.config.memory import gpu_budget
+from penstock.kernels import Needs, Platform, select_kernels, select_packing
+from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
+from penstock.runtime import load_device, load_host_runner, load_runner
+from penstock.runtime.cache_root import cache_root, numerics
+from penstock.runtime.device_memory import CudaMemory, Usage
+from penstock.runtime.load_device import load_on
+from penstock.runtime.rehearsal import rehearsal_blocks, rehearse
+
+Checkpoint = Callable[..., Path]
+HERE = torch.device("cpu")
+PLAIN = Platform("cpu", "", True)  # torch's kernels
+MIB = 1 << 20
+
+
+class Memory:
+    """Of a device that says it has 8 GiB: the context takes 100 MiB, steps as much as `steps`."""
+
+    def __init__(self, steps: int = 64 * MIB, others: int = 0) -> None:
+        self.steps = steps
+        self.others = others
+        self.settled = 0
+
+    def usage(self) -> Usage:
+        total, held = 8 << 30, 32 * MIB
+        return Usage(total, total - held - self.others - 100 * MIB, held, 16 * MIB, held + self.steps)
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+def config(folder: Path, **changes: Any) -> EngineConfig:
+    settings = {"max_model_len": 128, "max_num_seqs": 5, "max_num_batched_tokens": 48, "dtype": "float32", **changes}
+    return EngineConfig(model=str(folder), name="tiny", device="cuda", depth=2, **settings)
+
+
+def rows_of(runner: Any) -> dict[str, int]:
+    return {row.name: row.bytes for row in runner.capacity.memory}
+
+
+def first_tokens(runner: Any) -> list[tuple[int, ...]]:
+    """Of prompts of several lengths, each followed by a step of its own."""
+    greedy, groups = SamplingParams(seed=0, max_tokens=4, temperature=0.0), len(runner.capacity.groups)
+    new = tuple(
+        NewSequence(i, tuple(range(5, 8 + 4 * i)), 3 + 4 * i, 0, ((1 + 2 * i, 2 + 2 * i),) * groups, greedy, 0)
+        for i in range(3)
+    )
+    prompts: StepResult = runner.execute(StepPlan(1, tuple(Work(n.seq, n.num_prompt, True) for n in new), new))
+    decode: StepResult = runner.execute(StepPlan(2, tuple(Work(n.seq, 1, True) for n in new)))
+    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.results, strict=True)]
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
+def test_it_computes_what_a_cpus_runner_does(tiny_checkpoint: Checkpoint, variant: str) -> None:
+    settings = config(tiny_checkpoint(variant))
+    runner = load_on(settings, HERE, PLAIN, Memory(), progress=False)
+    host = load_host_runner(replace(settings, device="cpu", depth=1, kv_cache_bytes=8 * MIB, threads=1), progress=False)
+    assert runner.capacity.depth == 2
+    assert [group.window for group in runner.capacity.groups] == [group.window for group in host.capacity.groups]
+    assert first_tokens(runner) == first_tokens(host)
+    runner.close()
+
+
+def test_memory_is_what_was_measured_and_the_pool_has_the_rest(tiny_checkpoint: Checkpoint) -> None:
+    memory = Memory()
+    settings = config(tiny_checkpoint("qwen3"), kv_cache_bytes=4 * MIB)
+    runner = load_on(settings, HERE, PLAIN, memory, progress=False)
+    rows = rows_of(runner)
+    assert list(rows) == ["weights", "KV cache", "activations", "runtime", "graphs", "free"]
+    assert rows["KV cache"] == runner.pages.bytes <= 4 * MIB
+    assert rows["runtime"] == 100 * MIB
+    assert 0 < rows["activations"] < 96 * MIB  # the peak, less weights and pages
+    assert memory.settled == 2
+    more = rows_of(load_on(settings, HERE, PLAIN, Memory(steps=80 * MIB), progress=False))
+    assert more["activations"] == rows["activations"] + 16 * MIB
+    assert more["free"] == rows["free"] - 16 * MIB
+
+
+def test_what_others_hold_is_not_there(tiny_checkpoint: Checkpoint) -> None:
+    settings = config(tiny_checkpoint("qwen3"), enforce_eager=True)
+    with pytest.raises(DoesNotFit, match=r"need .*, and .* are available"):
+        load_on(settings, HERE, PLAIN, Memory(others=8 << 30), progress=False)
+    rows = rows_of(load_on(settings, HERE, PLAIN, Memory(others=1 << 30), progress=False))
+    assert rows["runtime"] == (1 << 30) + 100 * MIB and "graphs" not in rows
+
+
+def test_steps_that_take_more_than_there_is_are_refused_with_the_setting(tiny_checkpoint: Checkpoint) -> None:
+    settings = config(tiny_checkpoint("qwen3"))
+    budget = gpu_budget(8 << 30, settings)
+    with pytest.raises(DoesNotFit, match=r"; set --gpu-memory-utilization 0\.95"):
+        load_on(settings, HERE, PLAIN, Memory(steps=budget), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("load_parameters", ["while weights were read", "set --quantization int4"]),
+        ("rehearse", ["while steps were measured", "set --max-num-batched-tokens 24 or less"]),
+        ("rehearse_decode", ["while graphs were captured", "set --gpu-memory-utilization 0.85 or less"]),
+    ],
+)
+def test_memory_that_runs_out_names_when_and_the_remedy(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, function: str, words: list[str]
+) -> None:
+    def out_of_memory(*arguments: object, **keywords: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(load_device, function, out_of_memory)
+    with pytest.raises(DoesNotFit) as caught:
+        load_on(config(tiny_checkpoint("qwen3")), HERE, PLAIN, Memory(), progress=False)
+    assert all(word in str(caught.value) for word in ["8.00 GiB ran out", *words]), str(caught.value)
+
+
+def test_what_does_not_fit_is_refused_before_weights_are_read(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_checkpoint("qwen3") / "config.json").read_text())
+    with pytest.raises(DoesNotFit, match="--kv-cache-memory"):
+        load_on(config(tmp_path, kv_cache_bytes=1 << 10), HERE, PLAIN, Memory(), progress=False)
+
+
+class Recorder:
+    """A runner that keeps what it is told."""
+
+    def __init__(self, runner: Any) -> None:
+        self.capacity = runner.capacity
+        self.runner = runner
+        self.plans: list[StepPlan] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        result: StepResult = self.runner.execute(plan)
+        return result
+
+
+def test_a_rehearsal_has_every_size_of_step_and_leaves_nobody(tiny_checkpoint: Checkpoint) -> None:
+    settings = config(tiny_checkpoint("qwen3"))
+    runner = Recorder(load_on(settings, HERE, PLAIN, Memory(), progress=False))
+    assert runner.capacity.groups[0].num_blocks >= rehearsal_blocks(settings)
+    rehearse(runner, settings)
+    steps = [tuple(work.count for work in plan.work) for plan in runner.plans]
+    assert {(1,) * count for count in (1, 2, 4, 5)} <= set(steps)
+    assert {(count,) for count in (1, 2, 4, 8, 16, 32, 48)} <= set(steps)
+    largest = next(plan for plan in runner.plans if tuple(w.count for w in plan.work) == (10, 10, 10, 9, 9))
+    assert all(new.sampling.top_k and new.sampling.logprobs and new.sampling.prompt_logprobs for new in largest.new)
+    assert {new.seq for plan in runner.plans for new in plan.new} == {seq for p in runner.plans for seq in p.gone}
+    for plan in runner.plans:  # nobody writes where another does, or to the null block
+        ids = [block for new in plan.new for block in new.blocks[0]]
+        assert len(set(ids)) == len(ids) and 0 not in ids
+    assert len(first_tokens(runner)) == 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_model_len": 1}, {"max_model_len": 3, "block_size": 1}, {"max_num_seqs": 1}, {"block_size": 64}]
+)
+def test_a_rehearsal_keeps_within_narrow_limits(tiny_checkpoint: Checkpoint, changes: dict[str, Any]) -> None:
+    settings = config(tiny_checkpoint("llama3"), **changes)
+    runner = Recorder(load_on(settings, HERE, PLAIN, Memory(), progress=False))
+    rehearse(runner, settings)
+    for plan in runner.plans:
+        assert len(plan.work) <= settings.max_num_seqs
+        assert sum(work.count for work in plan.work) <= settings.max_num_batched_tokens
+        assert all(new.num_prompt <= settings.max_model_len for new in plan.new)
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int4"])
+def test_the_root_of_cached_keys_tells_weights_on_a_device_apart(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    gpu = Platform("cuda", "9.0", True)
+    roots = []
+    for seed, deterministic in ((0, False), (0, False), (1, False), (0, True)):
+        folder = tiny_checkpoint("llama3", seed=seed)
+        settings = config(folder, quantization=quantization, deterministic=deterministic)
+        spec = load_device.load_spec(folder)
+        needs = Needs(torch.float32, 16, (16,), deterministic)
+        packing = select_packing(gpu, needs, quantization, 32, HERE)
+        parameters = load_device.load_parameters(folder, spec, torch.float32, packing=packing, device=HERE)
+        roots.append(cache_root(spec, parameters, settings, gpu, select_kernels(gpu, needs)))
+    assert roots[0] == roots[1] and len(set(roots)) == 3
+    assert "NVIDIA H200" in json.loads(roots[0])["numerics"]
+
+
+def test_threads_change_no_bit_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    kernels = select_kernels(PLAIN, Needs(torch.float32))
+    gpu = Platform("cuda", "9.0", True)
+    before, host = numerics(gpu, kernels), numerics(PLAIN, kernels)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert numerics(gpu, kernels) == before and numerics(PLAIN, kernels) != host
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_gpus_memory_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    figures = {"memory_reserved": 7, "memory_allocated": 5, "max_memory_reserved": 9, "mem_get_info": (60, 100)}
+    for name in (*figures, "synchronize", "empty_cache", "reset_peak_memory_stats"):
+
+        def call(*device: object, name: str = name) -> object:
+            calls.append(name)
+            return figures.get(name)
+
+        monkeypatch.setattr(torch.cuda, name, call)
+    memory = CudaMemory(torch.device("cuda", 0))
+    assert memory.usage() == Usage(total=100, free=60, held=7, tensors=5, peak=9)
+    assert calls[0] == "synchronize"
+    calls.clear()
+    memory.settle()
+    assert calls == ["synchronize", "empty_cache", "reset_peak_memory_stats"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_without_a_gpu_loading_says_what_torch_says(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def init() -> None:
+        raise error("Found no NVIDIA driver on your system. Please check that you have one")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(
+        ConfigError, match="but torch finds no GPU: Found no NVIDIA driver on your system; set --device"
+    ):
+        load_runner(config(tiny_checkpoint("qwen3")))
+
+
+def test_ranks_on_gpus_are_refused(tiny_checkpoint: Checkpoint) -> None:
+    settings = config(tiny_checkpoint("qwen3"), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="TP=2 on GPUs is not supported"):
+        load_runner(settings)
+    with pytest.raises(ConfigError, match="ranks on cuda are not supported"):
+        load_host_runner(settings)
