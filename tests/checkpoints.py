@@ -78,6 +78,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         {
             **_EXPERTS,
+            "num_experts": 6,
             "shared_expert_intermediate_size": 40,
             "norm_topk_prob": True,
             "qkv_bias": False,

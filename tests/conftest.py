@@ -1,11 +1,16 @@
 """Fixtures for every room. Tiny checkpoints are written by tests.checkpoints."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.checkpoints import write_tiny_checkpoint
+
+if not torch.cuda.is_available():  # Triton's kernels are interpreted then: it asks when it is imported, by whomever
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""What every EngineClient does, run against an engine on a thread and one in a process of its own."""
+"""What every EngineClient does, run against an engine on a thread and one in a process of its own; what goes through
+its executor, also against one whose model several ranks share."""
 
 import asyncio
 import contextlib
@@ -16,7 +17,8 @@ from penstock.messages import EngineError, QueueFull, RequestRejected
 from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
 from tests.schedule.simulated import logprob_row, request
 
-KINDS = ["thread", "process", "ranks"]
+KINDS = ["thread", "process"]
+also_with_ranks = pytest.mark.parametrize("kind", [*KINDS, "ranks"])
 Starter = Callable[..., Awaitable[StreamingClient]]
 
 
@@ -48,6 +50,7 @@ def running(client: StreamingClient) -> int:
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
+@also_with_ranks
 async def test_streams_every_token_in_order(engine: Starter) -> None:
     client = await engine(incarnation=5)
     asked = request("a", 20, 30, logprobs=0)
@@ -67,6 +70,7 @@ async def test_streams_several_choices(engine: Starter) -> None:
     assert len(answer.ends) == 4
 
 
+@also_with_ranks
 async def test_streams_concurrent_requests_apart(engine: Starter) -> None:
     client = await engine()
     asked = [request(f"r{i}", 5 + i, 20 + i) for i in range(20)]
@@ -74,6 +78,7 @@ async def test_streams_concurrent_requests_apart(engine: Starter) -> None:
     assert [answer.choices[0] for answer in answers] == [expected(one) for one in asked]
 
 
+@also_with_ranks
 async def test_starts_from_the_middle(engine: Starter) -> None:
     client = await engine()
     whole = request("whole", 10, 20, n=3)
@@ -140,6 +145,7 @@ async def test_cancelling_a_consumer_aborts_its_request(engine: Starter) -> None
     assert client.stats().blocks_held == (0,)
 
 
+@also_with_ranks
 async def test_abort_ends_the_stream(engine: Starter) -> None:
     client = await engine(Scenario(step_seconds=0.002))
     asked = request("a", 6, 500, n=2)
@@ -199,6 +205,7 @@ async def test_a_request_that_cannot_be_served_is_refused_alone(
     assert client.healthy
 
 
+@also_with_ranks
 async def test_a_failing_row_ends_its_request_alone(engine: Starter) -> None:
     client = await engine()
     bystanders = [request(f"r{i}", 5, 30) for i in range(3)]
@@ -265,6 +272,7 @@ async def test_control_resets_the_prefix_cache(engine: Starter) -> None:
         await client.control("make_tea")
 
 
+@also_with_ranks
 async def test_a_step_that_fails_as_a_whole_ends_the_engine_with_its_reason(engine: Starter) -> None:
     client = await engine(Scenario(step_seconds=0.002))
     other = asyncio.create_task(ask(client, request("other", 4, 500)))
@@ -280,6 +288,7 @@ async def test_a_step_that_fails_as_a_whole_ends_the_engine_with_its_reason(engi
         await client.control("reset_prefix_cache")
 
 
+@also_with_ranks
 async def test_a_stuck_step_is_given_up(kind: str, engine: Starter) -> None:
     stuck = Scenario(stuck_at=5, stuck_seconds=60 if kind == "process" else 2)
     client = await engine(stuck, step_deadline=0.4)
@@ -307,6 +316,7 @@ async def test_close_ends_open_streams(engine: Starter) -> None:
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
+@also_with_ranks
 async def test_a_user_error_while_loading_is_told_in_its_own_words(
     kind: str, scratch: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,6 +327,7 @@ async def test_a_user_error_while_loading_is_told_in_its_own_words(
     assert not list(scratch.iterdir())
 
 
+@also_with_ranks
 async def test_any_other_error_while_loading_is_told_with_its_place(kind: str, scratch: Path) -> None:
     with pytest.raises(EngineError, match=r"KeyError: 'surprise'(.|\n)*simulated.py(.|\n)*in start"):
         await start(kind, Scenario(crash="surprise"))
@@ -331,7 +342,7 @@ async def test_limits_that_contradict_each_other_are_told(kind: str, scratch: Pa
 # -- nothing is left --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@also_with_ranks
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_nothing_is_left_on_either_loop(kind: str, run: Callable[..., None], scratch: Path) -> None:
     def descriptors() -> int:

@@ -1,7 +1,15 @@
 """Who is to blame: the report on ranks in every state, on a clock of the test's own."""
 
 from penstock.engine.rank_wire import Beat, Failed
-from penstock.engine.supervision import CONNECT_SECONDS, LAST_WORDS, LONGEST_LOOK, SILENCE, Rank, Supervision
+from penstock.engine.supervision import (
+    CONNECT_SECONDS,
+    LAST_WORDS,
+    LEAST_SILENCE,
+    LONGEST_LOOK,
+    SILENCE,
+    Rank,
+    Supervision,
+)
 
 TICK = 0.1
 
@@ -159,3 +167,10 @@ def test_every_result_restarts_the_clock() -> None:
     for _ in range(5):
         watched.supervision.expect(2)
         assert watched.run(7.5) == ""
+
+
+def test_no_deadline_makes_who_beats_as_it_should_a_silent_one() -> None:
+    watched = Watched(step_deadline=0.2)
+    watched.quiet = {0}
+    assert watched.run(LEAST_SILENCE - 2 * TICK) == ""
+    assert watched.run(3 * TICK).startswith(f"rank 0 has not been heard of for {LEAST_SILENCE:g} s")

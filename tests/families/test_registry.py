@@ -129,7 +129,7 @@ QWEN3_MOE: dict[str, Any] = LLAMA | {
     [
         ("mixtral", [MoESpec(5, 2, 72, True)] * 3),
         ("qwen2_moe", [QWEN2_MIXTURE, None, QWEN2_MIXTURE]),
-        ("qwen2_moe_normed", [MoESpec(7, 3, 40, True, 40, True)] * 3),
+        ("qwen2_moe_normed", [MoESpec(6, 3, 40, True, 40, True)] * 3),
         ("qwen3_moe", [MoESpec(7, 3, 40, True)] * 3),
         ("qwen3_moe_sparse", [None, MoESpec(7, 3, 40, False), None]),
     ],

@@ -1,9 +1,10 @@
 """A Ray cluster of two nodes on this machine, each a process tree of its own, and engines on it.
 
-    python -m tests.ray_cluster.session
+    python -m tests.ray_cluster.session MIXTURE
 
-Prints a line for each thing that held; ends with an exception at the first that did not. The network is a namespace of
-its own where the system allows that (see test_ray.py), so that nothing listens anywhere else.
+MIXTURE is the folder of a small mixture of experts. Prints a line for each thing that held; ends with an exception at
+the first that did not. The network is a namespace of its own where the system allows that (see test_ray.py), so that
+nothing listens anywhere else.
 """
 
 import asyncio
@@ -30,7 +31,11 @@ from tests.engine.processes import alive
 from tests.engine.simulated import Answer, ask
 
 MODEL = Path(penstock.__file__).parent / "assets" / "python-8m"
-PROMPTS = [(5, 9, 300, 17), tuple(range(40, 140)), (1000,)]
+PROMPTS = [(5, 9, 300, 17), tuple(range(40, 140)), (256,)]
+SPLITS: list[dict[str, object]] = [  # two of four ranks on each node, so that stages are apart; one of two
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    {"tensor_parallel_size": 2, "expert_parallel": True, "threads": 2},
+]
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 
 
@@ -45,12 +50,12 @@ def loopback_up() -> None:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[None]:
-    """Two nodes with room for one rank each."""
+    """Two nodes with room for two threads each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    command += ["--num-cpus=1", "--object-store-memory=80000000"]
+    command += ["--num-cpus=2", "--object-store-memory=80000000"]
     head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
     nodes = []
     try:
@@ -75,13 +80,13 @@ def cluster(folder: Path) -> Iterator[None]:
                 node.wait()
 
 
-def config(**changes: object) -> EngineConfig:
+def config(model: Path = MODEL, **changes: object) -> EngineConfig:
     fixed = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_bytes": 16 << 20}
-    return EngineConfig(model=str(MODEL), name="ray", dtype="float32", threads=1, **{**fixed, **changes})
+    return EngineConfig(model=str(model), name="ray", dtype="float32", **{"threads": 1, **fixed, **changes})
 
 
-def requests() -> list[GenerateRequest]:
-    greedy = SamplingParams(seed=0, max_tokens=24, temperature=0.0, logprobs=2, ignore_eos=True)
+def requests(output: int = 24) -> list[GenerateRequest]:
+    greedy = SamplingParams(seed=0, max_tokens=output, temperature=0.0, logprobs=2, ignore_eos=True)
     sampled = msgspec.structs.replace(greedy, seed=7, temperature=0.9, logprobs=None)
     return [
         GenerateRequest(request_id=f"r{i}{j}", prompt_ids=ids, sampling=sampling)
@@ -107,41 +112,42 @@ def ranks() -> list[int]:
     return found
 
 
-async def same_tokens(expected: list[Answer], **split: int) -> None:
-    client = await launch(config(distributed_executor="ray", **split))
+async def one_rank(model: Path) -> list[Answer]:
+    client = await launch(config(model), in_process=True)
     try:
-        given = await answers(client)
-        assert [a.choices for a in given] == [a.choices for a in expected]
-        print(f"{split}: the tokens are those of one rank")
+        return await answers(client)
     finally:
         await client.close()
 
 
-async def killed(fault: signal.Signals) -> None:
-    client = await launch(config(distributed_executor="ray", tensor_parallel_size=2, step_deadline=10.0))
-    try:
-        streams = [asyncio.create_task(ask(client, request)) for request in requests()]
-        await asyncio.sleep(0.5)
-        victim = ranks()[1]
-        os.kill(victim, fault)
-        ends = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 15)
-        while client.healthy:  # those streams had come to their end before
-            await asyncio.sleep(0.1)
-        reasons = {str(end) for end in ends if isinstance(end, EngineError)}
-        assert all(f"(pid {victim} on " in reason for reason in reasons), reasons
-        print(f"{fault.name}: {reasons or 'at rest'}")
-    finally:
-        await client.close()
+async def same_tokens(client: StreamingClient, model: Path) -> None:
+    given, expected = await answers(client), await one_rank(model)
+    assert [a.choices for a in given] == [a.choices for a in expected]
 
 
-async def session() -> None:
-    one = await launch(config(), in_process=True)
-    expected = await answers(one)
-    await one.close()
-    for split in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
-        await same_tokens(expected, **split)
-    for fault in (signal.SIGKILL, signal.SIGSTOP):
-        await killed(fault)
+async def told_of(fault: signal.Signals, client: StreamingClient) -> None:
+    streams = [asyncio.create_task(ask(client, request)) for request in requests(output=140)]
+    steps = client.stats().steps
+    while client.stats().steps < steps + 3:
+        await asyncio.sleep(0.01)
+    victim = ranks()[1]
+    os.kill(victim, fault)
+    ends = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 30)
+    reasons = {str(end) for end in ends if isinstance(end, EngineError)}
+    assert reasons and all(f"(pid {victim} on " in reason for reason in reasons), ends
+    assert not client.healthy
+
+
+async def session(mixture: Path) -> None:
+    for model, split, fault in zip((MODEL, mixture), SPLITS, (signal.SIGKILL, signal.SIGSTOP), strict=True):
+        client = await launch(config(model, distributed_executor="ray", step_deadline=8.0, **split))
+        try:
+            await same_tokens(client, model)
+            print(f"{split}: the tokens are those of one rank")
+            await told_of(fault, client)
+            print(f"{fault.name}: every stream says which rank")
+        finally:
+            await client.close()
     end = time.monotonic() + 10
     while any(map(alive, ranks())):
         assert time.monotonic() < end, f"ranks are left: {ranks()}"
@@ -152,4 +158,4 @@ async def session() -> None:
 if __name__ == "__main__":
     loopback_up()
     with tempfile.TemporaryDirectory(prefix="ray") as folder, cluster(Path(folder)):
-        asyncio.run(session())
+        asyncio.run(session(Path(sys.argv[1])))

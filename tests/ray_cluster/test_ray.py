@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +21,10 @@ def own_network() -> list[str]:
     return []
 
 
-def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies() -> None:
-    session = subprocess.run(
-        [*own_network(), sys.executable, "-m", "tests.ray_cluster.session"], capture_output=True, text=True, timeout=400
-    )
+def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies(tiny_checkpoint: Callable[..., Path]) -> None:
+    mixture = tiny_checkpoint("mixtral_window")
+    command = [*own_network(), sys.executable, "-m", "tests.ray_cluster.session", str(mixture)]
+    session = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert session.returncode == 0, session.stdout + session.stderr
     assert "no rank is left" in session.stdout
 

@@ -17,7 +17,7 @@ import msgspec
 from penstock.config import EngineConfig, Place
 from penstock.kernels import Platform, detect_platform
 from penstock.messages import Capacity, StepPlan, StepResult
-from penstock.runtime import ModelRunner, load_runner
+from penstock.runtime import ModelRunner, load_host_runner
 from penstock.runtime.shared_memory import share
 
 
@@ -86,7 +86,7 @@ class Rank:
         platform = detect_platform if order.native else without_native
         shared = share if order.share else share_nothing
         with patch("penstock.runtime.load.detect_platform", platform), patch("penstock.runtime.mesh.share", shared):
-            self._runner = load_runner(order.config, place, order.rendezvous, order.num_blocks, progress=False)
+            self._runner = load_host_runner(order.config, place, order.rendezvous, order.num_blocks, progress=False)
         return self._runner.capacity
 
 

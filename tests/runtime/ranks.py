@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from penstock.config import EngineConfig, Split
+from penstock.engine.workers import combine
 from penstock.families import load_spec
 from penstock.messages import Capacity, StepPlan, StepResult
 from tests.models.serving import NUM_BLOCKS
@@ -67,7 +68,7 @@ class Processes:
             tensor_parallel_size=split.tensor,
             pipeline_parallel_size=split.pipeline,
             expert_parallel=split.expert,
-            step_deadline=60.0,
+            step_deadline=200.0,
             **settings,  # type: ignore[arg-type]
         )
         return RanksRunner(self, config, native, share)
@@ -88,7 +89,7 @@ class RanksRunner:
         for place in self._places:
             processes.order(place.rank, Load(config, place.rank, rendezvous, blocks, native, share))
         capacities = [processes.answer(place.rank).capacity for place in self._places]
-        self.capacity: Capacity = cast(Capacity, capacities[-1])
+        self.capacity = combine(cast(list[Capacity], capacities), config.split.pipeline)
 
     def submit(self, plan: StepPlan) -> None:
         order = Execute(plan, tuple(self._learned))

@@ -3,7 +3,6 @@
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from penstock.config import Place, Split
 from penstock.config.split import part
-from penstock.runtime import shared_memory
 from penstock.runtime.mesh import Mesh, MeshError, Traffic
 
 
@@ -47,7 +45,7 @@ def together(split: Split, act: Callable[[Mesh], Any], **settings: float) -> lis
 def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How ranks of a stage exchange what they have."""
     if request.param == "gloo":
-        monkeypatch.setattr(shared_memory, "FOLDER", Path("/nowhere"))
+        monkeypatch.setattr("penstock.runtime.mesh.share", lambda *_: None)
     return str(request.param)
 
 

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,7 +23,6 @@ from penstock.kernels import Needs, detect_platform, select_kernels
 from penstock.kernels.native.library import instruction_sets
 from penstock.messages import (
     GenerateRequest,
-    KVGroup,
     NewSequence,
     SamplingParams,
     SequenceResult,
@@ -39,7 +36,7 @@ from penstock.runtime.mesh import Mesh
 from penstock.runtime.runner import NOT_FINITE
 from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge
-from tests.models.serving import NUM_BLOCKS, Server, make_runner, outputs
+from tests.models.serving import Server, make_runner, outputs
 from tests.runtime.ranks import Processes
 
 Checkpoint = Callable[..., Path]
@@ -77,11 +74,9 @@ class Served(NamedTuple):
     preemptions: int
 
 
-def serve(runner: Any, *waves: list[GenerateRequest], blocks: int = NUM_BLOCKS, **limits: Any) -> Served:
+def serve(runner: Any, *waves: list[GenerateRequest], **limits: Any) -> Served:
     """The last wave's. Each begins when the one before it is done."""
-    groups = tuple(KVGroup(blocks, group.window) for group in runner.capacity.groups)
-    narrow = SimpleNamespace(capacity=replace(runner.capacity, groups=groups), execute=runner.execute)
-    server = Server(narrow, **limits)  # type: ignore[arg-type]
+    server = Server(runner, **limits)
     for wave in waves:
         deltas = server.run(wave)
     server.scheduler.check()
@@ -135,17 +130,18 @@ TENSOR, PIPELINE, BOTH, EXPERTS = Split(2, 1), Split(1, 2), Split(2, 2), Split(2
     ("variant", "split", "kernels", "link"),
     [
         ("llama_bias", TENSOR, "native", "memory"),
-        ("llama2", TENSOR, "torch", "memory"),
+        ("llama2", TENSOR, "torch", "gloo"),
         ("llama2", PIPELINE, "native", "gloo"),
         ("llama2", BOTH, "native", "gloo"),
         ("qwen3", TENSOR, "native", "gloo"),
-        ("qwen3", PIPELINE, "torch", "gloo"),  # the head is tied, and a copy on the last stage
-        ("qwen3", BOTH, "native", "memory"),
-        ("gemma3", TENSOR, "native", "memory"),
+        ("qwen3", PIPELINE, "native", "memory"),  # the head is tied, and a copy on the last stage
+        ("qwen3", BOTH, "native", "gloo"),
+        ("gemma3", TENSOR, "native", "gloo"),
         ("gemma3", PIPELINE, "native", "gloo"),  # the first stage has none of a KV group's layers
-        ("gemma3", BOTH, "torch", "gloo"),
-        ("qwen2_moe", TENSOR, "native", "memory"),  # a shared expert
-        ("mixtral_window", EXPERTS, "native", "gloo"),
+        ("gemma3", BOTH, "native", "memory"),
+        ("qwen2_moe", TENSOR, "native", "gloo"),  # a shared expert
+        ("qwen3_moe", PIPELINE, "torch", "memory"),
+        ("qwen2_moe_normed", EXPERTS, "native", "gloo"),  # experts of both ranks, and half a shared one
         ("mixtral_window", EXPERTS, "torch", "memory"),
         ("mixtral_window", Split(2, 2, expert=True), "native", "memory"),
     ],

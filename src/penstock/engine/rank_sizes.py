@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.config import EngineConfig, Place, size_ranks
+from penstock.config.split import part
 from penstock.families import ModelSpec, load_spec, rank_facts
 from penstock.families.shard import stage_layers
 
@@ -26,11 +27,13 @@ def size_model(config: EngineConfig, available: Sequence[int]) -> RankSizes:
 
 
 def _part(spec: ModelSpec, place: Place) -> str:
-    """'layers 0 to 13 of 28, heads 8 to 15 of 16'."""
-    layers = stage_layers(len(spec.layers), place.split.pipeline, place.stage)
-    part = f"layers {layers[0]} to {layers[-1]} of {len(spec.layers)}"
-    if place.split.tensor > 1:
+    """'layers 0 to 13 of 28, heads 8 to 15 of 16, experts 4 to 7 of 8'."""
+    split = place.split
+    parts = {"layers": (stage_layers(len(spec.layers), split.pipeline, place.stage), len(spec.layers))}
+    if split.tensor > 1:
         heads = spec.layers[0].num_heads
-        each = heads // place.split.tensor
-        part += f", heads {place.tensor_rank * each} to {(place.tensor_rank + 1) * each - 1} of {heads}"
-    return part
+        parts["heads"] = (part(heads, split.tensor, place.tensor_rank), heads)
+    if split.expert:
+        experts = max(layer.moe.num_experts for layer in spec.layers if layer.moe)
+        parts["experts"] = (part(experts, split.tensor, place.tensor_rank), experts)
+    return ", ".join(f"{what} {held[0]} to {held[-1]} of {total}" for what, (held, total) in parts.items())

@@ -38,7 +38,7 @@ class RankSocket:
         return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def watch(self, descriptor: int) -> None:
-        """Let `receive` return when this becomes readable."""
+        """Let `receive` return when this becomes readable, once: it stays so."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, rank: int, frame: bytes) -> None:
@@ -49,6 +49,9 @@ class RankSocket:
         """Reports that have come, with their ranks; waits for one, or for a watched descriptor, so long at most."""
         reports: list[tuple[int, Report]] = []
         ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
+        for source in ready:
+            if isinstance(source, int):
+                self._poller.unregister(source)
         if self._door and self._door.questions in ready:
             self._door.answer()
         while True:

@@ -35,7 +35,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
     pid: int
     memory_available: int  # bytes
-    port: int  # a TCP port that is free here
+    port: int  # a TCP port that it keeps free for the ranks to meet
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,8 @@ from penstock.messages import Clock
 CONNECT_SECONDS = 60.0  # for a new process to say its first word
 LOADING_SILENCE = 60.0  # a library read from a slow disk can hold up every thread of a process
 SILENCE = 10.0  # afterwards: 40 beats,
-SILENCE_SHARE = 0.5  # or so much of step_deadline where that is less
+SILENCE_SHARE = 0.5  # or so much of step_deadline where that is less,
+LEAST_SILENCE = 1.0  # but four beats at the least
 STEP_SHARE = 0.8  # of step_deadline that a step may take: so this report comes before the client gives the engine up
 LAST_WORDS = 0.5  # for the cause to show, once a rank has ended
 LONGEST_LOOK = 1.0  # what one look counts as at most: time in which we were stopped ourselves is nobody's silence
@@ -78,6 +79,11 @@ class Supervision:
         self.now += min(now - self._looked, LONGEST_LOOK)
         self._looked = now
 
+    @property
+    def patience(self) -> float:
+        """Seconds without a word from a rank that has loaded."""
+        return min(SILENCE, max(SILENCE_SHARE * self.step_deadline, LEAST_SILENCE))
+
     def look(self) -> str:
         """The report that ends the engine; empty while all is well."""
         if self._trouble is None and any(rank.gone for rank in self.ranks):
@@ -103,7 +109,7 @@ class Supervision:
     def _silent(self) -> str:
         lines = []
         for rank in self.ranks:
-            patience = min(SILENCE, SILENCE_SHARE * self.step_deadline) if rank.loaded else LOADING_SILENCE
+            patience = self.patience if rank.loaded else LOADING_SILENCE
             if not rank.greeted and self.now - rank.heard >= CONNECT_SECONDS:
                 lines.append(f"{rank.name} did not connect within {CONNECT_SECONDS:g} s")
             elif rank.greeted and self.now - rank.heard >= patience:
@@ -117,7 +123,7 @@ class Supervision:
         """All beat, and no result comes: named first is who does not wait for others, and is behind."""
         if self._due is None or self.now - self._due < STEP_SHARE * self.step_deadline:
             return ""
-        behind = min(rank.beat.plans for rank in self.ranks if rank.beat is not None)
+        behind = min((rank.beat.plans for rank in self.ranks if rank.beat is not None), default=0)
         culprits = [r for r in self.ranks if r.beat is not None and not r.beat.waits and r.beat.plans == behind]
         seconds = f"{STEP_SHARE * self.step_deadline:g} s ({STEP_SHARE:.0%} of step_deadline)"
         lines = [f"{rank.name} is stuck: no step for {seconds}; it is in {rank.doing}" for rank in culprits]

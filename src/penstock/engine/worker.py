@@ -103,13 +103,14 @@ def work(load: Load, mesh: str = MESH) -> int:
     context = zmq.Context()
     orders = connect(context, endpoint, keys, name=identity(rank))
     orders.linger = LINGER_MS
-    pulse = Pulse(connect(context, endpoint, keys), rank, mesh)
+    pulse = Pulse(connect(zmq.Context(), endpoint, keys), rank, mesh)  # which beats still when the other context ends
+    port = hold_port()
 
     def tell(report: Report) -> None:
         orders.send(encode(report))
 
     pulse.start()
-    tell(Hello(os.getpid(), detect_hardware().memory_available, free_port()))
+    tell(Hello(os.getpid(), detect_hardware().memory_available, port.getsockname()[1]))
     try:
         start = decode_order(orders.recv())
         if not isinstance(start, Start):
@@ -124,6 +125,7 @@ def work(load: Load, mesh: str = MESH) -> int:
         # Where it came from is plain then, and the fault another's.
         tell(Failed(pulse.doing, reason.splitlines()[0] if waits else reason, for_user(error), waits))
         orders.close()
+        context.term()  # when it has been sent
     return 1
 
 
@@ -196,17 +198,19 @@ def share_of_processors(processors: Sequence[int], share: tuple[int, int], threa
     return processors[index * size : (index + 1) * size] if size >= max(threads, 1) else processors
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def hold_port() -> socket.socket:
+    """A TCP port that nobody else is given while this is open, so that it is free still when the weights are read. Who
+    asks for that very one, with SO_REUSEADDR, may listen on it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held
 
 
 def load_rank(config: EngineConfig, place: Place, rendezvous: str, num_blocks: Sequence[int]) -> Runner:
-    from penstock.runtime import load_runner  # here and not above: it imports torch
+    from penstock.runtime import load_host_runner  # here and not above: it imports torch
 
-    return load_runner(config, place, rendezvous, num_blocks)
+    return load_host_runner(config, place, rendezvous, num_blocks)
 
 
 if __name__ == "__main__":

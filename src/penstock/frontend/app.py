@@ -28,6 +28,7 @@ from penstock.observe import Metrics, ModelMetrics
 
 _MODEL_PATH = "/v1/models/"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ENDED = "the engine has ended (the server's log says why)"
 
 
 def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limits: Limits | None = None) -> Access:
@@ -97,7 +98,7 @@ class _Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, seen = self._site, visit(scope)
         if not site.model.client.healthy:
-            raise EngineError("the engine does not answer; try again later")
+            raise EngineError(f"{_ENDED}; try again when it has been started anew")
         try:
             body = await read_body(scope, receive, site.limits)
             async with while_connected(receive):
@@ -150,13 +151,13 @@ class _Probes:
 
     async def _live(self, request: Request) -> Response:
         healthy = self._model.client.healthy
-        return _json({"status": "alive" if healthy else "the engine does not answer"}, 200 if healthy else 503)
+        return _json({"status": "alive" if healthy else _ENDED}, 200 if healthy else 503)
 
     async def _ready(self, request: Request) -> Response:
         if self._lifecycle.draining:
             return _json({"status": "draining"}, 503)
         healthy = self._model.client.healthy
-        return _json({"status": "ready" if healthy else "the engine does not answer"}, 200 if healthy else 503)
+        return _json({"status": "ready" if healthy else _ENDED}, 200 if healthy else 503)
 
     async def _show_version(self, request: Request) -> Response:
         return _json({"version": __version__})

@@ -1,16 +1,15 @@
 """Tensors between ranks of one machine, through memory that they share: some 5 µs where a socket takes 300.
 
 Ranks count what they have written or read, and wait for each other's counts. Processors that keep stores in order need
-no fences for that; on others ranks use sockets.
+no fences for that; on others ranks use sockets. The memory is no file's: however the ranks end, nothing is left of it.
 """
 
-import contextlib
 import mmap
 import os
 import platform
-import secrets
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,46 +17,70 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-FOLDER = Path("/dev/shm")
 ORDERED = ("x86_64", "AMD64")  # processors whose stores are seen in program order
 SLOT = 1 << 21  # bytes of a part in an exchange: a row of logits, at the least
 SUMMED = 1 << 18  # bytes added at once: parts are in cache still
 COUNT = 64  # bytes between two counts: a cache line, so that nobody waits on another's
 SPINS = 1000  # looks at a count, some 100 µs, before others may have the processor
 PATIENCE = 2e-3  # seconds until it sleeps between looks
+LONGEST_LOOK = 1.0  # what one look counts as at most: time in which all were stopped is nobody's delay
 
 
 def share(store: Store, rank: int, ranks: int, size: int) -> "SharedMemory | None":
     """`size` bytes of zeros and a count for each of these ranks, which all call this. None where they are not all on
-    one machine, or it has no such memory. The file that leads to it is gone when this returns on rank 0."""
-    path = None
-    if rank == 0:
-        with contextlib.suppress(OSError):
-            path = _create(ranks * COUNT + size)
-        store.set("memory", path.name if path else "")
-    try:
-        name, memory = store.get("memory").decode(), None
-        with contextlib.suppress(OSError):
-            if name and platform.machine() in ORDERED:
-                memory = SharedMemory(FOLDER / name, ranks)
+    one machine, or it has no such memory."""
+    here, memory = _machine(), None
+    with ExitStack() as held:
+        if rank == 0:
+            offer = ""
+            if here:
+                with suppress(OSError):
+                    memory, offer = _create(held, ranks, size)
+            store.set("memory", f"{here} {offer}")
+        where, path = store.get("memory").decode().split(" ")
+        if rank and path and where == here:
+            with suppress(OSError):
+                memory = _attach(path, ranks)
         store.set(f"shares {rank}", "yes" if memory else "no")
-        all_share = all(store.get(f"shares {other}") == b"yes" for other in range(ranks))
-        return memory if all_share else None
+        # Of all of them: the first keeps the way to the memory open until nobody needs it any more.
+        answers = [store.get(f"shares {other}") for other in range(ranks)]
+    return memory if all(answer == b"yes" for answer in answers) else None
+
+
+def _machine() -> str:
+    """Where a process is known by the same number: this boot of this machine, and this namespace of processes. Nothing
+    where ranks share no memory."""
+    if platform.machine() not in ORDERED:
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _create(held: ExitStack, ranks: int, size: int) -> "tuple[SharedMemory, str]":
+    """The memory, and the path by which others get to it while `held` is. It is there: where there is not as much, that
+    is an OSError now, not a signal later."""
+    descriptor = os.memfd_create("penstock")
+    held.callback(os.close, descriptor)
+    os.posix_fallocate(descriptor, 0, ranks * COUNT + size)
+    return SharedMemory(descriptor, ranks), f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def _attach(path: str, ranks: int) -> "SharedMemory":
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return SharedMemory(descriptor, ranks)
     finally:
-        if path is not None:
-            path.unlink()
+        os.close(descriptor)
 
 
 class SharedMemory:
     """A count for each of the ranks, and bytes."""
 
-    def __init__(self, path: Path, ranks: int) -> None:
-        """Raises OSError where there is no such file here."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        finally:
-            os.close(descriptor)
+    def __init__(self, descriptor: int, ranks: int) -> None:
+        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self.counts = np.frombuffer(memory, np.int64, ranks * COUNT // 8)[:: COUNT // 8]
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=ranks * COUNT)
 
@@ -67,12 +90,14 @@ class SharedMemory:
         for _ in range(SPINS):
             if counts[rank] >= count:
                 return True
-        began = time.perf_counter()
+        waited, looked = 0.0, time.perf_counter()
         while counts[rank] < count:
-            waited = time.perf_counter() - began
             if waited > timeout:
                 return False
             time.sleep(0.0 if waited < PATIENCE else 50e-6)
+            now = time.perf_counter()
+            waited += min(now - looked, LONGEST_LOOK)
+            looked = now
         return True
 
 
@@ -160,17 +185,3 @@ class SharedLane:
         if x.nbytes > len(slot):
             raise ValueError(f"{x.nbytes} bytes of hidden states are more than the {len(slot)} that were agreed upon")
         return slot[: x.nbytes].view(x.dtype).view(x.shape)
-
-
-def _create(size: int) -> Path:
-    """A file of zeros that nobody else may open. Its memory is there: a full file system is an error now, not later."""
-    path = FOLDER / f"penstock-{secrets.token_hex(16)}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-    return path

@@ -1,0 +1,93 @@
+"""How ranks of one machine come to share memory, and those of others do not."""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from penstock.runtime import shared_memory
+from penstock.runtime.shared_memory import LONGEST_LOOK, SharedMemory, share
+
+SIZE = 1000
+
+
+def shared(ranks: int) -> list[SharedMemory | None]:
+    """What each of them gets; threads here, as nothing in it is the process's."""
+    store, got = HashStore(), dict[int, SharedMemory | None]()
+    threads = [
+        threading.Thread(target=lambda rank=rank: got.update({rank: share(store, rank, ranks, SIZE)}), name=str(rank))
+        for rank in range(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [got[rank] for rank in range(ranks)]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_one_writes_the_others_read() -> None:
+    before = descriptors()
+    parts = shared(3)
+    for rank, part in enumerate(parts):
+        assert part is not None
+        assert len(part.bytes) == SIZE and not part.bytes.any() and len(part.counts) == 3
+        part.counts[rank] = rank + 1
+    parts[1].bytes[7] = 9
+    assert [int(part.bytes[7]) for part in parts] == [9, 9, 9]
+    assert all(part.wait(rank, rank + 1, 0.0) for part in parts for rank in range(3))
+    assert not parts[0].wait(0, 2, 0.01)
+    del part, parts
+    assert descriptors() == before
+
+
+def test_nothing_is_left_however_the_ranks_end() -> None:
+    """While the first waits for the others too: it may be killed then."""
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(RuntimeError):
+        share(store, 0, 2, SIZE)
+    assert store.get("memory")
+    assert not list(Path("/dev/shm").glob("*penstock*"))
+
+
+def elsewhere() -> str:
+    """A machine of its own for each rank."""
+    return f"boot/{threading.current_thread().name}"
+
+
+@pytest.mark.parametrize(
+    "machine", [elsewhere, lambda: "", lambda: "" if threading.current_thread().name == "1" else "boot/0"]
+)
+def test_ranks_that_are_not_all_on_one_machine_share_nothing(
+    machine: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "_machine", machine)
+    assert shared(3) == [None, None, None]
+
+
+def test_where_there_is_no_such_memory_nobody_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        raise OSError("no space left on device")
+
+    before = descriptors()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert shared(2) == [None, None]
+    assert descriptors() == before
+
+
+def test_time_in_which_this_process_was_stopped_is_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 100_000, 1000))  # each look a thousand seconds later
+    monkeypatch.setattr(shared_memory.time, "perf_counter", lambda: next(clock))
+    (memory,) = shared(1)
+    assert memory is not None
+    looks = 5
+    assert not memory.wait(0, 1, looks * LONGEST_LOOK)
+    assert next(clock) >= 1000 * looks
