@@ -1,5 +1,7 @@
 """The native library, built as the tests need it."""
 
+import fcntl
+import hashlib
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compiler
+from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compiler, digest
 from penstock.kernels.native.library import instruction_sets
 
 ROOT = Path(__file__).parents[2]
@@ -27,23 +29,32 @@ def runtime(name: str) -> str:
     return found
 
 
-def build_for_all(library: Path, flags: Sequence[str] = ()) -> None:
-    """The library of all instruction sets: those this processor lacks against emulated instructions."""
+def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
+    """The library of all instruction sets: those this processor lacks against emulated instructions. Built once for
+    what it is made from, by the first process that asks for it."""
     emulated = dict.fromkeys(
         (file for file in OPTIONAL if file[len("isa_") : -len(".cpp")] not in instruction_sets()),
         (*AVX2, f"-I{EMULATION}", "-Wno-psabi"),
     )
     # What is seconds to compile is fast enough.
-    build(library, flags=("-O0", "-DPENSTOCK_EMULATED", *flags), sources={**SOURCES, **emulated})
+    flags = ("-O0", "-DPENSTOCK_EMULATED", *flags)
+    made_from = hashlib.sha256(repr((digest(), compiler(), flags, emulated)).encode())
+    for file in sorted(EMULATION.iterdir()):
+        made_from.update(file.read_bytes())
+    assert config.cache is not None
+    library = config.cache.mkdir("penstock-native") / f"{made_from.hexdigest()[:16]}.so"
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            build(library, flags=flags, sources={**SOURCES, **emulated})
+    return library
 
 
 @pytest.fixture(scope="session")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sanitized(request: pytest.FixtureRequest) -> Path:
     """The library of all instruction sets with the address and undefined behaviour sanitizers."""
     runtime("libasan")
-    library = tmp_path_factory.mktemp("sanitized") / "libpenstock.so"
-    build_for_all(library, (*SANITIZE, *STRICT))
-    return library
+    return built_for_all(request.config, (*SANITIZE, *STRICT))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The kernels for instruction sets that this processor lacks, built against emulated instructions (see emulation/)."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -8,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.build import digest
 from penstock.kernels.native.library import LOWER, instruction_sets
-from tests.kernels.conftest import EMULATION, build_for_all
+from tests.kernels.conftest import built_for_all
 
 HERE = Path(__file__).parent
 TESTS = (
@@ -25,23 +23,11 @@ TESTS = (
 CHOSEN = {"amx": "(native and bfloat16) or schemes or rows", "avx512": "native or schemes or rows or int8_pages"}
 
 
-@pytest.fixture(scope="module")
-def emulated(request: pytest.FixtureRequest) -> Path:
-    """The library, built once for what it is made from."""
-    sources = b"".join(file.read_bytes() for file in sorted(EMULATION.iterdir()))
-    name = f"{digest()}-{hashlib.sha256(sources).hexdigest()[:16]}.so"
-    assert request.config.cache is not None
-    library = request.config.cache.mkdir("penstock-emulated") / name
-    if not library.exists():
-        build_for_all(library)
-    return library
-
-
 @pytest.mark.parametrize("isa", list(CHOSEN))
 def test_kernels(isa: str, request: pytest.FixtureRequest) -> None:
     environment = {**os.environ, LOWER: isa}
     if isa not in instruction_sets():
-        environment["PENSTOCK_LIBRARY"] = str(request.getfixturevalue("emulated"))
+        environment["PENSTOCK_LIBRARY"] = str(built_for_all(request.config))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN[isa]]
     tests = [str(HERE / name) for name in TESTS]
     done = subprocess.run([*command, *tests], env=environment, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.config.weights import Scheme
 from penstock.kernels import Aside, Experts, Routing
-from penstock.kernels.linear import TorchLinear
+from penstock.kernels.linear import BlockedLinear, TorchLinear
 from penstock.kernels.moe import TorchExperts
 from penstock.kernels.native.library import Engine, ExpertsOp
 from penstock.kernels.native.linear import NativeLinear
@@ -57,6 +57,16 @@ class Mixture:
         )
         routing = Routing(ids, weights)
         return experts(x, routing, *self.weights, "silu", first=first, aside=Aside(aside, gate), residual=residual)
+
+
+@pytest.mark.parametrize("linear", [TorchLinear(), BlockedLinear()], ids=lambda linear: type(linear).__name__)
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_a_routers_logits_are_not_rounded_to_bf16(linear: TorchLinear, rows: int) -> None:
+    """It would choose between experts that are nearly as good."""
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (rows, 8))
+    logits = linear.logits(x, linear.pack(weight))
+    torch.testing.assert_close(logits, (x.double() @ weight.double().T).float(), rtol=0.0, atol=1e-4)
 
 
 def test_of_equal_logits_the_first_experts_are_chosen(experts: Experts) -> None:

@@ -354,14 +354,5 @@ void attention_as(Worker& worker, const AttentionOp& op) {
   });
 }
 
-void attention(Worker& worker, const AttentionOp& op) {
-  const bool bytes = op.page_dtype == Dtype::i8;
-  if (op.dtype == Dtype::f32) {
-    bytes ? attention_as<float, int8_t>(worker, op) : attention_as<float, float>(worker, op);
-  } else {
-    bytes ? attention_as<uint16_t, int8_t>(worker, op) : attention_as<uint16_t, uint16_t>(worker, op);
-  }
-}
-
 }  // namespace
 }  // namespace penstock::PENSTOCK_ISA

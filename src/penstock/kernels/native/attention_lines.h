@@ -93,15 +93,6 @@ inline void in_groups(int64_t i, int64_t end, const F& f) {
   }
 }
 
-// Calls f<M>() with the largest M of at most `rows`.
-template <int M, class F>
-inline void for_rows(int64_t rows, const F& f) {
-  if constexpr (M > 1) {
-    if (rows < M) return for_rows<M - 1>(rows, f);
-  }
-  f.template operator()<M>();
-}
-
 // As `dot`, for N blocks of lines that lie anywhere. The processor's own prefetch stops where a page ends: for every
 // line that is read, one of `ahead` is asked for.
 template <class Dot, int M, int N>
@@ -260,7 +251,7 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
 // How many blocks of 16 columns are widened at once.
 template <class Wide>
 constexpr int wide_blocks() {
-  return Wide::kTileSums > Wide::kTileRows ? Wide::kTileSums / Wide::kTileRows : 1;
+  return Wide::kTileSums > kPanelRows ? Wide::kTileSums / kPanelRows : 1;
 }
 
 // Words that the widened lines of a segment take at most.
@@ -289,7 +280,7 @@ void score_widened(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>
       widen_lines<Dot>(runs.keys(run + n, head), runs.keys(next, head), runs.key_stride, runs.dim / Dot::kLineValues,
                        wide + n * words * 16);
     }
-    in_groups<Wide::kTileRows>(0, rows, [&]<int M>(int64_t row) {
+    in_groups<kPanelRows>(0, rows, [&]<int M>(int64_t row) {
       typename Dot::Vector sums[M][N];
       clear(sums, Dot::zero());
       dot<Wide, M, N>(query.from(row).words, query.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
@@ -315,7 +306,7 @@ void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>
         out = widen_lines<Dot>(lines + at, lines + next, dim * 4, kPositions / Dot::kLineValues, out);
       }
     }
-    in_groups<Wide::kTileRows>(0, rows, [&]<int M>(int64_t row) {
+    in_groups<kPanelRows>(0, rows, [&]<int M>(int64_t row) {
       typename Dot::Vector tile[M][N];
       clear(tile, Dot::zero());
       dot<Wide, M, N>(weights.from(row).words, weights.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,

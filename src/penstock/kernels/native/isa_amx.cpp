@@ -1,4 +1,4 @@
-// Every op, for processors with AMX (tiles of bf16 and int8) beside AVX512.
+// What tiles of bf16 and int8 (AMX) do better than AVX512, which does the rest.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,28 +19,41 @@
 #include "linear_amx.h"
 #include "moe.h"
 #include "moe_amx.h"
-#include "elementwise.h"
 #include "attention_amx.h"
 #include "attention_lines.h"
 #include "attention.h"
-#include "sampling.h"
 
 namespace penstock {
 namespace amx {
 namespace {
 
 void attention_by_tiles(Worker& worker, const AttentionOp& op) {
-  if (op.dtype != Dtype::bf16 || op.page_dtype != Dtype::bf16) return attention(worker, op);
+  if (op.dtype != Dtype::bf16 || op.page_dtype != Dtype::bf16) return kAvx512.attention(worker, op);
   const TilesInUse tiles(kAttentionTiles);
   attention_as<uint16_t, uint16_t, true>(worker, op);
+}
+
+// What another file does as well. The table below is a constant, as code that makes it when the library is loaded would
+// be of an instruction set that the processor may lack.
+template <class Op, void (*Isa::*kFunction)(Worker&, const Op&)>
+void by_avx512(Worker& worker, const Op& op) {
+  (kAvx512.*kFunction)(worker, op);
 }
 
 }  // namespace
 }  // namespace amx
 
-const Isa kAmx = {"amx",         amx::embedding, amx::norm,      amx::linear_by_tiles,
-                  amx::rotation, amx::cache,     amx::attention_by_tiles,
-                  amx::sample,   amx::route,     amx::experts_by_tiles,
-                  amx::tiles_shared_bytes, amx::experts_tiles_shared_bytes};
+constinit const Isa kAmx = {"amx",
+                            amx::by_avx512<EmbeddingOp, &Isa::embedding>,
+                            amx::by_avx512<NormOp, &Isa::norm>,
+                            amx::linear_by_tiles,
+                            amx::by_avx512<RotationOp, &Isa::rotation>,
+                            amx::by_avx512<CacheOp, &Isa::cache>,
+                            amx::attention_by_tiles,
+                            amx::by_avx512<SampleOp, &Isa::sample>,
+                            amx::by_avx512<RouteOp, &Isa::route>,
+                            amx::experts_by_tiles,
+                            amx::tiles_shared_bytes,
+                            amx::experts_tiles_shared_bytes};
 
 }  // namespace penstock

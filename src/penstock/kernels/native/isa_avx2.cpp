@@ -20,12 +20,10 @@
 #include "attention_lines.h"
 #include "attention.h"
 #include "sampling.h"
+#include "entries.h"
 
 namespace penstock {
 
-const Isa kAvx2 = {"avx2",           avx2::embedding, avx2::norm,      avx2::linear,
-                   avx2::rotation,   avx2::cache,     avx2::attention, avx2::sample,
-                   avx2::route,      avx2::experts,   avx2::linear_shared_bytes,
-                   avx2::experts_shared_bytes};
+constinit const Isa kAvx2 = avx2::offered("avx2");
 
 }  // namespace penstock

@@ -21,12 +21,10 @@
 #include "attention_lines.h"
 #include "attention.h"
 #include "sampling.h"
+#include "entries.h"
 
 namespace penstock {
 
-const Isa kAvx512 = {"avx512",         avx512::embedding, avx512::norm,      avx512::linear,
-                     avx512::rotation, avx512::cache,     avx512::attention, avx512::sample,
-                     avx512::route,    avx512::experts,   avx512::linear_shared_bytes,
-                     avx512::experts_shared_bytes};
+constinit const Isa kAvx512 = avx512::offered("avx512");
 
 }  // namespace penstock

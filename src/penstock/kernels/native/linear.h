@@ -23,6 +23,27 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   store_part(static_cast<Out*>(op.out) + at, y, count);
 }
 
+// The same for [rows][16] sums. With an epilogue two rows' gates fill a vector, and so do what they gate.
+template <class T, class Out>
+void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums) {
+  const int64_t last = row + rows;
+  if (op.epilogue != Epilogue::none) {
+    const F16 bias = op.bias == nullptr ? zero_f() : load(static_cast<const float*>(op.bias) + block * kColumns);
+    const int64_t width = op.weight.n / 2, column = block * 8, count = width - column < 8 ? width - column : 8;
+    for (; row + 2 <= last; row += 2, sums += 2 * kColumns) {
+      F16 gates = load(sums), others = load(sums + kColumns);
+      if (op.bias != nullptr) gates = add(gates, bias), others = add(others, bias);
+      turn_halves(gates, others);
+      alignas(64) Out both[16];
+      store(both, gated(op.epilogue, gates, others));
+      Out* out = static_cast<Out*>(op.out) + row * width + column;
+      __builtin_memcpy(out, both, static_cast<size_t>(count) * sizeof(Out));
+      __builtin_memcpy(out + width, both + 8, static_cast<size_t>(count) * sizeof(Out));
+    }
+  }
+  for (; row < last; ++row, sums += kColumns) write<T, Out>(op, row, block, load(sums));
+}
+
 // -- x as words -------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -49,32 +70,43 @@ void start_row(const typename Dot::Piece* pieces, int64_t padded, int64_t parts,
   for (int64_t part = 0; part < parts; ++part) starts[part] = Dot::start(pieces + part * each, each);
 }
 
-// In `memory`, which the threads share. `source`: which row of x each row is, none where negative; null: they are all.
-template <class Dot, class T>
-Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory,
-                  const int32_t* source = nullptr) {
-  const int64_t stride = words_along<Dot>(op.weight);
-  const auto* x = static_cast<const T*>(op.x);
-  if constexpr (!Dot::kInteger && sizeof(T) == 4) {
-    if (source == nullptr && stride == op.weight.k) return {x, stride, nullptr, nullptr, 0};
-  }
-  auto* words = reinterpret_cast<typename Dot::Word*>(memory);
+// Where a row's words belong, and which row of x they are.
+struct PanelRow {
+  int64_t panel;   // the first row of its panel
+  int64_t height;  // of the panel
+  int64_t source;  // which row of x it is; none, to fill the panel, where negative
+};
+
+// In `memory`, which the threads share. `rows`: with those that fill panels; place(row): the row's PanelRow.
+template <class Dot, class T, class F>
+Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory, const F& place) {
+  using Word = typename Dot::Word;
+  const int64_t stride = words_along<Dot>(op.weight), k = op.weight.k, padded = padded_k(op.weight);
+  auto* words = reinterpret_cast<Word*>(memory);
   auto* scales = reinterpret_cast<float*>(words + rows * stride);
   auto* starts = reinterpret_cast<int32_t*>(scales + rows);
   const int64_t parts = groups_of(op.weight) * parts_of<Dot>(op.weight);
-  worker.for_each(rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t from = source == nullptr ? row : source[row];
-      if (from < 0) continue;
-      if constexpr (Dot::kInteger) {
-        auto* pieces = reinterpret_cast<typename Dot::Piece*>(words + row * stride);
-        const int64_t padded = padded_k(op.weight);
-        scales[row] = quantize_row<Dot>(x + from * op.weight.k, op.weight.k, pieces, padded);
-        if constexpr (Dot::kOffset != 0) start_row<Dot>(pieces, padded, parts, starts + row * parts);
-      } else {
-        widen_row(x + from * op.weight.k, op.weight.k, words + row * stride, stride);
-      }
+  auto* scattered = reinterpret_cast<Word*>(worker.own(static_cast<size_t>(stride) * sizeof(Word)));
+  const auto put_row = [&](int64_t row) {
+    const auto [panel, height, source] = place(row);
+    Word* to = words + panel * stride + row - panel;
+    Word* together = height == 1 ? to : scattered;
+    const T* x = static_cast<const T*>(op.x) + source * k;
+    if (source < 0) {
+      for (int64_t i = 0; i < stride; ++i) together[i] = Word{};
+      for (int64_t part = 0; part < parts && Dot::kOffset != 0; ++part) starts[row * parts + part] = 0;
+    } else if constexpr (Dot::kInteger) {
+      auto* pieces = reinterpret_cast<typename Dot::Piece*>(together);
+      scales[row] = quantize_row<Dot>(x, k, pieces, padded);
+      if constexpr (Dot::kOffset != 0) start_row<Dot>(pieces, padded, parts, starts + row * parts);
+    } else {
+      widen_row(x, k, together, stride);
     }
+    if (height == 1) return;
+    for (int64_t i = 0; i < stride; ++i) to[i * height] = together[i];
+  };
+  worker.for_each(rows, rows == 0 ? 1 : panel_height(rows), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) put_row(row);
   });
   return {words, stride, Dot::kInteger ? scales : nullptr, Dot::kOffset == 0 ? nullptr : starts, parts};
 }
@@ -91,8 +123,11 @@ template <class Dot, class T, class Out>
 void multiply(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
-  const Rows<Dot> x = prepare<Dot, T>(worker, op, rows, worker.shared());
-  const Finish finish{op, write<T, Out>};
+  const int64_t height = panel_height(rows);
+  const Rows<Dot> x = prepare<Dot, T>(worker, op, padded_rows(rows), worker.shared(), [&](int64_t row) {
+    return PanelRow{row / height * height, height, row < rows ? row : -1};
+  });
+  const Finish finish{op, write_rows<T, Out>};
   const int64_t blocks = divide_up(op.weight.n, kColumns);
   worker.for_each(blocks, grain_of(blocks, worker.count()), [&](int64_t begin, int64_t end) {
     blocks_of<Dot>(worker, op.weight, x, rows, begin, end, finish);
@@ -112,16 +147,6 @@ void linear_as(Worker& worker, const LinearOp& op) {
       return multiply<DotInt4, T, Out>(worker, op);
   }
 }
-
-[[maybe_unused]] void linear(Worker& worker, const LinearOp& op) {
-  if (op.dtype == Dtype::f32) return linear_as<float, float>(worker, op);
-  if (op.out_dtype == Dtype::f32) return linear_as<uint16_t, float>(worker, op);
-  linear_as<uint16_t, uint16_t>(worker, op);
-}
-
-// Bytes of shared memory that `prepare` uses at most. A word holds a value of x at least; where sums start from other
-// than 0 it holds four, which leaves room for that.
-size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * (padded_k(op.weight) + 1) * 4; }
 
 }  // namespace
 }  // namespace penstock::PENSTOCK_ISA

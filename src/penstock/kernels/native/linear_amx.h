@@ -106,9 +106,9 @@ void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 se
     first = add(first, load(bias));
     second = add(second, load(bias + kColumns));
   }
-  const F16 gates = _mm512_shuffle_f32x4(first, second, 0x44), others = _mm512_shuffle_f32x4(first, second, 0xee);
+  turn_halves(first, second);
   const int64_t width = op.weight.n / 2, column = block * 8;
-  store_part(static_cast<Out*>(op.out) + row * width + column, gated(op.epilogue, gates, others), width - column);
+  store_part(static_cast<Out*>(op.out) + row * width + column, gated(op.epilogue, first, second), width - column);
 }
 
 struct TileFinish {
@@ -349,35 +349,23 @@ void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
 }
 
 // fp32 goes through registers, as tiles would round it. So do few rows of int4: the sums are the same.
-template <class T, class Out>
-void linear_by_tiles_as(Worker& worker, const LinearOp& op, int64_t rows) {
-  switch (op.weight.scheme) {
-    case Scheme::f32:
-      return multiply<DotF32, T, Out>(worker, op);
-    case Scheme::bf16:
-      if constexpr (sizeof(T) == 4) return multiply<DotBf16, T, Out>(worker, op);
-      break;
-    case Scheme::int8:
-      break;
-    case Scheme::int4:
-      if (rows < kFewRows || !fits_tiles(op.weight)) {
-        return multiply<DotInt4, T, Out>(worker, op);
-      }
-  }
-  multiply_by_tiles<T, Out>(worker, op, rows);
+inline bool through_registers(const Matrix& weight, Dtype dtype, int64_t rows) {
+  if (weight.scheme == Scheme::int4) return rows < kFewRows || !fits_tiles(weight);
+  return weight.scheme == Scheme::f32 || (weight.scheme == Scheme::bf16 && dtype == Dtype::f32);
 }
 
 void linear_by_tiles(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
-  if (op.dtype == Dtype::f32) return linear_by_tiles_as<float, float>(worker, op, rows);
-  if (op.out_dtype == Dtype::f32) return linear_by_tiles_as<uint16_t, float>(worker, op, rows);
-  linear_by_tiles_as<uint16_t, uint16_t>(worker, op, rows);
+  if (through_registers(op.weight, op.dtype, rows)) return kAvx512.linear(worker, op);
+  if (op.dtype == Dtype::f32) return multiply_by_tiles<float, float>(worker, op, rows);
+  if (op.out_dtype == Dtype::f32) return multiply_by_tiles<uint16_t, float>(worker, op, rows);
+  multiply_by_tiles<uint16_t, uint16_t>(worker, op, rows);
 }
 
 // Rows that fill the last tile count too: a value takes 2 bytes at most.
 size_t tiles_shared_bytes(const LinearOp& op) {
-  return linear_shared_bytes(op) + kTileRows * padded_k(op.weight) * 2;
+  return kAvx512.linear_shared_bytes(op) + kTileRows * padded_k(op.weight) * 2;
 }
 
 }  // namespace

@@ -55,11 +55,22 @@ struct Quantizer {
   I16 operator()(F16 x) const { return to_int(mul(x, inverse)); }
 };
 
-// Adds to `sums`, for M rows of x (words, `x_stride` apart) and N blocks of 16 columns (`block_stride` bytes apart),
-// the products of a line. A word of weights at a time: all of a line's would not find room in the registers.
+// Calls f<M>() with the largest M of at most `rows`.
+template <int M, class F>
+inline void for_rows(int64_t rows, const F& f) {
+  if constexpr (M > 1) {
+    if (rows < M) return for_rows<M - 1>(rows, f);
+  }
+  f.template operator()<M>();
+}
+
+// Adds to `sums`, for M rows of x (`x_stride` apart, their words `x_step`) and N blocks of 16 columns (`block_stride`
+// bytes apart), the products of a line. A word of weights at a time: all of a line's would not find room in the
+// registers.
 template <class Dot, int M, int N>
-[[gnu::always_inline]] inline void dot_line(const typename Dot::Word* x, int64_t x_stride, const uint8_t* lines,
-                                            int64_t block_stride, typename Dot::Vector (&sums)[M][N]) {
+[[gnu::always_inline]] inline void dot_line(const typename Dot::Word* x, int64_t x_stride, int64_t x_step,
+                                            const uint8_t* lines, int64_t block_stride,
+                                            typename Dot::Vector (&sums)[M][N]) {
 #pragma GCC unroll 16
   for (int n = 0; n < N; ++n) {
     const uint8_t* line = lines + n * block_stride;
@@ -67,7 +78,9 @@ template <class Dot, int M, int N>
     for (int word = 0; word < Dot::kWords; ++word) {
       const typename Dot::Vector weights = Dot::widen(line, word);
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word], weights);
+      for (int m = 0; m < M; ++m) {
+        sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word * x_step], weights);
+      }
     }
   }
 }
@@ -78,7 +91,7 @@ template <class Dot, int M, int N>
                                        int64_t line_stride, int64_t block_stride, int64_t steps,
                                        typename Dot::Vector (&sums)[M][N]) {
   for (int64_t step = 0; step < steps; ++step, x += Dot::kWords, lines += line_stride) {
-    dot_line<Dot, M, N>(x, x_stride, lines, block_stride, sums);
+    dot_line<Dot, M, N>(x, x_stride, 1, lines, block_stride, sums);
   }
 }
 

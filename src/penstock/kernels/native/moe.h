@@ -69,9 +69,9 @@ struct Groups {
   int64_t used() const { return totals[2]; }
 };
 
-// `next`: room for a number of each expert.
-inline void group(const ExpertsOp& op, int64_t begin, int64_t end, int64_t multiple, const Groups& groups,
-                  int32_t* next) {
+// `next`: room for a number of each expert. padded(count): how many rows an expert takes that has so many.
+template <class F>
+void group(const ExpertsOp& op, int64_t begin, int64_t end, const F& padded, const Groups& groups, int32_t* next) {
   const int64_t slots = (end - begin) * op.slots;
   const int64_t* chosen = op.chosen + begin * op.slots;
   const auto held = [&](int64_t slot) {
@@ -90,7 +90,7 @@ inline void group(const ExpertsOp& op, int64_t begin, int64_t end, int64_t multi
     groups.first[active] = next[expert] = static_cast<int32_t>(row);
     groups.counts[active++] = count;
     used += count;
-    const int64_t last = row + divide_up(count, multiple) * multiple;
+    const int64_t last = row + padded(count);
     for (int64_t i = 0; i < count; ++i, ++row) groups.itself[row] = static_cast<int32_t>(row);
     for (; row < last; ++row) groups.source[row] = groups.itself[row] = -1;
   }
@@ -115,12 +115,12 @@ struct ExpertsMemory {
   int64_t tokens;  // at once
   size_t group, words, inner, inner_words, bytes;
 
-  // `multiple`: what the first row of an expert is a multiple of.
-  ExpertsMemory(const ExpertsOp& op, int64_t multiple) {
+  // `most_rows`: that are multiplied together; an expert takes less than that besides its own.
+  ExpertsMemory(const ExpertsOp& op, int64_t most_rows) {
     const int64_t most = divide_up(kRowsOfExpert * op.held, op.slots);
     tokens = *op.rows < most ? *op.rows : most;
     const int64_t slots = tokens * op.slots;
-    const int64_t rows = slots + (multiple - 1) * (slots < op.held ? slots : op.held);
+    const int64_t rows = slots + (most_rows - 1) * (slots < op.held ? slots : op.held);
     size_t end = 0;
     const auto take = [&](int64_t size) {
       const size_t start = end;
@@ -187,15 +187,20 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
 
 template <class Dot>
 struct ByWords {
-  static constexpr int64_t kMultiple = 1;
+  static constexpr int64_t kMostRows = kPanelRows;
+  static int64_t padded(int64_t rows) { return padded_rows(rows); }
 
-  // Rows of `op.x`, as `source` says (null: as they lie), times the matrices of their experts. `memory` is for words.
+  // Rows of `op.x`, as `source` says, times the matrices of their experts. `memory` is for words.
   template <class T, class Out>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
-    const Rows<Dot> x = prepare<Dot, T>(worker, op, groups.rows(), memory, source);
+    const Rows<Dot> x = prepare<Dot, T>(worker, op, groups.rows(), memory, [&](int64_t row) {
+      const int64_t i = std::upper_bound(groups.first, groups.first + groups.experts(), row) - groups.first - 1;
+      const int64_t first = groups.first[i], height = panel_height(groups.counts[i]);
+      return PanelRow{first + (row - first) / height * height, height, source[row]};
+    });
     each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-      blocks_of<Dot>(worker, mine.weight, x.from(row), rows, begin, end, Finish{mine, write<T, Out>});
+      blocks_of<Dot>(worker, mine.weight, x.from(row), rows, begin, end, Finish{mine, write_rows<T, Out>});
     });
   }
 };
@@ -235,7 +240,7 @@ void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, 
 template <class Product, class T>
 void experts_by(Worker& worker, const ExpertsOp& op) {
   if (*op.rows == 0) return;
-  const ExpertsMemory memory(op, Product::kMultiple);
+  const ExpertsMemory memory(op, Product::kMostRows);
   std::byte* shared = worker.shared();
   const Groups groups = memory.groups(op, shared);
   const Dtype dtype = op.dtype;
@@ -245,13 +250,12 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
   for (int64_t begin = 0; begin < *op.rows; begin += memory.tokens) {
     const int64_t end = begin + memory.tokens < *op.rows ? begin + memory.tokens : *op.rows;
     worker.for_each(1, 1, [&](int64_t, int64_t) {
-      group(op, begin, end, Product::kMultiple, groups, groups.counts + op.held);
+      group(op, begin, end, Product::padded, groups, groups.counts + op.held);
       op.tally[0] = groups.experts() + (begin == 0 ? 0 : op.tally[0]);
       op.tally[1] = groups.used() + (begin == 0 ? 0 : op.tally[1]);
     });
     Product::template multiply<T, T>(worker, up, groups, groups.source, words);
-    const int32_t* filled = Product::kMultiple == 1 ? nullptr : groups.itself;
-    Product::template multiply<T, float>(worker, down, groups, filled, shared + memory.inner_words);
+    Product::template multiply<T, float>(worker, down, groups, groups.itself, shared + memory.inner_words);
     add_up<T>(worker, op, begin, end - begin, groups, reinterpret_cast<const float*>(words));
   }
 }
@@ -269,13 +273,6 @@ void experts_as(Worker& worker, const ExpertsOp& op) {
       return experts_by<ByWords<DotInt4>, T>(worker, op);
   }
 }
-
-[[maybe_unused]] void experts(Worker& worker, const ExpertsOp& op) {
-  if (op.dtype == Dtype::f32) return experts_as<float>(worker, op);
-  experts_as<uint16_t>(worker, op);
-}
-
-[[maybe_unused]] size_t experts_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, 1).bytes; }
 
 }  // namespace
 }  // namespace penstock::PENSTOCK_ISA

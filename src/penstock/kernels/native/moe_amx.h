@@ -4,18 +4,16 @@ namespace penstock::PENSTOCK_ISA {
 namespace {
 
 struct ByTiles {
-  static constexpr int64_t kMultiple = kTileRows;
+  static constexpr int64_t kMostRows = kTileRows;
+  static int64_t padded(int64_t rows) { return divide_up(rows, kTileRows) * kTileRows; }
 
   template <class T, class Out>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
-    const bool int4 = op.weight.scheme == Scheme::int4;
-    if (int4 && (!fits_tiles(op.weight) || groups.used() < kFewRows * groups.experts())) {
-      return ByWords<DotInt4>::multiply<T, Out>(worker, op, groups, source, memory);
-    }
     const int64_t along = tile_bytes_along(op.weight);
-    const TileRows x = int4 ? prepare_tiles<DotInt4, T>(worker, op, groups.rows(), along, memory, source)
-                            : prepare_tiles<DotInt8, T>(worker, op, groups.rows(), along, memory, source);
+    const TileRows x = op.weight.scheme == Scheme::int4
+                           ? prepare_tiles<DotInt4, T>(worker, op, groups.rows(), along, memory, source)
+                           : prepare_tiles<DotInt8, T>(worker, op, groups.rows(), along, memory, source);
     const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
     each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
       const TileRows own{x.of(row), x.scales + row, x.along, x.count};
@@ -24,15 +22,20 @@ struct ByTiles {
   }
 };
 
-// What goes through registers does as in linear_by_tiles.
+// What goes through registers does as in linear_by_tiles. How many rows an expert has is not known yet: as if tokens
+// had chosen evenly.
 void experts_by_tiles(Worker& worker, const ExpertsOp& op) {
-  const Scheme scheme = op.gate_up.scheme;
-  if (scheme == Scheme::f32 || (scheme == Scheme::bf16 && op.dtype == Dtype::f32)) return experts(worker, op);
+  const int64_t rows = *op.rows * op.slots / std::max<int64_t>(op.held, 1);
+  if (through_registers(op.gate_up, op.dtype, rows) || through_registers(op.down, op.dtype, rows)) {
+    return kAvx512.experts(worker, op);
+  }
   if (op.dtype == Dtype::f32) return experts_by<ByTiles, float>(worker, op);
   experts_by<ByTiles, uint16_t>(worker, op);
 }
 
-size_t experts_tiles_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, kTileRows).bytes; }
+size_t experts_tiles_shared_bytes(const ExpertsOp& op) {
+  return std::max(ExpertsMemory(op, kTileRows).bytes, kAvx512.experts_shared_bytes(op));
+}
 
 }  // namespace
 }  // namespace penstock::PENSTOCK_ISA

@@ -6,16 +6,25 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// Rows of x as words. Of integers also what their products are to be scaled with, and, where the weights are offset,
-// what the sums start from (null otherwise).
+// How many rows are multiplied together: as many in each of as few panels as there can be.
+inline int64_t panel_height(int64_t rows) { return divide_up(rows, divide_up(rows, kPanelRows)); }
+// With those that fill the last panel.
+inline int64_t padded_rows(int64_t rows) {
+  return rows == 0 ? 0 : divide_up(rows, panel_height(rows)) * panel_height(rows);
+}
+
+// Rows of x as words, [panel][word][height]: what a tile multiplies next lies together. Rows a power of two apart would
+// be in one another's way in the first cache. Of integers also what their products are to be scaled with, and, where
+// the weights are offset, what the sums start from (null otherwise).
 template <class Word>
 struct WordRows {
   const Word* words;
-  int64_t stride;
+  int64_t stride;         // words of a row
   const float* scales;    // [rows]
   const int32_t* starts;  // [rows][starts_stride]: of each part of each group
   int64_t starts_stride;
 
+  // From the first row of a panel on.
   WordRows from(int64_t row) const {
     return {words + row * stride, stride, scales == nullptr ? nullptr : scales + row,
             starts == nullptr ? nullptr : starts + row * starts_stride, starts_stride};
@@ -41,13 +50,15 @@ inline int64_t parts_of(const Matrix& weight) {
   else return weight.group % Dot::kMostSummed == 0 ? weight.group / Dot::kMostSummed : divide_up(weight.group, 32);
 }
 
-// What becomes of 16 columns of a row, of block `block`. A call, not a template argument: there is one tile for all
+// What becomes of rows' sums of block `block`, [rows][16]. A call, not a template argument: there is one tile for all
 // types of x and the result.
 struct Finish {
   const LinearOp& op;
-  void (*write)(const LinearOp& op, int64_t row, int64_t block, F16 y);
+  void (*write)(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums);
 
-  void operator()(int64_t row, int64_t block, F16 y) const { write(op, row, block, y); }
+  void operator()(int64_t row, int64_t rows, int64_t block, const float* sums) const {
+    write(op, row, rows, block, sums);
+  }
 };
 
 // Lines [first, first + steps) along k of some blocks.
@@ -67,12 +78,12 @@ struct Run {
   }
 };
 
-// The sums of blocks [begin, begin + count), from run to run: [rows][count][16] words. Of int4: scaled totals.
+// The sums of blocks [begin, begin + count), from run to run: [count][rows][16] words. Of int4: scaled totals.
 struct Kept {
   float* sums;
-  int64_t begin, count;
+  int64_t begin, count, rows;
 
-  float* of(int64_t row, int64_t block) const { return sums + (row * count + block - begin) * kColumns; }
+  float* of(int64_t row, int64_t block) const { return sums + ((block - begin) * rows + row) * kColumns; }
 };
 
 // How many blocks a tile of so many rows has.
@@ -82,52 +93,57 @@ constexpr int64_t blocks_beside(int64_t rows) {
   return most < 1 ? 1 : most > kSums ? kSums : most;
 }
 
-// The products along a run. With one row the processor sees by itself where lines come from.
+// The products of a panel along a run. With one row the processor sees by itself where lines come from.
 template <class Dot, int M, int N>
-[[gnu::always_inline]] inline void dot_run(const typename Dot::Word* x, int64_t x_stride, const Run& run,
+[[gnu::always_inline]] inline void dot_run(const typename Dot::Word* x, const Run& run,
                                            typename Dot::Vector (&sums)[M][N]) {
   const uint8_t *lines = run.lines, *ahead = run.ahead;
-  for (int64_t step = 0; step < run.steps; ++step, x += Dot::kWords, lines += kLineBytes, ahead += run.ahead_step) {
+  for (int64_t step = 0; step < run.steps; ++step, x += M * Dot::kWords, lines += kLineBytes, ahead += run.ahead_step) {
     if constexpr (M > kAheadRows) {
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) fetch(ahead + n * run.ahead_stride);
     }
-    dot_line<Dot, M, N>(x, x_stride, lines, run.block_stride, sums);
+    dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
   }
 }
 
+// `row`: the panel's first.
 template <class Dot, int M, int N>
 inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                          const Kept& kept) {
   using Sum = std::conditional_t<Dot::kInteger, int32_t, float>;
   typename Dot::Vector sums[M][N];
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) sums[m][n] = load(reinterpret_cast<const Sum*>(kept.of(row + m, block + n)));
   }
-  dot_run<Dot, M, N>(x.words + row * x.stride + run.first * Dot::kWords, x.stride, run, sums);
+  dot_run<Dot, M, N>(x.words + row * x.stride + run.first * Dot::kWords * M, run, sums);
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) store(reinterpret_cast<Sum*>(kept.of(row + m, block + n)), sums[m][n]);
   }
 }
 
 // The sums of one group after the other, of which each is scaled before it is added.
-template <class Dot, int M, int N, bool Parts>
+template <class Dot, int M, int N>
 inline void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row,
                        int64_t block, const Kept& kept) {
   const int64_t groups = groups_of(weight), parts = parts_of<Dot>(weight);
   const int64_t per_group = weight.group / Dot::kLineValues, begin = run.first / per_group;
-  const auto* words = x.words + row * x.stride + run.first * Dot::kWords;
+  const auto* words = x.words + row * x.stride + run.first * Dot::kWords * M;
   const int32_t* starts = x.starts + row * x.starts_stride + begin * parts;
   Run part = run;
   part.steps = per_group / parts;
-  const auto sum_part = [&](typename Dot::Vector(&sums)[M][N]) {
+  const auto sum_part = [&](typename Dot::Vector(&sums)[M][N]) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) sums[m][n] = splat(starts[m * x.starts_stride]);
     }
-    dot_run<Dot, M, N>(words, x.stride, part, sums);
-    words += part.steps * Dot::kWords;
+    dot_run<Dot, M, N>(words, part, sums);
+    words += part.steps * Dot::kWords * M;
     part.lines += part.steps * kLineBytes;
     part.ahead += part.steps * part.ahead_step;
     ++starts;
@@ -138,22 +154,22 @@ inline void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x,
     }
   };
   F16 totals[M][N];
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) totals[m][n] = load(kept.of(row + m, block + n));
   }
   for (int64_t group = begin; group < begin + run.steps / per_group; ++group) {
     I16 sums[M][N];
-    if constexpr (Parts) {
-      clear(sums, zero_i());
-      for (int64_t i = 0; i < parts; ++i) {
-        I16 more[M][N];
-        sum_part(more);
-        for (int m = 0; m < M; ++m) {
-          for (int n = 0; n < N; ++n) sums[m][n] = add(sums[m][n], more[m][n]);
-        }
+    sum_part(sums);
+    for (int64_t i = 1; i < parts; ++i) {
+      I16 more[M][N];
+      sum_part(more);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) sums[m][n] = add(sums[m][n], more[m][n]);
       }
-    } else {
-      sum_part(sums);
     }
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
@@ -162,7 +178,9 @@ inline void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x,
       for (int m = 0; m < M; ++m) totals[m][n] = fma(to_float(sums[m][n]), scale, totals[m][n]);
     }
   }
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) store(kept.of(row + m, block + n), totals[m][n]);
   }
 }
@@ -171,41 +189,25 @@ template <class Dot, int M, int N>
 inline void tile(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                  const Kept& kept) {
   if constexpr (Dot::kGrouped) {
-    if (parts_of<Dot>(weight) == 1) {
-      add_groups<Dot, M, N, false>(weight, run, x, row, block, kept);
-    } else {
-      add_groups<Dot, M, N, true>(weight, run, x, row, block, kept);
-    }
+    add_groups<Dot, M, N>(weight, run, x, row, block, kept);
   } else {
     add_products<Dot, M, N>(weight, run, x, row, block, kept);
   }
 }
 
-// `rows` rows from `row` on, M at most, and all blocks that are kept.
+// All rows that are kept, in panels of M, and `count` blocks from `begin` on.
 template <class Dot, int M>
-inline void rows_by_blocks(const Matrix& weight, Run run, const Rows<Dot>& x, int64_t row, int64_t rows,
-                           const Kept& kept) {
-  if constexpr (M > 1) {
-    if (rows < M) return rows_by_blocks<Dot, M - 1>(weight, run, x, row, rows, kept);
-  }
+void panels_by_blocks(const Matrix& weight, Run run, const Rows<Dot>& x, int64_t begin, int64_t count,
+                      const Kept& kept) {
   constexpr int N = blocks_beside<Dot>(M);
-  const int64_t end = kept.begin + kept.count;
-  int64_t block = kept.begin;
-  for (; block + N <= end; block += N, run = run.past(N)) tile<Dot, M, N>(weight, run, x, row, block, kept);
-  if constexpr (N > 1) {
-    for (; block < end; ++block, run = run.past(1)) tile<Dot, M, 1>(weight, run, x, row, block, kept);
-  }
-}
-
-// All rows, in tiles of about the same height.
-template <class Dot>
-void all_rows(const Matrix& weight, Run run, const Rows<Dot>& x, int64_t rows, const Kept& kept) {
-  int64_t tiles = divide_up(rows, Dot::kTileRows);
-  run.ahead_step = divide_up(run.ahead_step, tiles);
-  for (int64_t row = 0; row < rows; --tiles, run.ahead += run.steps * run.ahead_step) {
-    const int64_t count = divide_up(rows - row, tiles);
-    rows_by_blocks<Dot, Dot::kTileRows>(weight, run, x, row, count, kept);
-    row += count;
+  run.ahead_step = divide_up(run.ahead_step, kept.rows / M);
+  for (int64_t row = 0; row < kept.rows; row += M, run.ahead += run.steps * run.ahead_step) {
+    Run at = run;
+    int64_t block = begin;
+    for (; block + N <= begin + count; block += N, at = at.past(N)) tile<Dot, M, N>(weight, at, x, row, block, kept);
+    if constexpr (N > 1) {
+      for (; block < begin + count; ++block, at = at.past(1)) tile<Dot, M, 1>(weight, at, x, row, block, kept);
+    }
   }
 }
 
@@ -229,9 +231,9 @@ Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
 }
 
 template <class Dot>
-void start_sums(const Rows<Dot>& x, int64_t rows, const Kept& kept) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
+void start_sums(const Rows<Dot>& x, const Kept& kept) {
+  for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
+    for (int64_t row = 0; row < kept.rows; ++row) {
       if constexpr (Dot::kOffset != 0 && !Dot::kGrouped) {
         store(reinterpret_cast<int32_t*>(kept.of(row, block)), splat(x.starts[row * x.starts_stride]));
       } else {
@@ -241,56 +243,76 @@ void start_sums(const Rows<Dot>& x, int64_t rows, const Kept& kept) {
   }
 }
 
+// Of the first `rows` that are kept; `first`: which row of all the first is.
 template <class Dot>
-void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t rows, const Kept& kept,
+void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, int64_t rows, const Kept& kept,
                  const Finish& finish) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
-      const float* sums = kept.of(row, block);
-      if constexpr (Dot::kGrouped) {
-        finish(row, block, mul(load(sums), splat(x.scales[row])));
-      } else if constexpr (Dot::kInteger) {
-        const F16 scale = mul(load(weight.column_scales + block * kColumns), splat(x.scales[row]));
-        finish(row, block, mul(to_float(load(reinterpret_cast<const int32_t*>(sums))), scale));
-      } else {
-        finish(row, block, load(sums));
+  for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
+    float* sums = kept.of(0, block);
+    if constexpr (Dot::kGrouped) {
+      for (int64_t row = 0; row < rows; ++row) {
+        store(sums + row * kColumns, mul(load(sums + row * kColumns), splat(x.scales[row])));
+      }
+    } else if constexpr (Dot::kInteger) {
+      const F16 scales = load(weight.column_scales + block * kColumns);
+      for (int64_t row = 0; row < rows; ++row) {
+        const I16 whole = load(reinterpret_cast<const int32_t*>(sums + row * kColumns));
+        store(sums + row * kColumns, mul(to_float(whole), mul(scales, splat(x.scales[row]))));
       }
     }
+    finish(first, rows, block, sums);
   }
 }
 
-// Blocks [begin, end) of all rows, a few blocks at a time and of them a run along k: its lines stay in the first
+// Blocks [begin, end) of the rows that are kept, along a run: a few blocks at a time, whose lines stay in the first
 // cache while all rows pass by, and those of the next come from memory meanwhile.
+template <class Dot, int M>
+void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_t* next_run, const Kept& kept,
+                  typename Dot::Word* wide) {
+  using Wide = typename Dot::Wide;
+  constexpr bool kWidens = !std::is_same_v<Dot, Wide> && M > kPanelRows - kWideHeights;
+  const int64_t at_once = wide == nullptr ? blocks_beside<Dot>(M) : blocks_beside<Wide>(M);
+  const int64_t end = kept.begin + kept.count;
+  for (int64_t block = kept.begin; block < end; block += at_once, run = run.past(at_once)) {
+    const int64_t count = end - block < at_once ? end - block : at_once;
+    run.ahead = block + at_once < end ? run.lines + at_once * run.block_stride : next_run;
+    if constexpr (kWidens) {
+      if (wide != nullptr) {
+        panels_by_blocks<Wide, M>(weight, widened<Dot>(run, count, wide), x, block, count, kept);
+        continue;
+      }
+    }
+    panels_by_blocks<Dot, M>(weight, run, x, block, count, kept);
+  }
+}
+
+// Blocks [begin, end) of all rows, as many rows at a time as stay in the second cache, run by run.
 template <class Dot>
 void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t rows, int64_t begin,
                int64_t end, const Finish& finish) {
-  using Wide = typename Dot::Wide;
-  const bool wide = !std::is_same_v<Dot, Wide> && rows >= kWideRows;
-  const int64_t tiles = divide_up(rows, wide ? Wide::kTileRows : Dot::kTileRows);
-  const int64_t at_once = wide ? blocks_beside<Wide>(rows / tiles) : blocks_beside<Dot>(rows / tiles);
+  const bool wide = !std::is_same_v<Dot, typename Dot::Wide> && rows >= kWideRows;
   const int64_t steps = x.stride / Dot::kWords, block_stride = steps * kLineBytes;
-  // A run is of whole groups. One tile of rows needs no runs.
+  const int64_t height = panel_height(rows), padded = padded_rows(rows);
+  // A run is of whole groups. One panel needs no runs.
   const int64_t unit = Dot::kGrouped ? weight.group / Dot::kLineValues : 1;
-  const int64_t run_steps = tiles == 1 ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
-  const int64_t room = wide ? run_steps * Dot::kWords * kColumns * at_once : 0;
-  auto* own = reinterpret_cast<float*>(worker.own((room + rows * at_once * kColumns) * sizeof(float)));
-  for (int64_t block = begin; block < end; block += at_once) {
-    const uint8_t* lines = weight.lines + block * block_stride;
-    const Kept kept{own + room, block, end - block < at_once ? end - block : at_once};
-    start_sums<Dot>(x, rows, kept);
+  const int64_t run_steps = padded == height ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
+  const int64_t room = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
+  const int64_t at_once = padded < kRowsTogether ? padded : kRowsTogether / height * height;
+  auto* own = reinterpret_cast<float*>(worker.own((room + at_once * (end - begin) * kColumns) * sizeof(float)));
+  auto* words = wide ? reinterpret_cast<typename Dot::Word*>(own) : nullptr;
+  const uint8_t* lines = weight.lines + begin * block_stride;
+  for (int64_t row = 0; row < rows; row += at_once) {
+    const Rows<Dot> from = x.from(row);
+    const Kept kept{own + room, begin, end - begin, padded - row < at_once ? padded - row : at_once};
+    start_sums<Dot>(from, kept);
     for (int64_t first = 0; first < steps; first += run_steps) {
       const bool last = steps - first <= run_steps;
-      const uint8_t* next = lines + (last ? at_once * block_stride : (first + run_steps) * kLineBytes);
       const int64_t count = last ? steps - first : run_steps;
-      const Run run{lines + first * kLineBytes, block_stride, first, count, next, block_stride, kLineBytes};
-      if (wide) {
-        auto* words = reinterpret_cast<typename Dot::Word*>(own);
-        all_rows<Wide>(weight, widened<Dot>(run, kept.count, words), x, rows, kept);
-      } else {
-        all_rows<Dot>(weight, run, x, rows, kept);
-      }
+      const uint8_t* next = last ? lines + (end - begin) * block_stride : lines + (first + run_steps) * kLineBytes;
+      const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
+      for_rows<kPanelRows>(height, [&]<int M>() { blocks_along<Dot, M>(weight, run, from, next, kept, words); });
     }
-    finish_sums<Dot>(weight, x, rows, kept, finish);
+    finish_sums<Dot>(weight, from, row, rows - row < kept.rows ? rows - row : kept.rows, kept, finish);
   }
 }
 

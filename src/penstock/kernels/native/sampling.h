@@ -1,7 +1,8 @@
 // Sampling: a token of every row of logits, one row to a thread, so that a row's token depends on that row alone.
 //
 // runtime/sampler_reference.py defines the tokens, runtime/noise.py the noise. Nothing is sorted but the few best, and
-// what is needed is taken of every block of 256 tokens, in one pass over the logits and one over the tokens' hashes:
+// what is needed is taken of every block of 256 tokens, in a pass over the logits, one over the tokens' hashes, and one
+// more over the logits where a share of the mass decides:
 //
 // - the greatest logit, of all and of each of 16 lanes: enough to find the few best among few blocks;
 // - the mass: the sum of the weights w = exp((logit - best) / T);

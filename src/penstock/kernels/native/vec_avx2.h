@@ -64,6 +64,12 @@ inline F16 to_exponent(F16 x) {
   const auto one = [](__m256 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 23)); };
   return {one(x.low), one(x.high)};
 }
+// The lower half of both, and the upper half of both.
+inline void turn_halves(F16& a, F16& b) {
+  const __m256 upper = a.high;
+  a.high = b.low;
+  b.low = upper;
+}
 inline float sum(F16 x) {
   const __m256 eight = _mm256_add_ps(x.low, x.high);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -134,7 +140,7 @@ inline void store(int32_t* p, I16 x) {
 
 // The ways to multiply lines of packed weights (see ops.h). A line holds kLineValues values along k and gives kWords
 // vectors; each is multiplied with one 4-byte word of a row of x and added to the row's sums. `Wide` reads lines that
-// were widened before, one vector a line, where that pays. A tile has kTileRows rows of x at most, and no more blocks
+// were widened before, one vector a line, where that pays. A tile has kPanelRows rows of x at most, and no more blocks
 // than give kTileSums vectors of sums; with the words of weights and of x they fill the registers.
 //
 // Sums are added to by `asm`, as GCC moves them from register to register otherwise and, in a loop, to memory.
@@ -144,7 +150,7 @@ struct DotF32 {
   using Vector = F16;
   using Wide = DotF32;
   static constexpr bool kInteger = false, kGrouped = false;
-  static constexpr int kTileRows = 6, kTileSums = 4;
+  static constexpr int kTileSums = 4;
   static constexpr int kWords = 1, kLineValues = 1, kOffset = 0, kMostSummed = 0;
   static Vector zero() { return zero_f(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
@@ -158,7 +164,6 @@ struct DotF32 {
 
 struct DotBf16 : DotF32 {
   using Wide = DotBf16;
-  static constexpr int kTileRows = 5;
   static constexpr int kWords = 2, kLineValues = 2;
   static Vector widen(const uint8_t* line, int word) {
     const I16 pairs = load(reinterpret_cast<const int32_t*>(line));
@@ -177,7 +182,7 @@ struct DotPairs {
   using Vector = I16;
   using Wide = DotPairs;
   static constexpr bool kInteger = true, kGrouped = false;
-  static constexpr int kTileRows = 5, kTileSums = 4;  // a product takes a register before it is added
+  static constexpr int kTileSums = 4;  // a product takes a register before it is added
   static constexpr int kWords = 1, kLineValues = 2, kOffset = 0, kMostSummed = 0;
   static Vector zero() { return zero_i(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
@@ -216,7 +221,7 @@ struct DotNibbles {
   using Vector = I16;
   using Wide = DotNibbles;
   static constexpr bool kInteger = true, kGrouped = true;
-  static constexpr int kTileRows = 5, kTileSums = 4;
+  static constexpr int kTileSums = 4;
   static constexpr int kWords = 1, kLineValues = 4, kOffset = 8, kMostSummed = 64;
   static Vector zero() { return zero_i(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
@@ -231,12 +236,16 @@ struct DotNibbles {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)};
   }
-  // What the sums of `count` values start from.
+  // What the sums of `count` values, a multiple of 8, start from: in 16 bits, as they are added to.
   static int32_t start(const Piece* pieces, int64_t count) {
-    int32_t totals[2] = {};
-    for (int64_t i = 0; i < count; ++i) totals[i / 2 % 2] += pieces[i];
-    return static_cast<int32_t>(static_cast<uint32_t>(-kOffset * totals[1]) << 16 |
-                                (static_cast<uint32_t>(-kOffset * totals[0]) & 0xffffu));
+    static_assert(kOffset == 8);
+    __m128i totals = _mm_setzero_si128();
+    for (int64_t i = 0; i < count; i += 8) {
+      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pieces + i));
+      totals = _mm_sub_epi16(totals, _mm_maddubs_epi16(_mm_set1_epi8(1), eight));
+    }
+    totals = _mm_slli_epi16(_mm_add_epi16(totals, _mm_srli_epi64(totals, 32)), 3);
+    return _mm_cvtsi128_si32(totals);
   }
 };
 
@@ -263,7 +272,10 @@ struct DotInt4 : DotNibbles {
 inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 constexpr int kSums = 4;              // vectors of sums that hide the latency of adding to one
+constexpr int kPanelRows = 5;         // that are multiplied together, at most
 constexpr int64_t kWideRows = 12;     // widening first pays from so many rows on
+constexpr int kWideHeights = 2;       // so many heights have the panels of as many rows or more
+constexpr int64_t kRowsTogether = 256;  // a run of their words stays in the second cache
 constexpr int64_t kRunWords = 256;    // along k: with them a block's lines stay in the first cache
 constexpr int kAheadRows = 1;         // of a tile; with more, the lines that come next are fetched meanwhile
 

@@ -42,6 +42,12 @@ inline F16 power_of_two(F16 n) {
 }
 // 2^(n - 127) from the last bits n of each float.
 inline F16 to_exponent(F16 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23)); }
+// The lower half of both, and the upper half of both.
+inline void turn_halves(F16& a, F16& b) {
+  const F16 lower = _mm512_shuffle_f32x4(a, b, 0x44);
+  b = _mm512_shuffle_f32x4(a, b, 0xee);
+  a = lower;
+}
 inline float sum(F16 x) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -101,7 +107,7 @@ struct DotF32 {
   using Wide = DotF32;
   static constexpr bool kInteger = false, kGrouped = false;
   static constexpr int kWords = 1, kLineValues = 1, kOffset = 0, kMostSummed = 0;
-  static constexpr int kTileRows = 8, kTileSums = 16;
+  static constexpr int kTileSums = 16;
   static Vector zero() { return zero_f(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) { return fma(splat(x), weights, sums); }
@@ -123,7 +129,7 @@ struct DotPairs {
   using Vector = I16;
   static constexpr bool kInteger = true;
   static constexpr int kWords = 1, kLineValues = 2;
-  static constexpr int kTileRows = 8, kTileSums = 16;
+  static constexpr int kTileSums = 16;
   static Vector zero() { return zero_i(); }
   static Vector widen(const uint8_t* line, int) { return _mm512_loadu_si512(line); }
   static Vector multiply_add(Vector sums, Word x, Vector pairs) {
@@ -154,7 +160,7 @@ struct DotBytes {
   using Wide = DotBytes;
   static constexpr bool kInteger = true, kGrouped = false;
   static constexpr int kWords = 1, kLineValues = 4, kOffset = 128, kMostSummed = 0;
-  static constexpr int kTileRows = 8, kTileSums = 16;
+  static constexpr int kTileSums = 16;
   static Vector zero() { return zero_i(); }
   static Vector widen(const uint8_t* line, int) { return _mm512_loadu_si512(line); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
@@ -206,7 +212,10 @@ struct DotInt4 : DotNibbles {
 inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 constexpr int kSums = 8;              // vectors of sums that hide the latency of adding to one
+constexpr int kPanelRows = 6;         // that are multiplied together, at most
 constexpr int64_t kWideRows = 12;     // widening first pays from so many rows on
+constexpr int kWideHeights = 2;       // so many heights have the panels of as many rows or more
+constexpr int64_t kRowsTogether = 256;  // a run of their words stays in the second cache
 constexpr int64_t kRunWords = 256;    // along k: with them two blocks' lines stay in the first cache
 constexpr int kAheadRows = 1;         // of a tile; with more, the lines that come next are fetched meanwhile
 
