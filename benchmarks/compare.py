@@ -1,7 +1,7 @@
 """Penstock and its peers on the same work, in turns, in one run: medians, and their ratios to the best peer.
 
-A peer is a command that takes `--cases` and prints a JSON line for each case with "case" and "output_tok_s". Ours may
-be given several times, with flags of `penstock bench throughput`:
+A peer is a command that takes `--cases` and prints a JSON line for each case with "case" and "elapsed_s". Ours may be
+given several times, with flags of `penstock bench throughput`:
 
     python benchmarks/compare.py MODEL_DIR --runs 3 --json benchmarks/results/compare.json \\
         --ours "bf16=" --ours "int8=--quantization int8 --kv-cache-dtype int8" \\
@@ -41,9 +41,10 @@ def peer(command: str, cases: str) -> list[Row]:
 
 
 def rate(row: Row) -> float:
-    """Tokens a second: output tokens, or the prompt's where there is but one output token."""
-    prompt, _, output = str(row["case"]).split("x")[1].partition("/")
-    return float(row["output_tok_s"]) * (int(prompt) if output == "1" else 1)
+    """Tokens a second: output tokens, or the prompts' where there is but one output token."""
+    count, _, lengths = str(row["case"]).partition("x")
+    prompt, _, output = lengths.partition("/")
+    return int(count) * int(prompt if output == "1" else output) / float(row["elapsed_s"])
 
 
 def main() -> None:

@@ -172,3 +172,8 @@ def test_fit_tokens_is_the_most_that_fits(facts: ModelFacts, budget: int) -> Non
     assert tokens == 0 or pool_bytes(facts, config, tokens) <= budget
     if facts is not WINDOWED:  # whose pool stops growing with its windows
         assert pool_bytes(facts, config, tokens + config.block_size) > budget
+
+
+def test_where_windows_bound_the_pool_all_that_runs_finds_room_in_it() -> None:
+    config = engine(max_num_seqs=4, max_model_len=100_000)
+    assert fit_tokens(WINDOWED, config, pool_bytes(WINDOWED, config, 10**9)) >= 4 * config.max_model_len

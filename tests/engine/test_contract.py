@@ -3,6 +3,7 @@ its executor, also against one whose model several ranks share."""
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -361,7 +362,8 @@ def test_nothing_is_left_on_either_loop(kind: str, run: Callable[..., None], scr
         await client.close()
         assert len(asyncio.all_tasks()) == 1
 
-    run(asyncio.sleep(0))  # the first uvloop of a process keeps descriptors
+    run(asyncio.sleep(0))  # the first uvloop of a process keeps descriptors,
+    gc.collect()  # and tests before this one may have left some to be collected
     before = descriptors()
     threads = threading.active_count()
     run(session())
