@@ -178,8 +178,8 @@ def token_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
 
 
 def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
-    """The most tokens, in whole blocks, whose pool takes at most `budget` bytes; 0 where not one block fits. Where there
-    are windows alone any number may fit: then no less than all that run at once can have."""
+    """The most tokens, in whole blocks, whose pool takes at most `budget` bytes; 0 where not one block fits. Where all
+    layers have windows any number may fit: then no less than all that run at once can have."""
     low, high = 0, budget // max(min(facts.kv_elements_per_token), 1) // engine.block_size + 1
     high = max(high, -(-engine.max_num_seqs * engine.max_model_len // engine.block_size))
     while low < high:
