@@ -13,9 +13,8 @@ ARGS ?=
 serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
 
-# Three at a time on two cores: many tests wait for processes that they start.
 test: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -189,6 +189,7 @@ def test_a_repetition_is_a_gram_that_stood_before() -> None:
     assert repetitions([*line, 99, *line]) == [16, 17, 18, 19, 20]
 
 
+@torch.compiler.set_stance("force_eager")  # compiling takes a hundred times as long
 def test_completing_with_a_cache_is_completing_without() -> None:
     torch.manual_seed(0)
     network = Network(Shape(hidden=32, layers=2, intermediate=48, heads=2, kv_heads=1, head_dim=16, vocab=97))
