@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.triton.epilogue import empty_parts, finish, sum_parts
+from penstock.kernels.triton.epilogue import launch, store_product
 from penstock.kernels.triton.tiles import cut
 
 DEPTH = 64  # of a tile along k
@@ -18,32 +18,18 @@ def dense_linear(
     """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
     rows, (n, k) = len(x), weight.weight.shape
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    if not rows:
-        return out
-    tile, tiles, parts = cut(rows, n, k, fixed=fixed)
-    product = empty_parts(parts, rows, n, out)
-    last = parts == 1
-    _dense[(*tiles, parts)](
-        x,
-        weight.weight,
+    division = cut(rows, n, k, fixed=fixed)
+    return launch(
+        _dense,
+        (x, weight.weight),
         weight.bias,
         residual,
-        product,
-        rows,
-        n,
-        k,
-        x.stride(0),
-        triton.cdiv(triton.cdiv(k, DEPTH), parts) * DEPTH,
-        HAS_BIAS=last and weight.bias is not None,
-        HAS_RESIDUAL=last and residual is not None,
+        out,
+        division,
+        (k, x.stride(0), division.span(k, DEPTH)),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
         DEPTH=DEPTH,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )
-    return out if last else sum_parts(product, weight.bias, residual, out)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -79,6 +65,4 @@ def _dense(
         left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
         right = tl.load(columns + at[:, None], mask=within[None, :] & (at < k)[:, None], other=0.0)
         product = tl.dot(left, right, product, input_precision=PRECISION)
-    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
-    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
-    tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])
+    store_product(product, out, row, column, part, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.epilogue import empty_parts, finish, sum_parts
+from penstock.kernels.triton.epilogue import launch, store_product
 from penstock.kernels.triton.quantized import QuantizedRows
 from penstock.kernels.triton.tiles import cut
 from penstock.kernels.triton.weights import QuantizedWeight
@@ -32,32 +32,17 @@ def eight_bit_linear(
         )
         return product if residual is None else product.add_(residual)
     out = torch.empty(rows, n, dtype=dtype, device=x.values.device)
-    if not rows:
-        return out
-    tile, tiles, parts = cut(rows, n, k, fixed=fixed)
-    product = empty_parts(parts, rows, n, out)
-    last = parts == 1
-    _eight_bits[(*tiles, parts)](
-        x.values,
-        x.scales,
-        weight.values,
-        weight.scales,
+    division = cut(rows, n, k, fixed=fixed)
+    return launch(
+        _eight_bits,
+        (x.values, x.scales, weight.values, weight.scales),
         weight.bias,
         residual,
-        product,
-        rows,
-        n,
-        k,
-        triton.cdiv(triton.cdiv(k, DEPTH), parts) * DEPTH,
-        HAS_BIAS=last and weight.bias is not None,
-        HAS_RESIDUAL=last and residual is not None,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
+        out,
+        division,
+        (k, division.span(k, DEPTH)),
         DEPTH=DEPTH,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )
-    return out if last else sum_parts(product, weight.bias, residual, out)
 
 
 def _suits_library(x: QuantizedRows, weight: QuantizedWeight, dtype: torch.dtype) -> bool:
@@ -108,6 +93,4 @@ def _eight_bits(
     by_row = tl.load(x_scales + row, mask=real, other=0.0)[:, None]
     by_column = tl.load(scales + column, mask=within, other=0.0)[None, :]
     product = sums.to(tl.float32) * by_row * by_column
-    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
-    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
-    tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])
+    store_product(product, out, row, column, part, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)

@@ -1,14 +1,58 @@
-"""How products end: what is added to them, and the sum of parts where k was divided among programs."""
+"""What products of every kind share: how they are launched, what is added to them, and the sum of parts where k was
+divided among programs."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.tiles import Cut
+
 COLUMNS = 512
 
 
-def sum_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
+def launch(
+    kernel: Any,
+    operands: Sequence[Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    cut: Cut,
+    sizes: Sequence[int],
+    **constants: Any,
+) -> Tensor:
+    """`out` [rows, n], filled by a product's kernel that is cut up so, plus bias [n] and residual [rows, n].
+
+    The kernel takes its operands, bias, residual, where its sums go, rows, n, and the `sizes` that are its own.
+    """
+    rows, n = out.shape
+    if not rows:
+        return out
+    whole = cut.parts == 1
+    product = out if whole else torch.empty(cut.parts, rows, n, dtype=torch.float32, device=out.device)
+    kernel[(*cut.tiles, cut.parts)](
+        *operands,
+        bias,
+        residual,
+        product,
+        rows,
+        n,
+        *sizes,
+        HAS_BIAS=whole and bias is not None,
+        HAS_RESIDUAL=whole and residual is not None,
+        ROWS=cut.tile.rows,
+        COLUMNS=cut.tile.columns,
+        num_warps=cut.tile.warps,
+        num_stages=cut.tile.stages,
+        **constants,
+    )
+    return out if whole else _add_parts(product, bias, residual, out)
+
+
+def _add_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
     """fp32 [parts, rows, n] to `out` [rows, n], in their order, then bias [n] and residual [rows, n]."""
     count, rows, n = parts.shape
     _sum_parts[(rows, triton.cdiv(n, COLUMNS))](
@@ -27,11 +71,6 @@ def sum_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out: 
     return out
 
 
-def empty_parts(parts: int, rows: int, n: int, out: Tensor) -> Tensor:
-    """Where a product goes: `out` itself where k is not divided."""
-    return out if parts == 1 else torch.empty(parts, rows, n, dtype=torch.float32, device=out.device)
-
-
 @triton.jit
 def finish(product, row, column, rows, n, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
     """fp32 [row, column] plus what is added to it."""
@@ -42,6 +81,16 @@ def finish(product, row, column, rows, n, bias, residual, HAS_BIAS: tl.constexpr
         inside = (row < rows)[:, None] & (column < n)[None, :]
         product += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
     return product
+
+
+@triton.jit
+def store_product(
+    product, out, row, column, part, rows, n, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+):
+    """fp32 [row, column] of a part, with what is added to it, to its place in `out` [parts, rows, n]."""
+    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
+    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
+    tl.store(target, product.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < n)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.epilogue import empty_parts, finish, sum_parts
+from penstock.kernels.triton.epilogue import launch, store_product
 from penstock.kernels.triton.tiles import cut
 from penstock.kernels.triton.weights import Int4Weight
 
@@ -19,35 +19,18 @@ def int4_linear(
     """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
     rows, (n, k) = len(x), weight.shape
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    if not rows:
-        return out
-    tile, tiles, parts = cut(rows, n, k, COLUMNS, fixed=fixed)
-    runs = weight.values.shape[0] // RUN_BYTES
-    product = empty_parts(parts, rows, n, out)
-    last = parts == 1
-    _int4[(*tiles, parts)](
-        x,
-        weight.values,
-        weight.scales,
+    division, runs = cut(rows, n, k, COLUMNS, fixed=fixed), weight.values.shape[0] // RUN_BYTES
+    return launch(
+        _int4,
+        (x, weight.values, weight.scales),
         weight.bias,
         residual,
-        product,
-        rows,
-        n,
-        k,
-        x.stride(0),
-        triton.cdiv(triton.cdiv(runs, 2), parts) * 2,
-        runs,
-        HAS_BIAS=last and weight.bias is not None,
-        HAS_RESIDUAL=last and residual is not None,
+        out,
+        division,
+        (k, x.stride(0), division.span(runs, 2), runs),
         GROUP=weight.group,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        ROWS=tile.rows,
-        COLUMNS=COLUMNS,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )
-    return out if last else sum_parts(product, weight.bias, residual, out)
 
 
 @triton.jit
@@ -105,6 +88,4 @@ def _int4(
         high = tl.load(lines + (at + 32)[None, :], mask=real[:, None] & (at + 32 < k)[None, :], other=0.0)
         product = tl.dot(low, widen(pairs & 15, low_scale, low.dtype), product, input_precision=PRECISION)
         product = tl.dot(high, widen(pairs >> 4, high_scale, high.dtype), product, input_precision=PRECISION)
-    product = finish(product, row, column, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)
-    target = out + (part.to(tl.int64) * rows + row.to(tl.int64))[:, None] * n + column[None, :]
-    tl.store(target, product.to(out.dtype.element_ty), mask=real[:, None] & within[None, :])
+    store_product(product, out, row, column, part, rows, n, bias, residual, HAS_BIAS, HAS_RESIDUAL)

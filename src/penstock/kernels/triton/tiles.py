@@ -33,6 +33,10 @@ class Cut(NamedTuple):
     tiles: tuple[int, int]  # along rows and columns
     parts: int  # that k is divided into
 
+    def span(self, length: int, unit: int) -> int:
+        """Of a part of what is so long and divided into them: a multiple of `unit`."""
+        return triton.cdiv(triton.cdiv(length, unit), self.parts) * unit
+
 
 def select_tile(rows: int) -> Tile:
     """The least tile that holds all rows, or the largest."""
