@@ -47,6 +47,11 @@ def rate(row: Row) -> float:
     return int(count) * int(prompt if output == "1" else output) / float(row["elapsed_s"])
 
 
+def medians_of(runs: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Of each engine's runs of a case."""
+    return {name: {case: statistics.median(values) for case, values in by.items()} for name, by in runs.items()}
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("model")
@@ -65,6 +70,7 @@ def main() -> None:
         name, _, command = text.partition("=")
         engines[name] = lambda command=command: peer(command, args.cases)
     rates: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
+    fractions: dict[str, dict[str, list[float]]] = {name: {} for name in mine}  # of the roofline, run by run
     details: dict[str, dict[str, Row]] = {name: {} for name in mine}
     for run in range(args.runs):
         for name, measure in engines.items():
@@ -74,7 +80,8 @@ def main() -> None:
                 print(f"run {run + 1}: {name} {case}: {rates[name][case][-1]} tok/s", file=sys.stderr, flush=True)
                 if name in mine:
                     details[name][case] = row
-    medians = {name: {case: statistics.median(values) for case, values in by.items()} for name, by in rates.items()}
+                    fractions[name].setdefault(case, []).append(float(row["roofline_fraction"]))
+    medians = medians_of(rates)
     best = {
         case: max((by[case] for name, by in medians.items() if name not in mine and case in by), default=None)
         for case in args.cases.split(",")
@@ -83,9 +90,8 @@ def main() -> None:
         name: {case: round(value / best[case], 2) for case, value in medians[name].items() if best.get(case)}
         for name in mine
     }
-    roofline = {name: {case: row.get("roofline_fraction") for case, row in by.items()} for name, by in details.items()}
     result = {"benchmark": "compare", "tok_s": medians, "runs": rates, "over_best_peer": over_best}
-    write({**result, "roofline_fraction": roofline, "last_run": details}, args.json)
+    write({**result, "roofline_fraction": medians_of(fractions), "last_run": details}, args.json)
 
 
 if __name__ == "__main__":

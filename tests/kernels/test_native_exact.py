@@ -30,11 +30,12 @@ def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 def test_a_product_does_not_depend_on_the_other_rows(isa: str, threads: int, scheme: str) -> None:
     for dtype, (n, k) in ((torch.float32, (100, 200)), (torch.bfloat16, (328, 1056))):
         weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), scheme)
-        x = normal(70, k, seed=3, dtype=dtype)
+        most = 523  # more than are gone through together
+        x = normal(most, k, seed=3, dtype=dtype)
         linear = NativeLinear(session(isa, threads))
         alone = torch.cat([linear(row, weight) for row in x.split(1)])
-        for rows in (2, 3, 5, 13, 33, 70):
-            for start in (0, 70 - rows):
+        for rows in (2, 3, 5, 7, 13, 33, 70, 400, most):
+            for start in (0, most - rows):
                 assert torch.equal(linear(x[start : start + rows].contiguous(), weight), alone[start : start + rows])
         assert torch.equal(NativeLinear(session(isa, 1))(x, weight), alone)
 

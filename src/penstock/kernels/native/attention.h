@@ -18,8 +18,8 @@ struct Seen {
   float* sums;  // [rows][head_dim]
 };
 
-// Queries of type T over pages of type Page; kTiles: multiplied by tile registers (see attention_amx.h).
-template <class T, class Page, bool kTiles = false>
+// Queries over pages of type Page; kTiles: multiplied by tile registers, queries are bf16 (see attention_amx.h).
+template <class Page, bool kTiles = false>
 class AttentionTile {
   using Dot = typename PageDots<Page>::Dot;
   static constexpr bool kScaled = Dot::kInteger;
@@ -48,7 +48,7 @@ class AttentionTile {
     stride_ = kTiles ? divide_up(rows_, 16) * 16 : rows_;
     const int64_t room = heads * stride_;
     const int64_t words = kTiles ? 8 * dim : widened_words(dim);
-    const int64_t needed = room * (3 * dim + 2 * kSegment) + 6 * (room + 15) + words;
+    const int64_t needed = room * (3 * dim + 2 * kRowStride) + 6 * (room + 15) + words;
     auto* memory = reinterpret_cast<float*>(worker.own(needed * sizeof(float)));
     const auto take = [&](int64_t floats) {
       float* taken = memory;
@@ -56,24 +56,14 @@ class AttentionTile {
       return taken;
     };
     query_ = reinterpret_cast<Query*>(take(room * dim));
-    scores_ = take(room * kSegment);
-    weights_ = reinterpret_cast<Weight*>(sizeof(Weight) == 4 ? scores_ : take(room * kSegment / 2));
+    scores_ = take(room * kRowStride);
+    weights_ = reinterpret_cast<Weight*>(sizeof(Weight) == 4 ? scores_ : take(room * kRowStride / 2));
     query_scales_ = take(room);
     weight_scales_ = take(room);
     all_ = {take(room), take(room), take(room * dim)};
     one_ = {take(room), take(room), take(room * dim)};
     words_ = take(words);
-    each_row([&](int64_t row) {
-      const T* q = static_cast<const T*>(op.query) + place(row);
-      if constexpr (kTiles) {
-        __builtin_memcpy(query_ + row * dim, q, static_cast<size_t>(dim) * sizeof(T));
-      } else if constexpr (kScaled) {
-        const float most = dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels;
-        query_scales_[row] = quantize(q, dim, most, query_ + row * dim) * op.scale;
-      } else {
-        for (int64_t i = 0; i < dim; i += 16) store(query_ + row * dim + i, mul(load(q + i), splat(op.scale)));
-      }
-    });
+    each_row([&](int64_t row) { put_query(row); });
   }
 
   // All segments in turn, into the output.
@@ -81,7 +71,9 @@ class AttentionTile {
     clear_seen(all_);
     for (int64_t segment = begin_ / kSegment; segment * kSegment < end_; ++segment) {
       attend(segment, one_);
-      merge(one_, all_);
+      each_row([&](int64_t row) {
+        merge(row, one_.maxima[row], one_.weights[row], one_.sums + row * op_.head_dim);
+      });
     }
     write(all_);
   }
@@ -105,12 +97,9 @@ class AttentionTile {
     for (int64_t k = 0; k < count; ++k, partial += stride) {
       const float* from = partial;
       each_row([&](int64_t row) {
-        for (int64_t i = 0; i < dim; i += 16) store(one_.sums + row * dim + i, load(from + i));
-        one_.maxima[row] = from[dim];
-        one_.weights[row] = from[dim + 1];
+        merge(row, from[dim], from[dim + 1], from);
         from += dim + 2;
       });
-      merge(one_, all_);
     }
     write(all_);
   }
@@ -128,12 +117,26 @@ class AttentionTile {
     }
   }
 
-  // Puts a row's values where integer products want them; returns the scale.
-  template <class From>
-  static float quantize(const From* x, int64_t count, float most, Query* out) {
-    const Quantizer quantizer(x, count, most);
-    for (int64_t i = 0; i < count; i += 16) Dot::put(out + i, quantizer(load(x + i)));
-    return quantizer.scale;
+  // A row's query as its products want it.
+  void put_query(int64_t row) {
+    const int64_t dim = op_.head_dim, from = place(row);
+    const auto* bf16 = static_cast<const uint16_t*>(op_.query) + from;
+    Query* out = query_ + row * dim;
+    if constexpr (kTiles) {
+      __builtin_memcpy(out, bf16, static_cast<size_t>(dim) * sizeof(Query));
+    } else {
+      const auto* floats = static_cast<const float*>(op_.query) + from;
+      const auto value = [&](int64_t i) { return op_.dtype == Dtype::f32 ? load(floats + i) : load(bf16 + i); };
+      if constexpr (kScaled) {
+        Extent extent;
+        for (int64_t i = 0; i < dim; i += 16) extent.see(value(i));
+        const Quantizer quantizer(extent, dim > kSegment ? kLevels / static_cast<float>(dim) * kSegment : kLevels);
+        for (int64_t i = 0; i < dim; i += 16) Dot::put(out + i, quantizer(value(i)));
+        query_scales_[row] = quantizer.scale * op_.scale;
+      } else {
+        for (int64_t i = 0; i < dim; i += 16) store(out + i, mul(value(i), splat(op_.scale)));
+      }
+    }
   }
 
   int64_t query_of(int64_t row) const { return row % stride_ / group_; }
@@ -190,13 +193,13 @@ class AttentionTile {
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
       score_widened(query.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_),
-                    scores_ + row * kSegment + begin);
+                    scores_ + row * kRowStride + begin);
     }
   }
 
   void sum_values(int64_t begin, float* sums) {
     const auto* words = reinterpret_cast<const Word*>(weights_ + begin);
-    const Factors<Dot> weights = {words, kSegment / kWordValues, weight_scales_};
+    const Factors<Dot> weights = {words, kRowStride / kWordValues, weight_scales_};
     if (rows_ < kWideRows) return sum_lines(weights, rows_, runs_, sums);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
@@ -212,7 +215,7 @@ class AttentionTile {
         const auto* more = run + 1 < runs_.count ? reinterpret_cast<const Page*>(runs_.keys(run + 1, head)) : nullptr;
         for (int64_t row = head * stride_; row < (head + 1) * stride_; row += 16) {
           score_tiles(query_ + row * dim, dim, keys, more, runs_.key_stride,
-                      scores_ + row * kSegment + begin + run * kPositions);
+                      scores_ + row * kRowStride + begin + run * kPositions);
         }
       }
     }
@@ -229,66 +232,78 @@ class AttentionTile {
         runs[last] = last_run;
       }
       for (int64_t row = head * stride_; row < (head + 1) * stride_; row += 16) {
-        sum_tiles(weights_ + row * kSegment + begin, runs, runs_.count, dim, sums + row * dim);
+        sum_tiles(weights_ + row * kRowStride + begin, runs, runs_.count, dim, sums + row * dim);
       }
     }
   }
 
   // Turns scores into weights: e^(score - largest score), 0 where the row does not see.
   void weigh(int64_t row, int64_t origin, int64_t begin, int64_t end, Seen& seen) {
-    const int64_t position = position_ + query_of(row);
+    const int64_t position = position_ + query_of(row), head = row / stride_;
     const int64_t from = first_seen(position) - origin, to = position + 1 - origin;
-    float* scores = scores_ + row * kSegment;
-    Weight* weights = weights_ + row * kSegment;
+    const auto visible = [&](F16 x, F16 other, int64_t at) {
+      return from <= at && at + kPositions <= to ? x : within(x, other, from - at, to - at);
+    };
+    float* scores = scores_ + row * kRowStride;
+    Weight* weights = weights_ + row * kRowStride;
     F16 most = splat(-kInfinity);
     for (int64_t at = begin; at < end; at += kPositions) {
       F16 score = load(scores + at);
       if constexpr (kTiles) score = mul(score, splat(op_.scale));
-      score = within(score, splat(-kInfinity), from - at, to - at);
+      score = visible(score, splat(-kInfinity), at);
       store(scores + at, score);
       most = max(most, score);
     }
     const float maximum = largest(most);
     F16 total = zero_f();
+    Extent extent;
     const bool sees = from < end && to > begin;
     for (int64_t at = begin; at < end; at += kPositions) {
       F16 weight = sees ? exponential(sub(load(scores + at), splat(maximum))) : zero_f();
       total = add(total, weight);
       if constexpr (kScaled) {  // the values' scales join here; those of unwritten tokens may be anything
-        weight = mul(weight, load(runs_.value_scales((at - begin) / kPositions, row / stride_)));
-        store(scores + at, within(weight, zero_f(), from - at, to - at));
+        weight = mul(weight, load(runs_.value_scales((at - begin) / kPositions, head)));
+        weight = visible(weight, zero_f(), at);
+        extent.see(weight);
+        store(scores + at, weight);
       } else {
         store(weights + at, weight);
       }
     }
     if constexpr (kScaled) {
-      weight_scales_[row] = quantize(scores + begin, runs_.count * kPositions, kLevels, weights + begin);
+      const Quantizer quantizer(extent, kLevels);
+      for (int64_t at = begin; at < end; at += kPositions) Dot::put(weights + at, quantizer(load(scores + at)));
+      weight_scales_[row] = quantizer.scale;
     }
     seen.maxima[row] = maximum;
     seen.weights[row] = sum(total);
   }
 
-  void merge(const Seen& from, Seen& into) {
+  // What a segment gave for a row joins what the row has seen so far.
+  void merge(int64_t row, float maximum, float weight, const float* sums) {
+    if (weight == 0.0f) return;  // saw nothing of this segment
     const int64_t dim = op_.head_dim;
-    each_row([&](int64_t row) {
-      if (from.weights[row] == 0.0f) return;  // saw nothing of this segment
-      const float most = from.maxima[row] > into.maxima[row] ? from.maxima[row] : into.maxima[row];
-      float lanes[16] = {into.maxima[row] - most, from.maxima[row] - most};
-      store(lanes, exponential(load(lanes)));
-      into.weights[row] = into.weights[row] * lanes[0] + from.weights[row] * lanes[1];
-      into.maxima[row] = most;
-      for (int64_t i = row * dim; i < (row + 1) * dim; i += 16) {
-        store(into.sums + i, fma(load(into.sums + i), splat(lanes[0]), mul(load(from.sums + i), splat(lanes[1]))));
-      }
-    });
+    const float most = maximum > all_.maxima[row] ? maximum : all_.maxima[row];
+    float lanes[16] = {all_.maxima[row] - most, maximum - most};
+    store(lanes, exponential(load(lanes)));
+    all_.weights[row] = all_.weights[row] * lanes[0] + weight * lanes[1];
+    all_.maxima[row] = most;
+    const F16 before = splat(lanes[0]), now = splat(lanes[1]);
+    float* into = all_.sums + row * dim;
+    for (int64_t i = 0; i < dim; i += 16) store(into + i, fma(load(into + i), before, mul(load(sums + i), now)));
   }
 
   void write(const Seen& seen) {
     each_row([&](int64_t row) {
-      T* out = static_cast<T*>(op_.out) + place(row);
+      const int64_t to = place(row);
       const F16 total = splat(seen.weights[row]);
       for (int64_t i = 0; i < op_.head_dim; i += 16) {
-        store(out + i, div(load(seen.sums + row * op_.head_dim + i), total));
+        const F16 value = div(load(seen.sums + row * op_.head_dim + i), total);
+        if (op_.dtype == Dtype::f32) {
+          store(static_cast<float*>(op_.out) + to + i, value);
+        } else {
+          store(static_cast<uint16_t*>(op_.out) + to + i, value);
+        }
       }
     });
   }
@@ -303,8 +318,8 @@ class AttentionTile {
   int64_t row_;          // of the first query among the step's tokens
   const int64_t* table_;
   Query* query_;          // [rows][head_dim]: floats are scaled, bf16 as they are, integers in the order of their words
-  float* scores_;         // [rows][kSegment]
-  Weight* weights_;       // [rows][kSegment]: where they are floats, in the scores' place
+  float* scores_;         // [rows][kRowStride]
+  Weight* weights_;       // [rows][kRowStride]: where they are floats, in the scores' place
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
   float* words_;          // widened lines; with tiles values of the last positions, if fewer than 16
@@ -319,9 +334,9 @@ inline int64_t heads_together(const AttentionOp& op, const Worker& worker, int64
   return heads < kMostHeads ? heads : kMostHeads;
 }
 
-template <class T, class Page, bool kTiles = false>
+template <class Page, bool kTiles = false>
 void attention_as(Worker& worker, const AttentionOp& op) {
-  using Tile = AttentionTile<T, Page, kTiles>;
+  using Tile = AttentionTile<Page, kTiles>;
   const int64_t group = op.heads / op.kv_heads, size = group * (op.head_dim + 2);
   // Calls f(item, first, heads) for all of `count` items and KV heads, some heads at a time.
   const auto share = [&](int64_t count, const auto& f) {

@@ -44,11 +44,11 @@ inline void score_tiles(const uint16_t* query, int64_t dim, const uint16_t* keys
       _tile_dpbf16ps(1, 5, 7);
     }
   }
-  _tile_stored(0, scores, kSegment * 4);
-  if (more != nullptr) _tile_stored(1, scores + 16, kSegment * 4);
+  _tile_stored(0, scores, kRowStride * 4);
+  if (more != nullptr) _tile_stored(1, scores + 16, kRowStride * 4);
 }
 
-// Sums [16][dim] of the values at `count` runs of 16 positions, times 16 rows of weights [16][kSegment].
+// Sums [16][dim] of the values at `count` runs of 16 positions, times 16 rows of weights [16][kRowStride].
 inline void sum_tiles(const uint16_t* weights, const uint16_t* const* runs, int64_t count, int64_t dim, float* sums) {
   const int64_t stride = dim * 4;  // of lines and of sums, in bytes
   int64_t column = 0;
@@ -60,7 +60,7 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* const* runs, int6
     _tile_zero(3);
     for (int64_t i = 0; i < count; ++i) {
       const uint16_t* lines = runs[i] + column * 2;
-      _tile_loadd(5, weights + i * 16, kSegment * 2);
+      _tile_loadd(5, weights + i * 16, kRowStride * 2);
       _tile_loadd(6, lines, stride);
       _tile_dpbf16ps(0, 5, 6);
       _tile_loadd(7, lines + 32, stride);
@@ -78,7 +78,7 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* const* runs, int6
   for (; column < dim; column += 16) {
     _tile_zero(0);
     for (int64_t i = 0; i < count; ++i) {
-      _tile_loadd(5, weights + i * 16, kSegment * 2);
+      _tile_loadd(5, weights + i * 16, kRowStride * 2);
       _tile_loadd(6, runs[i] + column * 2, stride);
       _tile_dpbf16ps(0, 5, 6);
     }

@@ -23,6 +23,10 @@ struct PageDots<int8_t> {
 
 constexpr int64_t kPositions = 16;  // of the cache, that lie together: a run
 
+// From a row of scores, or weights, to the next: were it a power of two, rows would put each other out of the first
+// cache.
+constexpr int64_t kRowStride = kSegment + 32;
+
 // Over int8 pages, queries and weights are whole multiples of a row's scale, this many at most: 16 bits, and the sum of
 // kSegment products with 127 stays below 2^31.
 constexpr float kLevels = 32767.0f;
@@ -120,7 +124,7 @@ inline void put_scores(const Vector (&sums)[M][N], const float* query_scales, co
                        int64_t head, float* scores) {
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) {
-      float* to = scores + m * kSegment + (run + n) * kPositions;
+      float* to = scores + m * kRowStride + (run + n) * kPositions;
       if constexpr (PageDots<Page>::Dot::kInteger) {
         store(to, mul(to_float(sums[m][n]), mul(load(runs.key_scales(run + n, head)), splat(query_scales[m]))));
       } else {
@@ -130,7 +134,7 @@ inline void put_scores(const Vector (&sums)[M][N], const float* query_scales, co
   }
 }
 
-// Scores [M][kSegment] of M rows of queries at N runs.
+// Scores [M][kRowStride] of M rows of queries at N runs.
 template <class Page, int M, int N, class Dot>
 void score_few(const Factors<Dot>& query, const PageRuns<Page>& runs, int64_t run, int64_t head, float* scores) {
   const uint8_t *lines[N], *ahead[N];
@@ -154,28 +158,61 @@ constexpr int64_t kRunsTogether = 2;  // whose values are added before a sum goe
 template <class Dot>
 using Sum = std::conditional_t<Dot::kInteger, int32_t, float>;
 
-// Adds, for M rows of weights and N blocks of 16 columns, the values of runs [first, last): of the last one's lines
-// only those that are written whole.
-template <class Page, int M, int N, class Dot>
-void sum_few(const Factors<Dot>& weights, const PageRuns<Page>& runs, int64_t first, int64_t last, int64_t head,
-             int64_t column, Sum<Dot>* sums) {
-  typename Dot::Vector tile[M][N];
-  for (int m = 0; m < M; ++m) {
-    for (int n = 0; n < N; ++n) tile[m][n] = load(sums + m * runs.dim + column + n * 16);
-  }
-  for (int64_t run = first; run < last; ++run) {
-    const int64_t next = run + last - first;
-    const uint8_t *lines[N], *ahead[N];
-    for (int n = 0; n < N; ++n) {
-      lines[n] = runs.values(run, head) + (column + n * 16) * 4;
-      ahead[n] = runs.values(next < runs.count ? next : run, head) + (column + n * 16) * 4;
+// Some runs of a head's values, and what is fetched meanwhile: the runs that come next.
+template <class Dot>
+struct ValueRuns {
+  const uint8_t* lines[kRunsTogether];
+  const uint8_t* ahead[kRunsTogether];
+  int64_t steps[kRunsTogether];  // lines that are written whole
+  int64_t count, line_stride;
+
+  template <class Page>
+  ValueRuns(const PageRuns<Page>& runs, int64_t first, int64_t head)
+      : count(runs.count - first < kRunsTogether ? runs.count - first : kRunsTogether), line_stride(runs.dim * 4) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t run = first + i, next = run + count;
+      lines[i] = runs.values(run, head);
+      ahead[i] = runs.values(next < runs.count ? next : run, head);
+      steps[i] = runs.template lines<Dot>(run);
     }
-    const auto at = weights.from(0, run * kPositions);
-    dot_pages<Dot, M, N>(at.words, at.stride, lines, ahead, runs.dim * 4, runs.template lines<Dot>(run), tile);
   }
+};
+
+// Adds, for M rows of weights and N blocks of 16 columns, the values of some runs.
+template <int M, int N, class Dot>
+[[gnu::always_inline]] inline void sum_blocks(const Factors<Dot>& weights, const ValueRuns<Dot>& runs, int64_t dim,
+                                              int64_t column, Sum<Dot>* sums) {
+  constexpr int64_t kWords = kPositions / Factors<Dot>::kWordValues;
+  typename Dot::Vector tile[M][N];
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
-    for (int n = 0; n < N; ++n) store(sums + m * runs.dim + column + n * 16, tile[m][n]);
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) tile[m][n] = load(sums + m * dim + column + n * 16);
   }
+  const auto* words = weights.words;
+  for (int64_t run = 0; run < runs.count; ++run, words += kWords) {
+    const uint8_t *lines[N], *ahead[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      lines[n] = runs.lines[run] + (column + n * 16) * 4;
+      ahead[n] = runs.ahead[run] + (column + n * 16) * 4;
+    }
+    const int64_t steps = Dot::kInteger ? kPositions / Dot::kLineValues : runs.steps[run];
+    dot_pages<Dot, M, N>(words, weights.stride, lines, ahead, runs.line_stride, steps, tile);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) store(sums + m * dim + column + n * 16, tile[m][n]);
+  }
+}
+
+// The same for all of `dim` columns.
+template <int M, class Dot>
+void sum_rows(const Factors<Dot>& weights, const ValueRuns<Dot>& runs, int64_t dim, Sum<Dot>* sums) {
+  in_groups<kSums / M>(0, dim / 16, [&]<int N>(int64_t block) __attribute__((always_inline)) {
+    sum_blocks<M, N>(weights, runs, dim, block * 16, sums);
+  });
 }
 
 // Adds the first `count` values of a line of floats, times their weights. What else it holds may be not even a number.
@@ -190,7 +227,7 @@ void sum_part(const float* weights, int64_t rows, const Page* line, int64_t coun
     for (int64_t row = 0; row < rows; ++row) {
       F16 tile[1][1] = {{load(sums + row * dim + column)}};
       float words[Dot::kWords] = {};
-      for (int64_t i = 0; i < count; ++i) words[i] = weights[row * kSegment + i];
+      for (int64_t i = 0; i < count; ++i) words[i] = weights[row * kRowStride + i];
       const uint8_t* const lines[1] = {reinterpret_cast<const uint8_t*>(copy)};
       dot_pages<Dot, 1, 1>(words, 0, lines, lines, kLineBytes, 1, tile);
       store(sums + row * dim + column, tile[0][0]);
@@ -198,15 +235,15 @@ void sum_part(const float* weights, int64_t rows, const Page* line, int64_t coun
   }
 }
 
-// Scores [heads][rows][kSegment] of queries, [heads][rows] of them, at all runs. Heads lie side by side in a page: what
-// lies together is read together.
+// Scores [heads][rows][kRowStride] of queries, [heads][rows] of them, at all runs. Heads lie side by side in a page:
+// what lies together is read together.
 template <class Page, class Dot>
 void score_lines(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& runs, float* scores) {
   for_rows<kSums>(rows, [&]<int M>() {
     in_groups<kSums / M>(0, runs.count, [&]<int N>(int64_t run) {
       for (int64_t head = 0; head < runs.heads; ++head) {
         in_groups<M>(head * rows, (head + 1) * rows, [&]<int R>(int64_t row) {
-          score_few<Page, R, N>(query.from(row), runs, run, head, scores + row * kSegment);
+          score_few<Page, R, N>(query.from(row), runs, run, head, scores + row * kRowStride);
         });
       }
     });
@@ -220,12 +257,10 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
   auto* totals = reinterpret_cast<Sum<Dot>*>(sums);
   for (int64_t i = 0; i < runs.heads * rows * dim; i += 16) store(totals + i, Dot::zero());
   for (int64_t first = 0; first < runs.count; first += kRunsTogether) {
-    const int64_t last = first + kRunsTogether < runs.count ? first + kRunsTogether : runs.count;
     for (int64_t head = 0; head < runs.heads; ++head) {
+      const ValueRuns<Dot> values(runs, first, head);
       in_groups<kSums>(head * rows, (head + 1) * rows, [&]<int M>(int64_t row) {
-        in_groups<kSums / M>(0, dim / 16, [&]<int N>(int64_t block) {
-          sum_few<Page, M, N>(weights.from(row), runs, first, last, head, block * 16, totals + row * dim);
-        });
+        sum_rows<M>(weights.from(row, first * kPositions), values, dim, totals + row * dim);
       });
     }
   }
@@ -285,7 +320,7 @@ void score_widened(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>
       clear(sums, Dot::zero());
       dot<Wide, M, N>(query.from(row).words, query.stride, reinterpret_cast<const uint8_t*>(wide), kLineBytes,
                       words * kLineBytes, words, sums);
-      put_scores(sums, query.scales + row, runs, run, head, scores + row * kSegment);
+      put_scores(sums, query.scales + row, runs, run, head, scores + row * kRowStride);
     });
   });
 }

@@ -149,13 +149,16 @@ inline void rotate(const T* head, const T* weight, const float* rotation, const 
 template <class T>
 inline void put_key(const T* key, int64_t at, const CacheOp& op, T* head) {
   constexpr int64_t p = 4 / sizeof(T);
-  for (int64_t i = 0; i < op.head_dim; ++i) head[(i / p * op.block_size + at) * p + i % p] = key[i];
+  const int64_t stride = op.block_size * 4;
+  auto* to = reinterpret_cast<std::byte*>(head + at * p);
+  for (int64_t i = 0; i < op.head_dim; i += p, to += stride) __builtin_memcpy(to, key + i, 4);
 }
 
 template <class T>
 inline void put_value(const T* value, int64_t at, const CacheOp& op, T* head) {
   constexpr int64_t p = 4 / sizeof(T);
-  for (int64_t i = 0; i < op.head_dim; ++i) head[(at / p * op.head_dim + i) * p + at % p] = value[i];
+  T* to = head + at / p * op.head_dim * p + at % p;
+  for (int64_t i = 0; i < op.head_dim; ++i, to += p) *to = value[i];
 }
 
 // To bytes, with a scale of the token's own that goes behind the head's page.
@@ -177,7 +180,9 @@ void cache_as(Worker& worker, const CacheOp& op) {
   auto* scratch = reinterpret_cast<float*>(worker.own(3 * (dim + 16) * sizeof(float)));
   T* key = reinterpret_cast<T*>(scratch + dim + 16);
   [[maybe_unused]] auto* bytes = reinterpret_cast<int8_t*>(scratch + 2 * (dim + 16));
-  worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
+  // A prompt's neighbours share lines of a page: a thread takes as many tokens as a line has.
+  const int64_t share = *op.rows / (4 * worker.count()), grain = share < 1 ? 1 : share < 16 ? share : 16;
+  worker.for_each(*op.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* heads = static_cast<const T*>(op.qkv) + row * all * dim;
       const T* weight = static_cast<const T*>(op.weight);

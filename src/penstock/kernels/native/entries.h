@@ -11,22 +11,18 @@ void linear(Worker& worker, const LinearOp& op) {
 
 // Bytes of shared memory that `prepare` uses at most. A word holds a value of x at least; where sums start from other
 // than 0 it holds four, which leaves room for that.
-size_t linear_shared_bytes(const LinearOp& op) { return padded_rows(*op.rows) * (padded_k(op.weight) + 1) * 4; }
+size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * (padded_k(op.weight) + 1) * 4; }
 
 void experts(Worker& worker, const ExpertsOp& op) {
   if (op.dtype == Dtype::f32) return experts_as<float>(worker, op);
   experts_as<uint16_t>(worker, op);
 }
 
-size_t experts_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, kPanelRows).bytes; }
+size_t experts_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, 1).bytes; }
 
 void attention(Worker& worker, const AttentionOp& op) {
-  const bool bytes = op.page_dtype == Dtype::i8;
-  if (op.dtype == Dtype::f32) {
-    bytes ? attention_as<float, int8_t>(worker, op) : attention_as<float, float>(worker, op);
-  } else {
-    bytes ? attention_as<uint16_t, int8_t>(worker, op) : attention_as<uint16_t, uint16_t>(worker, op);
-  }
+  if (op.page_dtype == Dtype::i8) return attention_as<int8_t>(worker, op);
+  op.dtype == Dtype::f32 ? attention_as<float>(worker, op) : attention_as<uint16_t>(worker, op);
 }
 
 constexpr Isa offered(const char* name) {

@@ -19,8 +19,8 @@
 #include "linear_amx.h"
 #include "moe.h"
 #include "moe_amx.h"
-#include "attention_amx.h"
 #include "attention_lines.h"
+#include "attention_amx.h"
 #include "attention.h"
 
 namespace penstock {
@@ -30,7 +30,7 @@ namespace {
 void attention_by_tiles(Worker& worker, const AttentionOp& op) {
   if (op.dtype != Dtype::bf16 || op.page_dtype != Dtype::bf16) return kAvx512.attention(worker, op);
   const TilesInUse tiles(kAttentionTiles);
-  attention_as<uint16_t, uint16_t, true>(worker, op);
+  attention_as<uint16_t, true>(worker, op);
 }
 
 // What another file does as well. The table below is a constant, as code that makes it when the library is loaded would

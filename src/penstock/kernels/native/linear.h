@@ -74,10 +74,16 @@ void start_row(const typename Dot::Piece* pieces, int64_t padded, int64_t parts,
 struct PanelRow {
   int64_t panel;   // the first row of its panel
   int64_t height;  // of the panel
-  int64_t source;  // which row of x it is; none, to fill the panel, where negative
+  int64_t source;  // the row of x
+
+  // Of `first` and the rows behind it, that are multiplied with the same weight, the panel of `row`.
+  static PanelRow of(const Panels& panels, int64_t first, int64_t row, int64_t source) {
+    const int64_t panel = panels.of_row(row - first), begin = panels.first_row(panel);
+    return {first + begin, panels.first_row(panel + 1) - begin, source};
+  }
 };
 
-// In `memory`, which the threads share. `rows`: with those that fill panels; place(row): the row's PanelRow.
+// In `memory`, which the threads share. place(row): the row's PanelRow.
 template <class Dot, class T, class F>
 Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory, const F& place) {
   using Word = typename Dot::Word;
@@ -92,10 +98,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
     Word* to = words + panel * stride + row - panel;
     Word* together = height == 1 ? to : scattered;
     const T* x = static_cast<const T*>(op.x) + source * k;
-    if (source < 0) {
-      for (int64_t i = 0; i < stride; ++i) together[i] = Word{};
-      for (int64_t part = 0; part < parts && Dot::kOffset != 0; ++part) starts[row * parts + part] = 0;
-    } else if constexpr (Dot::kInteger) {
+    if constexpr (Dot::kInteger) {
       auto* pieces = reinterpret_cast<typename Dot::Piece*>(together);
       scales[row] = quantize_row<Dot>(x, k, pieces, padded);
       if constexpr (Dot::kOffset != 0) start_row<Dot>(pieces, padded, parts, starts + row * parts);
@@ -105,7 +108,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
     if (height == 1) return;
     for (int64_t i = 0; i < stride; ++i) to[i * height] = together[i];
   };
-  worker.for_each(rows, rows == 0 ? 1 : panel_height(rows), [&](int64_t begin, int64_t end) {
+  worker.for_each(rows, kPanelRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) put_row(row);
   });
   return {words, stride, Dot::kInteger ? scales : nullptr, Dot::kOffset == 0 ? nullptr : starts, parts};
@@ -123,14 +126,18 @@ template <class Dot, class T, class Out>
 void multiply(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
-  const int64_t height = panel_height(rows);
-  const Rows<Dot> x = prepare<Dot, T>(worker, op, padded_rows(rows), worker.shared(), [&](int64_t row) {
-    return PanelRow{row / height * height, height, row < rows ? row : -1};
-  });
+  const Panels panels(rows);
+  const Rows<Dot> x = prepare<Dot, T>(worker, op, rows, worker.shared(),
+                                      [&](int64_t row) { return PanelRow::of(panels, 0, row, row); });
   const Finish finish{op, write_rows<T, Out>};
-  const int64_t blocks = divide_up(op.weight.n, kColumns);
-  worker.for_each(blocks, grain_of(blocks, worker.count()), [&](int64_t begin, int64_t end) {
-    blocks_of<Dot>(worker, op.weight, x, rows, begin, end, finish);
+  const int64_t blocks = divide_up(op.weight.n, kColumns), items = row_groups(rows) * blocks;
+  worker.for_each(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t group = begin / blocks, first = begin % blocks;
+      const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
+      blocks_of<Dot>(worker, op.weight, x, rows, group, first, last, finish);
+      begin += last - first;
+    }
   });
 }
 

@@ -35,24 +35,37 @@ inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
   return mul(mul(gate, sigmoid(u)), other);
 }
 
+// The largest of the values that a row of integers is to stand for.
+struct Extent {
+  F16 most = zero_f(), check = zero_f();
+
+  void see(F16 v) {
+    most = max(most, absolute(v));
+    check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
+  }
+};
+
 // Of a row that becomes integers: its values are whole multiples of the scale, `most_of_all` at most.
 struct Quantizer {
   float scale;
   F16 inverse;
 
+  explicit Quantizer(const Extent& extent, float most_of_all = 127.0f)
+      : scale(largest(extent.most) / most_of_all + sum(extent.check)),
+        inverse(splat(scale > 0.0f ? 1.0f / scale : 0.0f)) {}
+
   template <class T>
-  Quantizer(const T* x, int64_t count, float most_of_all = 127.0f) {
-    F16 most = zero_f(), check = zero_f();
-    for (int64_t i = 0; i < count; i += 16) {
-      const F16 v = load_part(x + i, count - i);
-      most = max(most, absolute(v));
-      check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
-    }
-    scale = largest(most) / most_of_all + sum(check);
-    inverse = splat(scale > 0.0f ? 1.0f / scale : 0.0f);
-  }
+  Quantizer(const T* x, int64_t count, float most_of_all = 127.0f) : Quantizer(extent_of(x, count), most_of_all) {}
 
   I16 operator()(F16 x) const { return to_int(mul(x, inverse)); }
+
+ private:
+  template <class T>
+  static Extent extent_of(const T* x, int64_t count) {
+    Extent extent;
+    for (int64_t i = 0; i < count; i += 16) extent.see(load_part(x + i, count - i));
+    return extent;
+  }
 };
 
 // Calls f<M>() with the largest M of at most `rows`.

@@ -187,8 +187,8 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
 
 template <class Dot>
 struct ByWords {
-  static constexpr int64_t kMostRows = kPanelRows;
-  static int64_t padded(int64_t rows) { return padded_rows(rows); }
+  static constexpr int64_t kMostRows = 1;
+  static int64_t padded(int64_t rows) { return rows; }
 
   // Rows of `op.x`, as `source` says, times the matrices of their experts. `memory` is for words.
   template <class T, class Out>
@@ -196,11 +196,13 @@ struct ByWords {
                        std::byte* memory) {
     const Rows<Dot> x = prepare<Dot, T>(worker, op, groups.rows(), memory, [&](int64_t row) {
       const int64_t i = std::upper_bound(groups.first, groups.first + groups.experts(), row) - groups.first - 1;
-      const int64_t first = groups.first[i], height = panel_height(groups.counts[i]);
-      return PanelRow{first + (row - first) / height * height, height, source[row]};
+      return PanelRow::of(Panels(groups.counts[i]), groups.first[i], row, source[row]);
     });
     each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-      blocks_of<Dot>(worker, mine.weight, x.from(row), rows, begin, end, Finish{mine, write_rows<T, Out>});
+      const Finish finish{mine, write_rows<T, Out>};
+      for (int64_t group = 0; group < row_groups(rows); ++group) {
+        blocks_of<Dot>(worker, mine.weight, x.from(row), rows, group, begin, end, finish);
+      }
     });
   }
 };

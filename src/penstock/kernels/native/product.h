@@ -6,12 +6,24 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// How many rows are multiplied together: as many in each of as few panels as there can be.
-inline int64_t panel_height(int64_t rows) { return divide_up(rows, divide_up(rows, kPanelRows)); }
-// With those that fill the last panel.
-inline int64_t padded_rows(int64_t rows) {
-  return rows == 0 ? 0 : divide_up(rows, panel_height(rows)) * panel_height(rows);
-}
+// Rows of x are multiplied together in panels: as few as there can be, and of about the same height.
+struct Panels {
+  int64_t count;
+  int64_t low;   // rows of a panel;
+  int64_t tall;  // so many, the first ones, have one more
+
+  explicit Panels(int64_t rows)
+      : count(divide_up(rows, kPanelRows)), low(count == 0 ? 0 : rows / count), tall(count == 0 ? 0 : rows % count) {}
+
+  int64_t highest() const { return low + (tall != 0); }
+  int64_t first_row(int64_t panel) const { return panel * low + (panel < tall ? panel : tall); }
+  // Of the first `panels`, those of the greatest height.
+  int64_t highest_of(int64_t panels) const { return tall == 0 || panels < tall ? panels : tall; }
+  int64_t of_row(int64_t row) const {
+    const int64_t panel = row / (low + 1);
+    return panel < tall ? panel : tall + (row - tall * (low + 1)) / low;
+  }
+};
 
 // Rows of x as words, [panel][word][height]: what a tile multiplies next lies together. Rows a power of two apart would
 // be in one another's way in the first cache. Of integers also what their products are to be scaled with, and, where
@@ -126,10 +138,11 @@ inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int6
   }
 }
 
-// The sums of one group after the other, of which each is scaled before it is added.
+// The sums of one group after the other, of which each is scaled before it is added. Inlined, its sums do not all find
+// room in the registers.
 template <class Dot, int M, int N>
-inline void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row,
-                       int64_t block, const Kept& kept) {
+[[gnu::noinline]] void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
+                                  const Kept& kept) {
   const int64_t groups = groups_of(weight), parts = parts_of<Dot>(weight);
   const int64_t per_group = weight.group / Dot::kLineValues, begin = run.first / per_group;
   const auto* words = x.words + row * x.stride + run.first * Dot::kWords * M;
@@ -195,13 +208,12 @@ inline void tile(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64
   }
 }
 
-// All rows that are kept, in panels of M, and `count` blocks from `begin` on.
+// Rows [row, end), in panels of M, and `count` blocks from `begin` on. Goes on in `run` with what is to be fetched.
 template <class Dot, int M>
-void panels_by_blocks(const Matrix& weight, Run run, const Rows<Dot>& x, int64_t begin, int64_t count,
-                      const Kept& kept) {
+void panels_by_blocks(const Matrix& weight, Run& run, const Rows<Dot>& x, int64_t row, int64_t end, int64_t begin,
+                      int64_t count, const Kept& kept) {
   constexpr int N = blocks_beside<Dot>(M);
-  run.ahead_step = divide_up(run.ahead_step, kept.rows / M);
-  for (int64_t row = 0; row < kept.rows; row += M, run.ahead += run.steps * run.ahead_step) {
+  for (; row < end; row += M, run.ahead += run.steps * run.ahead_step) {
     Run at = run;
     int64_t block = begin;
     for (; block + N <= begin + count; block += N, at = at.past(N)) tile<Dot, M, N>(weight, at, x, row, block, kept);
@@ -243,32 +255,47 @@ void start_sums(const Rows<Dot>& x, const Kept& kept) {
   }
 }
 
-// Of the first `rows` that are kept; `first`: which row of all the first is.
+// `first`: which row of all the first is.
 template <class Dot>
-void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, int64_t rows, const Kept& kept,
-                 const Finish& finish) {
+void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, const Kept& kept, const Finish& finish) {
   for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
     float* sums = kept.of(0, block);
     if constexpr (Dot::kGrouped) {
-      for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t row = 0; row < kept.rows; ++row) {
         store(sums + row * kColumns, mul(load(sums + row * kColumns), splat(x.scales[row])));
       }
     } else if constexpr (Dot::kInteger) {
       const F16 scales = load(weight.column_scales + block * kColumns);
-      for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t row = 0; row < kept.rows; ++row) {
         const I16 whole = load(reinterpret_cast<const int32_t*>(sums + row * kColumns));
         store(sums + row * kColumns, mul(to_float(whole), mul(scales, splat(x.scales[row]))));
       }
     }
-    finish(first, rows, block, sums);
+    finish(first, kept.rows, block, sums);
   }
 }
 
-// Blocks [begin, end) of the rows that are kept, along a run: a few blocks at a time, whose lines stay in the first
-// cache while all rows pass by, and those of the next come from memory meanwhile.
+// Some panels that follow one another: `high` of M rows, then `low` of one less.
+struct PanelRange {
+  int64_t high, low;
+};
+
 template <class Dot, int M>
-void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_t* next_run, const Kept& kept,
-                  typename Dot::Word* wide) {
+void panels_along(const Matrix& weight, Run run, const Rows<Dot>& x, const PanelRange& panels, int64_t begin,
+                  int64_t count, const Kept& kept) {
+  run.ahead_step = divide_up(run.ahead_step, panels.high + panels.low);
+  const int64_t high_rows = panels.high * M;
+  panels_by_blocks<Dot, M>(weight, run, x, 0, high_rows, begin, count, kept);
+  if constexpr (M > (kPanelRows + 1) / 2) {  // of two panels or more none is lower
+    panels_by_blocks<Dot, M - 1>(weight, run, x, high_rows, kept.rows, begin, count, kept);
+  }
+}
+
+// The blocks and rows that are kept, along a run: a few blocks at a time, whose lines stay in the first cache while all
+// rows pass by, and those of the next come from memory meanwhile.
+template <class Dot, int M>
+void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const PanelRange& panels, const uint8_t* next_run,
+                  const Kept& kept, typename Dot::Word* wide) {
   using Wide = typename Dot::Wide;
   constexpr bool kWidens = !std::is_same_v<Dot, Wide> && M > kPanelRows - kWideHeights;
   const int64_t at_once = wide == nullptr ? blocks_beside<Dot>(M) : blocks_beside<Wide>(M);
@@ -278,42 +305,52 @@ void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8
     run.ahead = block + at_once < end ? run.lines + at_once * run.block_stride : next_run;
     if constexpr (kWidens) {
       if (wide != nullptr) {
-        panels_by_blocks<Wide, M>(weight, widened<Dot>(run, count, wide), x, block, count, kept);
+        panels_along<Wide, M>(weight, widened<Dot>(run, count, wide), x, panels, block, count, kept);
         continue;
       }
     }
-    panels_by_blocks<Dot, M>(weight, run, x, block, count, kept);
+    panels_along<Dot, M>(weight, run, x, panels, block, count, kept);
   }
 }
 
-// Blocks [begin, end) of all rows, as many rows at a time as stay in the second cache, run by run.
+// How many groups of rows are multiplied one after the other: a run of a group's words stays in the second cache.
+inline int64_t row_groups(int64_t rows) {
+  const int64_t groups = (rows + kRowsTogether / 2) / kRowsTogether;
+  return groups < 1 ? 1 : groups;
+}
+
+// Blocks [begin, end) of the rows of a group, run by run.
 template <class Dot>
-void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t rows, int64_t begin,
+void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t rows, int64_t group, int64_t begin,
                int64_t end, const Finish& finish) {
   const bool wide = !std::is_same_v<Dot, typename Dot::Wide> && rows >= kWideRows;
   const int64_t steps = x.stride / Dot::kWords, block_stride = steps * kLineBytes;
-  const int64_t height = panel_height(rows), padded = padded_rows(rows);
-  // A run is of whole groups. One panel needs no runs.
+  const Panels panels(rows);
+  const int64_t together = divide_up(panels.count, row_groups(rows)), first_panel = group * together;
+  const int64_t last_panel = first_panel + together < panels.count ? first_panel + together : panels.count;
+  if (first_panel >= last_panel) return;
+  const int64_t high = panels.highest_of(last_panel) - panels.highest_of(first_panel);
+  const PanelRange range{high, last_panel - first_panel - high};
+  const int64_t row = panels.first_row(first_panel), row_count = panels.first_row(last_panel) - row;
+  // A run is of whole groups of values. One panel needs no runs.
   const int64_t unit = Dot::kGrouped ? weight.group / Dot::kLineValues : 1;
-  const int64_t run_steps = padded == height ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
+  const int64_t run_steps = panels.count == 1 ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
+  const int64_t height = panels.highest();
   const int64_t room = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
-  const int64_t at_once = padded < kRowsTogether ? padded : kRowsTogether / height * height;
-  auto* own = reinterpret_cast<float*>(worker.own((room + at_once * (end - begin) * kColumns) * sizeof(float)));
+  auto* own = reinterpret_cast<float*>(worker.own((room + row_count * (end - begin) * kColumns) * sizeof(float)));
   auto* words = wide ? reinterpret_cast<typename Dot::Word*>(own) : nullptr;
   const uint8_t* lines = weight.lines + begin * block_stride;
-  for (int64_t row = 0; row < rows; row += at_once) {
-    const Rows<Dot> from = x.from(row);
-    const Kept kept{own + room, begin, end - begin, padded - row < at_once ? padded - row : at_once};
-    start_sums<Dot>(from, kept);
-    for (int64_t first = 0; first < steps; first += run_steps) {
-      const bool last = steps - first <= run_steps;
-      const int64_t count = last ? steps - first : run_steps;
-      const uint8_t* next = last ? lines + (end - begin) * block_stride : lines + (first + run_steps) * kLineBytes;
-      const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
-      for_rows<kPanelRows>(height, [&]<int M>() { blocks_along<Dot, M>(weight, run, from, next, kept, words); });
-    }
-    finish_sums<Dot>(weight, from, row, rows - row < kept.rows ? rows - row : kept.rows, kept, finish);
+  const Rows<Dot> from = x.from(row);
+  const Kept kept{own + room, begin, end - begin, row_count};
+  start_sums<Dot>(from, kept);
+  for (int64_t first = 0; first < steps; first += run_steps) {
+    const bool last = steps - first <= run_steps;
+    const int64_t count = last ? steps - first : run_steps;
+    const uint8_t* next = last ? lines + (end - begin) * block_stride : lines + (first + run_steps) * kLineBytes;
+    const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
+    for_rows<kPanelRows>(height, [&]<int M>() { blocks_along<Dot, M>(weight, run, from, range, next, kept, words); });
   }
+  finish_sums<Dot>(weight, from, row, kept, finish);
 }
 
 }  // namespace
