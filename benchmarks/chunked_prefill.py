@@ -20,7 +20,7 @@ from penstock.bench.offline import run_item
 from penstock.bench.timeline import Timeline
 from penstock.bench.workload import Item, percentile, random_prompt
 from penstock.config import EngineConfig
-from penstock.engine import launch
+from penstock.engine.launch import launch
 
 READERS, PROMPT, OUTPUT, LONG = 32, 64, 96, 8192
 

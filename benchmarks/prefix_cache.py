@@ -19,7 +19,7 @@ from results import parser, write
 
 from penstock.bench.workload import random_prompt
 from penstock.config import EngineConfig
-from penstock.engine import launch
+from penstock.engine.launch import launch
 from penstock.messages import EngineClient, GenerateRequest, SamplingParams
 
 PREFIX, SUFFIX = 1024, 32

@@ -24,7 +24,8 @@ from results import parser, write
 
 import penstock
 from penstock.config import EngineConfig
-from penstock.engine import StreamingClient, launch
+from penstock.engine.client import StreamingClient
+from penstock.engine.launch import launch
 from penstock.messages import EngineError, GenerateRequest, SamplingParams
 
 MODEL = Path(penstock.__file__).parent / "assets" / "python-8m"

@@ -1,4 +1,4 @@
-"""How long `penstock serve` takes from its start to its first 200 at /readyz.
+"""How long `penstock serve` takes from its start to its first 200 at /readyz, with each quantisation in turns.
 
 python benchmarks/startup.py MODEL_DIR --json benchmarks/results/startup.json
 """
@@ -25,16 +25,17 @@ def ready(url: str) -> bool:
         return False
 
 
-def start_once(model: str, port: int) -> float:
+def start_once(model: str, quantization: str, port: int) -> float:
     """Seconds until the server is ready; it is stopped again."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "penstock.cli.main", "serve", model, "--port", str(port)]
+    command += ["--quantization", quantization]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         while not ready(f"http://127.0.0.1:{port}/readyz"):
             if server.poll() is not None:
                 raise RuntimeError(f"the server ended with {server.returncode}")
-            time.sleep(0.02)
+            time.sleep(0.01)
         return time.perf_counter() - began
     finally:
         server.send_signal(signal.SIGTERM)
@@ -44,12 +45,17 @@ def start_once(model: str, port: int) -> float:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("model")
+    arguments.add_argument("--quantizations", default="none,int8,int4")
     arguments.add_argument("--runs", type=int, default=3)
     arguments.add_argument("--port", type=int, default=PORT)
     args = arguments.parse_args()
-    seconds = [round(start_once(args.model, args.port), 2) for _ in range(args.runs)]
+    seconds: dict[str, list[float]] = {quantization: [] for quantization in args.quantizations.split(",")}
+    for _ in range(args.runs):
+        for quantization, each in seconds.items():
+            each.append(round(start_once(args.model, quantization, args.port), 2))
     size = sum(path.stat().st_size for path in Path(args.model).glob("*.safetensors"))
-    figures = {"checkpoint_gb": round(size / 1e9, 3), "seconds": seconds, "median_s": statistics.median(seconds)}
+    medians = {quantization: statistics.median(each) for quantization, each in seconds.items()}
+    figures = {"checkpoint_gb": round(size / 1e9, 3), "seconds": seconds, "median_s": medians}
     write({"benchmark": "startup", **figures}, args.json)
 
 

@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import os
 import sys
-import tempfile
 import time
 
 from penstock.engine.ipc import spawn
+from penstock.engine.spawned import Spawned
 from tests.engine.processes import children
 from tests.engine.simulated import ENGINE, Scenario, ask, config, until
 from tests.schedule.simulated import request
 
 MOMENTS = {
+    "told": Scenario(),
     "starting": Scenario(),
     "loading": Scenario(load_seconds=60),
     "idle": Scenario(),
@@ -28,13 +29,18 @@ def child() -> int:
 
 
 async def main(moment: str) -> None:
+    if moment == "told":
+        spawned = Spawned(ENGINE)
+        spawned.tell(config(MOMENTS[moment]))
+        print(spawned.process.pid, flush=True)
+        time.sleep(60)
     starting = asyncio.create_task(spawn(config(MOMENTS[moment]), ENGINE))
     await asyncio.sleep(0)
     if moment == "starting":
         print(child(), flush=True)
         time.sleep(60)  # and never looks at what the engine says
     if moment == "loading":
-        await until(lambda: not os.listdir(tempfile.gettempdir()), "the engine to connect", 30)
+        await asyncio.sleep(1)
         print(child(), flush=True)
         await asyncio.sleep(60)
     client = await starting

@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock.config.engine import EngineConfig
-from penstock.engine import launch
+from penstock.engine.launch import launch
 from penstock.messages import EngineError, GenerateRequest, SamplingParams, unpack_rows
 from tests.engine.simulated import Answer, ask
 

@@ -1,29 +1,48 @@
 """The engine's end of the socket: a client that does not read costs neither the engine's time nor its memory."""
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import zmq
 
-from penstock.engine.socket_port import EVENTS_IN_FLIGHT, SocketPort
-from penstock.engine.wire import Abort, Event, Failed, Step, decode_event, encode
+from penstock.engine.frames import Frames
+from penstock.engine.port import COMMANDS_AT_ONCE
+from penstock.engine.socket_port import LINGER_SECONDS, SocketPort
+from penstock.engine.wire import Abort, Event, Failed, Step, Stop, decode_event, encode
 from penstock.messages import EngineStats, TokenDelta
 
 STEPS = 2000
 
 
+class Client:
+    """A client that reads when the test does."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._frames = Frames(end)
+
+    def recv(self) -> bytes:
+        """The next frame; waits for it."""
+        deadline = time.monotonic() + 5
+        while not (frames := self._frames.receive(1)):
+            assert time.monotonic() < deadline, "nothing came"
+            time.sleep(0.001)
+        return frames[0]
+
+    def send(self, frame: bytes) -> None:
+        self._frames.send(frame)
+
+
 @pytest.fixture
-def ends(scratch: Path) -> Iterator[tuple[SocketPort, zmq.Socket[bytes]]]:
-    """An engine's port and the socket of a client that reads when the test does."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        client.rcvhwm = EVENTS_IN_FLIGHT
-        client.rcvtimeo = 5000
-        client.bind(f"ipc://{scratch}/socket")
-        port = SocketPort(f"ipc://{scratch}/socket")
-        yield port, client
-        port.close()
+def ends() -> Iterator[tuple[SocketPort, Client]]:
+    """An engine's port and its client."""
+    one, other = socket.socketpair()
+    port = SocketPort(one)
+    yield port, Client(other)
+    other.close()
+    port.close()
 
 
 def step(number: int) -> Step:
@@ -32,7 +51,7 @@ def step(number: int) -> Step:
     )
 
 
-def read_until(client: zmq.Socket[bytes], port: SocketPort, last: int) -> list[Step]:
+def read_until(client: Client, port: SocketPort, last: int) -> list[Step]:
     steps: list[Step] = []
     while not steps or steps[-1].stats.steps < last:
         event: Event = decode_event(client.recv())
@@ -42,7 +61,7 @@ def read_until(client: zmq.Socket[bytes], port: SocketPort, last: int) -> list[S
     return steps
 
 
-def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketPort, zmq.Socket[bytes]]) -> None:
+def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketPort, Client]) -> None:
     port, client = ends
     for number in range(STEPS):
         port.post(step(number))
@@ -53,7 +72,7 @@ def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketPort, zmq.Soc
         assert tokens == list(range(STEPS))
 
 
-def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, zmq.Socket[bytes]]) -> None:
+def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, Client]) -> None:
     port, client = ends
     for number in range(STEPS):
         port.post(step(number))
@@ -69,7 +88,7 @@ def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, 
     assert commands == [Abort("a")]
 
 
-def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketPort, zmq.Socket[bytes]]) -> None:
+def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketPort, Client]) -> None:
     port, client = ends
     port.announce(Failed("hello"))
     client.recv()
@@ -83,9 +102,28 @@ def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketPort, zmq.Soc
     assert [command.reason for command in port.receive(wait=60.0)] == ["enough"]
 
 
-def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[SocketPort, zmq.Socket[bytes]]) -> None:
+def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[SocketPort, Client]) -> None:
     port, _ = ends
     for number in range(STEPS):
         port.post(step(number))
+    began = time.monotonic()
     port.announce(Failed("nobody reads this"))
+    assert time.monotonic() - began >= LINGER_SECONDS / 2
     assert len(port.receive(wait=0.0)) == 0
+
+
+def test_more_commands_than_are_taken_at_once_are_not_slept_upon(ends: tuple[SocketPort, Client]) -> None:
+    port, client = ends
+    for _ in range(COMMANDS_AT_ONCE + 3):
+        client.send(encode(Abort("a")))
+    assert len(port.receive(wait=60.0)) == COMMANDS_AT_ONCE
+    assert len(port.receive(wait=60.0)) == 3
+
+
+def test_a_client_that_is_gone_ends_the_engine(ends: tuple[SocketPort, Client]) -> None:
+    port, client = ends
+    client.send(encode(Abort("a")))
+    client.end.close()
+    assert port.receive(wait=60.0) == [Abort("a")]
+    assert port.receive(wait=60.0) == [Stop("the client is gone")]
+    port.post(step(1))

@@ -12,7 +12,6 @@ from penstock.engine.wire import (
     Event,
     Failed,
     Finish,
-    Hello,
     Ready,
     Rejected,
     Step,
@@ -64,7 +63,6 @@ def test_commands_arrive_as_sent(command: Command) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Hello(),
         Ready(INFO, EngineStats(blocks_total=(4, 5))),
         Failed("because"),
         Step(EngineStats(steps=4), [DELTA], [Rejected("x", "no", True)], ["y"], [ControlReply(1, "", "no such")]),
@@ -102,7 +100,7 @@ def test_a_request_of_wrong_types_becomes_its_own_rejection(changes: dict[str, o
         b"\x93\x01",
         msgspec.msgpack.encode({"type": "Nothing"}),
         msgspec.msgpack.encode({"type": "Add", "request": {"request_id": 5}}),
-        encode(Hello()),
+        encode(Failed("because")),
         encode(Finish("r", 1, "whatever", 4)),  # type: ignore[arg-type]
     ],
     ids=repr,

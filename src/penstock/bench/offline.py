@@ -10,6 +10,8 @@ from penstock.bench.timeline import Timeline, summarise
 from penstock.bench.workload import Case, Item, fixed
 from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
 
+WARM_UP = Case(1, 32, 8)
+
 
 async def run_item(client: EngineClient, item: Item, name: str, start: float) -> Timeline:
     """Send one request at its arrival time and note when its tokens come."""
@@ -74,7 +76,7 @@ async def run_cases(client: EngineClient, cases: Sequence[Case], runs: int) -> l
 
     The cases take turns, so that drift hits all alike.
     """
-    await run_items(client, fixed(Case(1, 32, 8), client.info.vocab_size), "warm-up")
+    await run_items(client, fixed(WARM_UP, client.info.vocab_size), "warm-up")
     results: dict[str, list[dict[str, Any]]] = {str(case): [] for case in cases}
     for run in range(runs):
         for case in cases:

@@ -1,6 +1,5 @@
-"""The engine: the core loop, where it may live, and the client that reaches it there."""
+"""The engine: the core loop (`core`), where it may live (`launch`), and the client that reaches it there (`client`).
 
-from penstock.engine.client import StreamingClient
-from penstock.engine.launch import launch
-
-__all__ = ["StreamingClient", "launch"]
+Nothing is imported here: a process that starts an engine need not wait for what running one takes, nor the other way
+round.
+"""

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 STDIN, STDERR = 0, 2
 SOCKET_NAME = "socket"
+IPC_PATH_MAX_LEN = 107  # as ZeroMQ has it, which whoever is to start a process soonest does not want to import
 PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 def private_directory() -> Path:
     """A new directory of mode 0700, with a path short enough for a socket in it."""
     parent = tempfile.gettempdir()
-    longest = zmq.IPC_PATH_MAX_LEN - len(f"/penstock-12345678/{SOCKET_NAME}")
+    longest = IPC_PATH_MAX_LEN - len(f"/penstock-12345678/{SOCKET_NAME}")
     return Path(tempfile.mkdtemp(prefix="penstock-", dir=parent if len(parent) <= longest else "/tmp"))
 
 

@@ -103,8 +103,8 @@ class EngineCore:
         """One message with all there is to say since the last, if there is anything."""
         out = self._out
         if self._meter.steps > out.stats.steps or out.deltas or out.rejected or out.aborted or out.replies:
-            stats = self._meter.stats(self._scheduler.stats())
-            self._port.post(msgspec.structs.replace(out, stats=stats))
+            stats = self._scheduler.stats(*self._meter.seconds)
+            self._port.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
             self._out = Step(stats)
 
     def _obey(self, command: Command | Rejected) -> None:

@@ -18,9 +18,12 @@ class InProcessExecutor:
 
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
+        from penstock.runtime.groundwork import Groundwork
+
+        groundwork = Groundwork(self._config) if self._config.device == "cpu" else None
         from penstock.runtime import load_runner  # here and not above: it imports torch
 
-        self._runner = load_runner(self._config)
+        self._runner = load_runner(self._config, groundwork)
         return self._runner.capacity
 
     def submit(self, plan: StepPlan) -> None:

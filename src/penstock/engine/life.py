@@ -45,8 +45,11 @@ class Announcing(Port, Protocol):
         ...
 
 
-def live(config: EngineConfig, backend: Backend, port: Announcing) -> bool:
-    """Run an engine to its end. True when it was told to stop, False when it failed; either way the client knows."""
+def live(
+    config: EngineConfig, backend: Backend, port: Announcing, *, settled: Callable[[], None] = lambda: None
+) -> bool:
+    """Run an engine to its end. True when it was told to stop, False when it failed; either way the client knows.
+    `settled` is called once all is loaded."""
     try:
         limits = scheduler_config(config)
         eos_token_ids = backend.eos_token_ids(config)
@@ -54,6 +57,7 @@ def live(config: EngineConfig, backend: Backend, port: Announcing) -> bool:
             capacity = executor.start()
             scheduler = Scheduler(limits, capacity, incarnation=config.incarnation)
             core = EngineCore(scheduler, executor, port, capacity, incarnation=config.incarnation)
+            settled()
             port.announce(Ready(describe(config, capacity, eos_token_ids), scheduler.stats()))
             port.announce(Failed(core.run()))
     except Exception as error:
@@ -86,4 +90,5 @@ def describe(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int,
         pid=os.getpid(),
         eos_token_ids=eos_token_ids,
         memory=capacity.memory,
+        cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

@@ -1,8 +1,6 @@
 """Steps, and where their time went."""
 
-import msgspec
-
-from penstock.messages import Clock, EngineStats, StepTiming
+from penstock.messages import Clock, StepTiming
 
 
 class StepMeter:
@@ -31,12 +29,7 @@ class StepMeter:
         self._sample += timing.sample
         self.steps += 1
 
-    def stats(self, scheduler: EngineStats) -> EngineStats:
-        """The scheduler's stats, completed."""
-        return msgspec.structs.replace(
-            scheduler,
-            steps=self.steps,
-            step_seconds=self._step,
-            forward_seconds=self._forward,
-            sample_seconds=self._sample,
-        )
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Of all steps so far; of their forward passes; of their sampling."""
+        return self._step, self._forward, self._sample

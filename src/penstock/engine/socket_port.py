@@ -2,16 +2,16 @@
 
 import math
 import os
+import select
+import socket
 import time
 
-import zmq
-
+from penstock.engine.frames import Frames
 from penstock.engine.merge import StepBuffer
 from penstock.engine.port import COMMANDS_AT_ONCE
-from penstock.engine.wire import Command, Event, Failed, Hello, Ready, Rejected, Step, Stop, decode_command, encode
+from penstock.engine.wire import Command, Failed, Ready, Rejected, Step, Stop, decode_command, encode
 
-EVENTS_IN_FLIGHT = 64  # messages that may wait in the socket; beyond, they are merged
-LINGER_MS = 1000  # for the last word to get through
+LINGER_SECONDS = 1.0  # for the last word to get through
 
 
 class SocketPort:
@@ -21,40 +21,40 @@ class SocketPort:
     choice, and sent when there is room.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = LINGER_MS
-        self._socket.sndhwm = EVENTS_IN_FLIGHT
-        self._socket.rcvhwm = 0  # bounded by the client's admission
-        self._socket.connect(endpoint)
+    def __init__(self, end: socket.socket) -> None:
+        self._frames = Frames(end)
         self._late = StepBuffer()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._arrivals = select.poll()
+        self._arrivals.register(self._frames, select.POLLIN)
         self._stop: Stop | None = None
+        self._more = False  # commands may have come with the last ones, of which the socket no longer tells
 
     def receive(self, *, wait: float) -> list[Command | Rejected]:
-        if wait:
+        if wait and not self._more:
             self._sleep(wait)
         self._send_late()
-        commands: list[Command | Rejected] = [] if self._stop is None else [self._stop]
-        while len(commands) < COMMANDS_AT_ONCE:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if (command := decode_command(frame)) is not None:
-                commands.append(command)
-        return commands
+        if self._stop is not None:
+            return [self._stop]
+        if not (self._more or self._arrivals.poll(0)):  # which says so sooner than an exception of the socket's
+            return []
+        try:
+            frames = self._frames.receive(COMMANDS_AT_ONCE)
+        except EOFError:
+            return [Stop("the client is gone")]
+        self._more = len(frames) == COMMANDS_AT_ONCE
+        return [command for frame in frames if (command := decode_command(frame)) is not None]
 
     def post(self, step: Step) -> None:
-        if self._late or not self._send(step):
+        if self._late or self._frames.unsent:
             self._late.push(step)
+        else:
+            self._frames.send(encode(step))
 
-    def announce(self, event: Hello | Ready | Failed) -> None:
+    def announce(self, event: Ready | Failed) -> None:
         """Waits a moment for a client that is behind; without it, the end of this process has to say enough."""
-        self._send_late(LINGER_MS)
-        if not self._late and self._socket.poll(LINGER_MS, zmq.POLLOUT):
-            self._send(event)
+        if self._settle():
+            self._frames.send(encode(event))
 
     def stop(self, reason: str) -> None:
         """Let the next `receive` return a Stop. May be called from a signal handler."""
@@ -63,31 +63,37 @@ class SocketPort:
 
     def close(self) -> None:
         """Wait a moment for the last messages to leave."""
-        self._socket.close()
-        self._context.term()
+        self._settle()
+        self._frames.close()
         os.close(self._wake)
 
     def _sleep(self, seconds: float) -> None:
         """Until there is a command, or the time is over. Meanwhile late messages leave as soon as there is room."""
         end = time.monotonic() + seconds
-        poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._late else 0))
-            ready = dict(poller.poll(math.ceil(left * 1000)))
-            if ready.get(self._wake) or ready.get(self._socket, 0) & zmq.POLLIN:
-                return
+            behind = self._late or self._frames.unsent
+            poll.register(self._frames, select.POLLIN | (select.POLLOUT if behind else 0))
+            for descriptor, events in poll.poll(math.ceil(left * 1000)):
+                if descriptor == self._wake or events & ~select.POLLOUT:
+                    return
             self._send_late()
 
-    def _send_late(self, patience_ms: int = 0) -> None:
-        if self._late and self._socket.poll(patience_ms, zmq.POLLOUT):
-            step = self._late.take()
-            if not self._send(step):
-                self._late.push(step)
-
-    def _send(self, event: Event) -> bool:
-        try:
-            self._socket.send(encode(event), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+    def _settle(self) -> bool:
+        """Wait a moment until all is sent; whether it is."""
+        end = time.monotonic() + LINGER_SECONDS
+        poll = select.poll()
+        poll.register(self._frames, select.POLLOUT)
+        while not self._send_late():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(math.ceil(left * 1000))
         return True
+
+    def _send_late(self) -> bool:
+        """As far as there is room; whether nothing is left."""
+        if self._frames.flush() and self._late:
+            self._frames.send(encode(self._late.take()))
+        return not (self._late or self._frames.unsent)

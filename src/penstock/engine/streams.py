@@ -5,7 +5,7 @@ import itertools
 import logging
 
 from penstock.engine.merge import DeltaBuffer
-from penstock.engine.wire import ControlReply, Event, Failed, Hello, Ready, Rejected, Step
+from penstock.engine.wire import ControlReply, Event, Failed, Ready, Rejected, Step
 from penstock.messages import (
     EngineError,
     EngineInfo,
@@ -137,8 +137,6 @@ class Streams:
                     self.info.set_result(event.info)
             case Failed():
                 self.fail(event.reason)
-            case Hello():
-                pass  # for the link alone
 
     def fail(self, reason: str) -> None:
         """The engine has failed: so does everything that waits for it. The first reason stays."""

@@ -60,10 +60,6 @@ class ControlReply(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The engine process is connected and waits for its configuration."""
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
     stats: EngineStats
@@ -85,7 +81,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     replies: list[ControlReply] = []
 
 
-Event = Hello | Ready | Failed | Step
+Event = Ready | Failed | Step
 
 log = logging.getLogger(__name__)
 

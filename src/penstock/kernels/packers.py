@@ -2,7 +2,9 @@
 
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.weights import schemes, unquantized
@@ -46,9 +48,19 @@ class Packing(Protocol):
 class DensePacker:
     """A tensor of any shape as it is, converted to a dtype."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        memory: WeightMemory | None = None,
+    ) -> None:
+        """In `memory`, which is on the CPU, where it is given."""
         with torch.inference_mode(False):  # other threads, which the caller's mode does not reach, will write to it
-            self._tensor = torch.empty(shape, dtype=dtype, device=device)
+            if memory is None:
+                self._tensor = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                self._tensor = memory.empty(*shape, dtype=dtype)
 
     def put(self, start: int, rows: Tensor) -> None:
         self._tensor[start : start + len(rows)].copy_(rows)
@@ -83,17 +95,19 @@ def select_packing(
     quantization: str = "none",
     group: int = 32,
     device: torch.device | None = None,
+    memory: NDArray[np.uint8] | None = None,
 ) -> Packing:
     """As the linear provider that `select_kernels` chooses reads weights. Starts no threads. `device` is where weights
-    lie; None: where the platform's do.
+    lie; None: where the platform's do. On a CPU they are put into `memory` as long as there is room.
 
     Raises CannotQuantize.
     """
     if platform.device == "cuda":
         dtype = str(needs.dtype).removeprefix("torch.")
         return _on_device(dtype, quantization, group, device or torch.device(platform.device))
+    weights = WeightMemory(memory)
     if LINEAR.select(platform, needs).name == "native":
-        return _native(str(needs.dtype).removeprefix("torch."), quantization, group)
+        return _native(str(needs.dtype).removeprefix("torch."), quantization, group, weights)
     if quantization != "none":
         why = (
             f"do not compute in {str(needs.dtype).removeprefix('torch.')}; set --dtype bfloat16"
@@ -104,7 +118,7 @@ def select_packing(
         raise CannotQuantize(
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
         )
-    return lambda shape, kind, experts=1: DensePacker(shape, needs.dtype)
+    return lambda shape, kind, experts=1: DensePacker(shape, needs.dtype, memory=weights)
 
 
 def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
@@ -120,10 +134,8 @@ def _on_device(dtype: str, quantization: str, group: int, device: torch.device) 
     return packer
 
 
-def _native(dtype: str, quantization: str, group: int) -> Packing:
+def _native(dtype: str, quantization: str, group: int, memory: WeightMemory) -> Packing:
     matrices, vocabulary = schemes(dtype, quantization)
-    memory = WeightMemory()
-
     by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
 
     def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:

@@ -73,3 +73,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     eos_token_ids: tuple[int, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
+    cpu: int | None = None  # the one processor that the engine's loop stays on, where it does

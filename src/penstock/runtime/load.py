@@ -4,30 +4,37 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.config import ConfigError, EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
+from penstock.config import EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.cache_root import cache_root
-from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.groundwork import Groundwork
 from penstock.runtime.heap import keep_freed_memory
-from penstock.runtime.load_device import load_gpu_runner
 from penstock.runtime.mesh import Mesh
 from penstock.runtime.numa import interleave_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 
+if TYPE_CHECKING:
+    from penstock.runtime.device_runner import DeviceRunner
+
 logger = logging.getLogger(__name__)
 
 
-def load_runner(config: EngineConfig, *, progress: bool = True) -> ModelRunner | DeviceRunner:
+def load_runner(
+    config: EngineConfig, groundwork: Groundwork | None = None, *, progress: bool = True
+) -> "ModelRunner | DeviceRunner":
     """Of a whole model, on the configuration's device. Raises what `load_host_runner` and `load_gpu_runner` do."""
     if config.device == "cuda":
+        from penstock.runtime.load_device import load_gpu_runner  # here and not above: a CPU needs none of it
+
         return load_gpu_runner(config, progress=progress)
-    return load_host_runner(config, progress=progress)
+    return load_host_runner(config, groundwork=groundwork, progress=progress)
 
 
 def load_host_runner(
@@ -36,19 +43,18 @@ def load_host_runner(
     rendezvous: str = "",
     num_blocks: Sequence[int] = (),
     *,
+    groundwork: Groundwork | None = None,
     progress: bool = True,
 ) -> ModelRunner:
     """Size memory, read the weights, allocate the KV pages and run a first step.
 
     As the rank at `place`, of several: read its part, and meet the others at `rendezvous` (see Mesh). `num_blocks` per
-    KV group is what all ranks have room for; then memory is not sized here.
+    KV group is what all ranks have room for; then memory is not sized here, nor where `groundwork` has done so.
 
-    Raises ConfigError for a GPU, DoesNotFit, CannotSplit and CannotQuantize before anything is read, UnsupportedModel,
+    Raises DoesNotFit, CannotSplit and CannotQuantize before anything is read, UnsupportedModel,
     CheckpointError, OSError, or MeshError. The number of threads and the allocator's settings that it changes are the
     whole process's; where memory lies, this thread's and those it starts.
     """
-    if config.device != "cpu":
-        raise ConfigError(f"ranks on {config.device} are not supported: several share a model on CPUs alone")
     hardware = detect_hardware()
     torch.set_num_threads(config.threads or hardware.cores)
     keep_freed_memory()
@@ -57,13 +63,18 @@ def load_host_runner(
     place = place or Place()
     whole = load_spec(folder)
     spec = shard(whole, place)
-    num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available)
+    if groundwork is None:
+        num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available)
+    else:
+        num_blocks, memory = groundwork.memory.num_blocks, groundwork.memory.rows
     dtype = getattr(torch, config.dtype)
     platform = detect_platform(config.device)
     head_dims = tuple(layer.head_dim for layer in spec.layers)
     needs = Needs(dtype, config.block_size, head_dims)
-    packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     check_kv_dtype(platform, needs, config.kv_dtype)
+    resident = None if groundwork is None else groundwork.weights()
+    packing = select_packing(platform, needs, config.quantization, config.quantization_group, memory=resident)
+    del resident  # the weights hold what they took of it
     parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, progress=progress)
     # With the weights read, so that nobody waits long for a step; and before threads are pinned, as it has its own.
     mesh = None

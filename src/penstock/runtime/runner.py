@@ -101,7 +101,7 @@ class ModelRunner:
             if mesh is None and self._sampler and self._sampler.native:
                 self._decoding = Decoding(recorded, kernels.session, self._batch, self._inputs, self._sampler.native)
         self.capacity = measured_capacity(
-            spec, config, num_blocks, model, self.pages, depth=config.depth, cache_root=cache_root, memory=memory
+            spec, config, num_blocks, model, self.pages, cache_root=cache_root, memory=memory
         )
 
     def submit(self, plan: StepPlan) -> None:
@@ -115,14 +115,16 @@ class ModelRunner:
             raise RuntimeError("the runner is one rank of several: its plans belong to WorkersExecutor")
         return result
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:
         """Compute a plan; its result, on the rank that reports. Raises RuntimeError for a plan that contradicts those
         before it, MeshError where other ranks are not there."""
         began = time.perf_counter()
         self._apply(plan)
-        if self._repeats(plan):
-            return self._repeat(plan, began)
+        return self._repeat(plan, began) if self._repeats(plan) else self._compute(plan, began)
+
+    @torch.inference_mode()
+    def _compute(self, plan: StepPlan, began: float) -> StepResult | None:
+        """Any step. `began`: when its execution did."""
         if self._kernels.session:  # while the inputs are made
             self._kernels.session.wake()
         planned = self._planned = self._units_of(plan)
@@ -260,8 +262,7 @@ class ModelRunner:
             [work.count - work.drafts for _, work in able],
             [work.sample for _, work in able],
         )
-        decodes = units.tokens == len(rows) == len(able) > 0 and bool(units.sample.all())
-        return _Planned(plan.work, rows, units, units.rows[units.sample], decodes)
+        return _Planned(plan.work, rows, units, units.rows[units.sample], units.decodes and len(able) == len(rows))
 
     # -- the last step again, a token further -----------------------------------------------------------------
 
@@ -336,10 +337,13 @@ class ModelRunner:
         self, planned: _Planned, sampled: Sampled, prompt_logprobs: Mapping[int, bytes]
     ) -> tuple[SequenceResult, ...]:
         """One for each unit of work."""
-        errors = self._batch.errors
-        if planned.decodes and not errors:
-            each = zip(planned.work, sampled.token_ids, sampled.logprobs, strict=True)
-            return tuple([SequenceResult(work.seq, (token,), logprobs) for work, token, logprobs in each])
-        tokens = zip(sampled.token_ids, sampled.logprobs, strict=True)
-        by_row = dict(zip(planned.sampled.tolist(), tokens, strict=True))
-        return sequence_results(planned.work, planned.rows, by_row, prompt_logprobs, errors)
+        return sequence_results(
+            planned.work,
+            planned.rows,
+            planned.sampled.tolist(),
+            sampled.token_ids,
+            sampled.logprobs,
+            prompt_logprobs,
+            self._batch.errors,
+            decodes=planned.decodes,
+        )

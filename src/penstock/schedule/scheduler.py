@@ -412,8 +412,10 @@ class Scheduler:
         """Whether a result is awaited or a request has not ended."""
         return bool(self._roster.requests or self._outstanding)
 
-    def stats(self) -> EngineStats:
-        """Gauges and counters; the seconds are for the engine to fill in."""
+    def stats(
+        self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
+    ) -> EngineStats:
+        """Gauges and counters, beside the seconds that the engine has spent."""
         pools = self._cache.pools
         return EngineStats(
             steps=self._steps,
@@ -426,6 +428,9 @@ class Scheduler:
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             computed_tokens=self._computed_tokens,
+            step_seconds=step_seconds,
+            forward_seconds=forward_seconds,
+            sample_seconds=sample_seconds,
         )
 
     def check(self) -> None:

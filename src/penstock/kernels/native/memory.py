@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 CHUNK = 64 << 20  # bytes
@@ -16,8 +17,9 @@ class WeightMemory:
     tensor of its piece is gone.
     """
 
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, first: NDArray[np.uint8] | None = None) -> None:
+        """`first` is handed out before any other; its end is left unused where what is next does not fit."""
+        self._free = torch.empty(0, dtype=torch.uint8) if first is None else torch.from_numpy(first)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         size = torch.Size(shape).numel() * dtype.itemsize

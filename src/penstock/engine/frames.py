@@ -1,0 +1,82 @@
+"""Frames between two processes over a stream socket: four bytes that say how long one is, then itself.
+
+Nothing stands between the two: no thread of a library's own has to wake up for a message, on either side, which on
+processors that all compute would hold up a step.
+"""
+
+import contextlib
+import socket
+
+LENGTH_BYTES = 4
+READ_BYTES = 256 << 10
+
+
+class Frames:
+    """One end of the socket. Nothing waits here; one thread calls."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._unsent = bytearray()
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the socket has not taken all, for want of room: `flush` tries again."""
+        return bool(self._unsent)
+
+    def send(self, frame: bytes) -> None:
+        """OverflowError from 4 GiB on. Where the other end is closed, frames go nowhere: `receive` tells of it."""
+        self._unsent += len(frame).to_bytes(LENGTH_BYTES, "little")
+        self._unsent += frame
+        self.flush()
+
+    def flush(self) -> bool:
+        """Hand the socket what it has not taken yet; True when nothing is left."""
+        if self._unsent:
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    del self._unsent[: self._socket.send(self._unsent)]
+                except (BrokenPipeError, ConnectionResetError):
+                    self._unsent.clear()
+        return not self._unsent
+
+    def receive(self, most: int) -> list[bytes]:
+        """Frames that have come, `most` at most. EOFError when the other end is closed and all was received."""
+        frames = self._complete(most)
+        while len(frames) < most:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                if frames:
+                    break
+                raise EOFError("the other end is closed")
+            self._received += data
+            frames += self._complete(most - len(frames))
+        return frames
+
+    def close(self) -> None:
+        """What the socket has taken still arrives."""
+        self._socket.close()
+
+    def _complete(self, most: int) -> list[bytes]:
+        """Take frames of which every byte has come."""
+        frames: list[bytes] = []
+        buffer, begin = self._received, 0
+        while len(frames) < most and len(buffer) - begin >= LENGTH_BYTES:
+            body = begin + LENGTH_BYTES
+            end = body + int.from_bytes(buffer[begin:body], "little")
+            if end > len(buffer):
+                break
+            frames.append(bytes(buffer[body:end]))
+            begin = end
+        if begin:
+            del buffer[:begin]
+        return frames

@@ -1,0 +1,42 @@
+"""A process that is started before anybody knows what it shall run."""
+
+import asyncio
+import os
+from socket import MSG_PEEK
+
+import pytest
+
+from penstock.engine.ipc import connect
+from penstock.engine.spawned import Spawned
+from penstock.messages import EngineError
+from tests.engine.processes import alive
+from tests.engine.simulated import ENGINE, Scenario, ask, config, until
+from tests.schedule.simulated import request
+
+
+def test_leaving_ends_it_and_leaves_nothing() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with Spawned(ENGINE) as spawned:
+        assert alive(spawned.process.pid)
+    assert not alive(spawned.process.pid)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_over() -> None:
+    settings = config(Scenario())
+    with Spawned(ENGINE) as spawned:
+        spawned.tell(settings)
+        await asyncio.to_thread(spawned.socket.recv, 1, MSG_PEEK)  # it has said that it is ready
+        client = await connect(settings, spawned)
+    assert (await ask(client, request("a", 4, 3))).reasons == {0: "length"}
+    await client.close()
+    assert not alive(client.info.pid)
+
+
+async def test_one_that_ended_before_it_was_taken_over_is_told() -> None:
+    settings = config(Scenario())
+    with Spawned(("/bin/false",)) as spawned:
+        await until(lambda: not alive(spawned.process.pid), "it to end", 30)
+        spawned.tell(settings)
+        with pytest.raises(EngineError, match="ended with status 1"):
+            await connect(settings, spawned)
