@@ -19,28 +19,27 @@ def roomiest() -> Path:
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], device: Any) -> int:
     """A Hugging Face checkpoint in bf16, drawn on the device; gives its bytes."""
-    import torch
+    from make_model import random_tensors
     from safetensors.torch import save_file
 
-    from penstock.families import spec_from_config
-
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    source, shard, index, total = torch.Generator(device).manual_seed(0), {}, {}, 0
-    sizes = [
-        (part.name, (part.rows, *parameter.shape[1:]))
-        for parameter in spec_from_config(config).parameters
-        for part in parameter.sources
-    ]
-    for i, (name, shape) in enumerate(sizes):
-        drawn = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        drawn = drawn.fill_(1.0) if len(shape) == 1 else drawn.normal_(0.0, 0.02, generator=source)
-        shard[name] = drawn.cpu()
-        if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES or i == len(sizes) - 1:
-            file = f"model-{len(set(index.values())):05}.safetensors"
-            save_file(shard, folder / file, metadata={"format": "pt"})
-            index |= dict.fromkeys(shard, file)
-            total += sum(tensor.nbytes for tensor in shard.values())
-            shard = {}
+    shard: dict[str, Any] = {}
+    index: dict[str, str] = {}
+    total = 0
+
+    def write() -> None:
+        file = f"model-{len(set(index.values())):05}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, file))
+        shard.clear()
+
+    for name, tensor in random_tensors(config, device):
+        shard[name] = tensor.cpu()
+        total += tensor.nbytes
+        if sum(each.nbytes for each in shard.values()) >= SHARD_BYTES:
+            write()
+    if shard:
+        write()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return total
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from gpu_peaks import Peaks
+from gpu_roofline import Peaks
 
 from penstock.bench.roofline import Machine, least_seconds
 from penstock.bench.workload import Case

@@ -1,15 +1,18 @@
 """Every op of the GPU by itself, at sizes of models in use: what it must move and compute, and its time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from gpu_peaks import Peaks, seconds_of
+from gpu_peaks import seconds_of
+from gpu_roofline import Peaks
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.attention import AttentionBatch, PagedAttention
+from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.resident import Parameters
 from penstock.kernels.triton.attention import TritonAttention
@@ -64,14 +67,28 @@ class Op:
     eight_bits: bool = False  # whether tensor cores multiply bytes
 
 
-def measure(sizes: Sizes, peaks: Peaks, device: torch.device, wanted: str = "") -> Iterator[dict[str, Any]]:
-    """A row for each op whose name holds `wanted`: its time, rates and share of the roofline."""
+def measure(sizes: Sizes, peaks: Peaks, device: torch.device) -> Iterator[dict[str, Any]]:
+    """A row for each op: its time, rates and share of the roofline."""
     for ops in (_attention, _products, _experts, _sampling, _elementwise):
-        for op in ops(sizes, device):
-            if wanted in op.name:
-                yield _row(op, sizes, peaks, device)
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
+        yield from _rows(ops(sizes, device), sizes, peaks, device)
+
+
+def measure_prefill(
+    sizes: Sizes, peaks: Peaks, device: torch.device, wrapper: Callable[..., Any]
+) -> Iterator[dict[str, Any]]:
+    """Attention of prompts by both providers, a prompt alone and several at once. `wrapper` is FlashInfer's."""
+    providers = {"triton": TritonAttention, "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper)}
+    for count, context in [*((1, length) for length in sizes.prompts), (4, sizes.prompts[0] // 4)]:
+        for name, provider in providers.items():
+            op = _attention_op(sizes, device, "prefill", count, context, f"bf16 {name}", BF16, provider)
+            yield from _rows([op], sizes, peaks, device)
+
+
+def _rows(ops: Iterable[Op], sizes: Sizes, peaks: Peaks, device: torch.device) -> Iterator[dict[str, Any]]:
+    for op in ops:
+        yield _row(op, sizes, peaks, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _row(op: Op, sizes: Sizes, peaks: Peaks, device: torch.device) -> dict[str, Any]:
@@ -173,29 +190,44 @@ def _pages(
 
 
 def _attention(sizes: Sizes, device: torch.device) -> Iterator[Op]:
-    heads, kv_heads, head_dim = sizes.heads
     cases = [*(("decode", *case) for case in sizes.decodes), *(("prefill", 1, length) for length in sizes.prompts)]
-    for kind, count, context in cases:
-        queries = 1 if kind == "decode" else context
+    fixed = partial(TritonAttention, fixed=True)
+    for case in cases:
+        for name, dtype, provider in (
+            ("bf16", BF16, TritonAttention),
+            ("fp8", FP8, TritonAttention),
+            ("bf16 fixed", BF16, fixed),
+        ):
+            yield _attention_op(sizes, device, *case, name, dtype, provider)
 
-        def make(
-            dtype: torch.dtype, fixed: bool, count: int = count, context: int = context, queries: int = queries
-        ) -> Callable[[], object]:
-            attention, each = TritonAttention(fixed=fixed), -(-context // BLOCK)
-            keys, values = _pages(1 + count * each, kv_heads, head_dim, dtype, device)
-            tables = 1 + np.random.default_rng(0).permutation(count * each).reshape(count, each)
-            start, contexts = np.arange(count + 1) * queries, np.full(count, context)
-            prepared = attention.prepare(AttentionBatch(BLOCK, 0, start, contexts, tables), keys)
-            query = _normal(device, count * queries, heads, head_dim)
-            return lambda: attention(query, keys, values, prepared, head_dim**-0.5)
 
-        for name, dtype, fixed in (("bf16", BF16, False), ("fp8", FP8, False), ("bf16 fixed", BF16, True)):
-            width = head_dim * 2 if dtype == BF16 else head_dim + SCALE_BYTES
-            moved = count * context * kv_heads * width * 2 + 4 * count * queries * heads * head_dim
-            seen = context if kind == "decode" else context / 2  # of a query, on average
-            flops = 4.0 * count * queries * heads * head_dim * seen
-            shape = f"{count}x{context}"
-            yield Op(f"attention {kind} {name}", shape, moved, flops, lambda d=dtype, f=fixed: make(d, f))
+def _attention_op(
+    sizes: Sizes,
+    device: torch.device,
+    kind: str,
+    count: int,
+    context: int,
+    name: str,
+    dtype: torch.dtype,
+    provider: Callable[[], PagedAttention],
+) -> Op:
+    heads, kv_heads, head_dim = sizes.heads
+    queries = 1 if kind == "decode" else context
+
+    def make() -> Callable[[], object]:
+        attention, each = provider(), -(-context // BLOCK)
+        keys, values = _pages(1 + count * each, kv_heads, head_dim, dtype, device)
+        tables = 1 + np.random.default_rng(0).permutation(count * each).reshape(count, each)
+        start, contexts = np.arange(count + 1) * queries, np.full(count, context)
+        prepared = attention.prepare(AttentionBatch(BLOCK, 0, start, contexts, tables), keys)
+        query = _normal(device, count * queries, heads, head_dim)
+        return lambda: attention(query, keys, values, prepared, head_dim**-0.5)
+
+    width = head_dim * 2 if dtype == BF16 else head_dim + SCALE_BYTES
+    moved = count * context * kv_heads * width * 2 + 4 * count * queries * heads * head_dim
+    seen = context if kind == "decode" else context / 2  # of a query, on average
+    flops = 4.0 * count * queries * heads * head_dim * seen
+    return Op(f"attention {kind} {name}", f"{count}x{context}", moved, flops, make)
 
 
 def _sampling(sizes: Sizes, device: torch.device) -> Iterator[Op]:

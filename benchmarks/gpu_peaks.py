@@ -1,25 +1,15 @@
-"""What a GPU can do: as a roofline is drawn, and as measured just then."""
+"""What a GPU can do, as measured just then."""
 
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-import msgspec
 import torch
+from gpu_roofline import Peaks
 
 COPY_BYTES = 4 << 30
 SIZE = 8192  # of the square matrices
 REPLAYS = 7
-
-
-class Peaks(msgspec.Struct, frozen=True):
-    bandwidth: float  # bytes a second, read and written
-    bf16_flops: float  # multiply-adds counted twice, a second
-    fp8_flops: float
-
-
-# One H200: a large copy, and the best products of random matrices that its library has.
-H200 = Peaks(4.3e12, 0.79e15, 1.58e15)
 
 
 def seconds_of(runs: Sequence[Callable[[], object]], device: torch.device, replays: int = REPLAYS) -> float:

@@ -6,10 +6,13 @@ python benchmarks/make_model.py OUT_DIR --shape qwen3-0.6b
 import argparse
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from penstock.cli.embedded import default_model
 from penstock.families import spec_from_config
@@ -63,6 +66,21 @@ SHAPES = {
 }
 
 
+def random_tensors(
+    config: Mapping[str, Any], device: torch.device | str = "cpu", seed: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, bf16 tensor on the device) of each of a checkpoint's."""
+    source = torch.Generator(device).manual_seed(seed)
+    for parameter in spec_from_config(config).parameters:
+        for part in parameter.sources:
+            size = (part.rows, *parameter.shape[1:])
+            vector = len(size) == 1
+            drawn = (
+                torch.ones(size, device=device) if vector else torch.randn(size, generator=source, device=device) * 0.02
+            )
+            yield part.name, drawn.to(torch.bfloat16)
+
+
 def write_model(folder: Path, shape: str, seed: int = 0) -> Path:
     """The checkpoint in `folder`, which is made; one that is already whole is kept."""
     if (folder / "model.safetensors").exists():
@@ -72,15 +90,7 @@ def write_model(folder: Path, shape: str, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(default_model() / name, folder / name)
-    spec = spec_from_config(config)
-    source = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for parameter in spec.parameters:
-        for part in parameter.sources:
-            size = (part.rows, *parameter.shape[1:])
-            weights = torch.ones(size) if len(size) == 1 else torch.randn(size, generator=source) * 0.02
-            tensors[part.name] = weights.to(torch.bfloat16)
-    save_file(tensors, folder / "partial", metadata={"format": "pt"})
+    save_file(dict(random_tensors(config, seed=seed)), folder / "partial", metadata={"format": "pt"})
     (folder / "partial").rename(folder / "model.safetensors")
     return folder
 

@@ -32,10 +32,13 @@ if ! "$python" -c 'import sys, torch; print(torch.__version__, end=" "); sys.exi
 fi
 "$python" -c 'import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability())'
 
-# Kernels against their references, then the fidelity suite; several processes, as compiling takes most of the time.
+# Kernels against their references, then the fidelity suite; a process to a core, as compiling takes most of the time, with
+# a thread each. What compiles for a GPU without one, and what runs the benchmarks at tiny sizes, tells nothing new here.
 workers=()
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n "$(($(nproc) < 8 ? $(nproc) : 8))")
-timeout 110 "$python" -m pytest -q -p no:cacheprovider "${workers[@]}" tests/kernels/triton tests/gpu
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n "$(($(nproc) < 16 ? $(nproc) : 16))")
+OMP_NUM_THREADS=1 timeout 140 "$python" -m pytest -q -p no:cacheprovider --continue-on-collection-errors "${workers[@]}" \
+    --ignore=tests/kernels/triton/test_hopper.py --ignore=tests/kernels/triton/test_benchmarks.py \
+    tests/kernels/triton tests/gpu
 tests=$?
 echo "tests: exit status $tests after $((SECONDS - began)) s"
 

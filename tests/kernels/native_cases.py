@@ -8,7 +8,7 @@ kernels get less memory than they were told, guarded or not. A line names each c
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,7 @@ def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
     return run
 
 
-def main(way: str, threads: int) -> None:
+def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
     for isa in instruction_sets():
         engine = Engine(isa, threads)
         short = 64 if way == "short" else 0
@@ -152,7 +152,7 @@ def main(way: str, threads: int) -> None:
         if way == "overrun":
             NativeNorm(Overrun(engine))(torch.ones(3, 72), None, torch.ones(72), 1e-6, 0.0)
             return
-        for name, run in cases():
+        for name, run in inputs:
             print(f"{isa}, {threads} threads: {name}", flush=True)
             results = run(Session(engine))
             for session in guarded:
@@ -162,5 +162,6 @@ def main(way: str, threads: int) -> None:
 
 
 if __name__ == "__main__":
+    drawn = tuple(cases())  # once for every instruction set and number of threads
     for count in sys.argv[2:]:
-        main(sys.argv[1], int(count))
+        main(sys.argv[1], int(count), drawn)

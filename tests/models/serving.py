@@ -11,12 +11,21 @@ from msgspec.structs import replace
 
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec, load_spec
-from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels
+from penstock.kernels import (
+    Kernels,
+    Needs,
+    PagedAttention,
+    Platform,
+    detect_platform,
+    select_kernels,
+    select_packing,
+)
 from penstock.messages import GenerateRequest, KVGroup, StepPlan, TokenDelta
 from penstock.runtime import DeviceRunner, ModelRunner
 from penstock.runtime.step_kernels import StepKernels
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.weights.load import load_parameters
+from tests.kernels.triton.device import there
 
 NUM_BLOCKS = 512
 HERE = torch.device("cpu")
@@ -42,26 +51,39 @@ def parts(
     block_size: int = 16,
     max_num_seqs: int = 16,
     max_model_len: int = 256,
-    edit: Callable[[dict[str, torch.Tensor]], None] = lambda parameters: None,
+    edit: Callable[[dict[str, Any]], None] = lambda parameters: None,
     platform: Platform | None = None,
+    device: torch.device = HERE,
+    packed: bool = False,
+    attention: PagedAttention | None = None,
     **settings: Any,
 ) -> Parts:
-    """Without load_runner's sizing and process-wide settings; `edit` may change the weights."""
+    """Without load_runner's sizing and process-wide settings; `edit` may change the weights. With `packed` they are
+    packed, and quantised, while they are read. `attention` is the platform's unless given."""
     spec = load_spec(folder)
     config = EngineConfig(
         model=str(folder),
         name="tiny",
-        dtype=dtype,
+        dtype=dtype,  # type: ignore[arg-type]
+        device=device.type,  # type: ignore[arg-type]
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         block_size=block_size,
         **settings,
     )
-    torch_dtype = getattr(torch, dtype)
-    parameters = load_parameters(folder, spec, torch_dtype, progress=False)
+    platform, torch_dtype = platform or detect_platform(device.type), getattr(torch, dtype)
+    head_dims = tuple(layer.head_dim for layer in spec.layers)
+    needs = Needs(torch_dtype, block_size, head_dims, config.deterministic, config.attention_backend)
+    how: dict[str, Any] = {}
+    if packed:
+        packing = select_packing(platform, needs, config.quantization, config.quantization_group, device)
+        how = {"packing": packing, "device": None if device == HERE else device}
+    parameters = load_parameters(folder, spec, torch_dtype, progress=False, **how)
     edit(parameters)
-    needs = Needs(torch_dtype, block_size, tuple(layer.head_dim for layer in spec.layers))
-    return Parts(spec, parameters, select_kernels(platform or detect_platform(), needs), config)
+    kernels = select_kernels(platform, needs)
+    if attention is not None:
+        kernels = dataclasses.replace(kernels, attention=attention, session=None)
+    return Parts(spec, parameters, kernels, config)
 
 
 def make_runner(folder: Path, *, recorded: bool = True, **settings: Any) -> ModelRunner:
@@ -80,10 +102,10 @@ def make_device_runner(
     **settings: Any,
 ) -> DeviceRunner:
     """Of `parts`. Decode steps are captured unless told otherwise."""
-    made = parts(folder, **settings)
+    made = parts(folder, device=device, depth=2, **settings)
     runner = DeviceRunner(
         made.spec,
-        {name: parameter.to(device) for name, parameter in made.parameters.items()},
+        {name: there(parameter, device) for name, parameter in made.parameters.items()},
         made.kernels,
         made.config,
         made.num_blocks,

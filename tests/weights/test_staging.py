@@ -81,3 +81,12 @@ def test_a_buffer_is_waited_for_and_then_filled_again() -> None:
     staging.close()
     assert len(seen) == 2
     assert torch.equal(packer.finish(), torch.arange(6.0)[:, None].expand(6, 4))
+
+
+def test_a_readers_thread_works_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins with the first device, whichever was chosen in another: what it pins would be that one's."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cpu, "set_device", chosen.append)
+    second = torch.device("cpu", 1)
+    DeviceStaging(64, second, torch.cpu.current_stream())
+    assert chosen == [second]

@@ -20,6 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9  # the share of a GPU's memory that the engine may take
     enforce_eager: bool = False  # on a GPU: no graphs
     deterministic: bool = False  # on a GPU: tokens do not depend on what else is in the batch; on a CPU they never do
+    attention_backend: Literal["auto", "triton", "flashinfer"] = "auto"  # on a GPU; auto: triton
     max_model_len: int = 2048  # tokens of prompt and output together
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 2048  # tokens computed in one step

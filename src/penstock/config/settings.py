@@ -56,6 +56,9 @@ class Settings(BaseModel):
     )
     enforce_eager: bool | None = Field(None, description="Capture no CUDA graphs")
     deterministic: bool | None = Field(None, description="Tokens do not depend on what else is in the batch")
+    attention_backend: Literal["auto", "triton", "flashinfer"] | None = Field(
+        None, description="What computes attention on a GPU; auto: triton"
+    )
     dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Of weights, activations and KV cache")
     quantization: Literal["none", "int8", "int4", "fp8"] | None = Field(
         None, description="Quantise the weights while they are loaded"

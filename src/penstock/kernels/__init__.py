@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch, PagedAttention
+from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
 from penstock.kernels.elementwise import RMS_NORM
+from penstock.kernels.flashinfer import check_attention, installed_version
 from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
 from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
 from penstock.kernels.moe import EXPERTS, ROUTE, Experts
@@ -43,6 +44,8 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     fingerprint = ",".join(f"{name}={provider.name}" for name, provider in chosen.items())
     if platform.isa:
         fingerprint += f",isa={platform.isa}"
+    if chosen[PAGED_ATTENTION.name].name == "flashinfer":
+        fingerprint += f",flashinfer={installed_version()}"
     linear, rms_norm, attention, experts = (provider.make() for provider in chosen.values())
     native = all(provider.name == "native" for provider in chosen.values())
     return Kernels(linear, rms_norm, attention, experts, fingerprint, native_session() if native else None)
@@ -61,7 +64,13 @@ def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
 
 
 def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
-    if PAGED_ATTENTION.select(platform, needs).name not in ("triton", "triton_fixed"):
+    provider = PAGED_ATTENTION.select(platform, needs).name
+    if provider == "flashinfer":
+        raise CannotQuantize(
+            "--kv-cache-dtype fp8 has a scale for each token and head, which FlashInfer does not read; leave it at "
+            "auto, or set --attention-backend triton"
+        )
+    if provider not in ("triton", "triton_fixed"):
         raise CannotQuantize(
             f"--kv-cache-dtype fp8 needs the GPU kernels, but the device is {platform.device}; leave it at auto"
         )
@@ -85,9 +94,11 @@ __all__ = [
     "Packer",
     "Packing",
     "PagedAttention",
+    "PlannedAttention",
     "Platform",
     "Provider",
     "Routing",
+    "check_attention",
     "check_kv_dtype",
     "detect_platform",
     "select_kernels",

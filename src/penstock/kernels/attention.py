@@ -7,7 +7,7 @@ from the cache.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,6 +41,15 @@ class AttentionBatch:
         if not self.window:
             return np.zeros(len(self.context_lens), np.int64)
         return np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
+
+
+@runtime_checkable
+class PlannedAttention(Protocol):
+    """PagedAttention that is told of steps with prompts on the host: what `plan` gives is a `prepared` of its own."""
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Of a KV group in which some sequence has several queries. Sends nothing to the device before a layer asks."""
+        ...
 
 
 class PagedAttention(Protocol):
@@ -155,11 +164,11 @@ class ReferenceAttention(TorchPages):
         return out
 
 
-def attention_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Iterator[tuple[Any, ...]]:
     """(query, keys, values, batch, scale): lengths mixed, blocks scattered, and garbage where nobody may look."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
-    size, head_dim = 16, 48
+    size = 16
     for kv_heads, groups, window, lens in (
         (2, 2, 0, [(1, 1)]),
         (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)]),

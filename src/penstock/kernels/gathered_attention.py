@@ -23,6 +23,7 @@ from penstock.kernels.attention import (
     run_store,
     store_inputs,
 )
+from penstock.kernels.flashinfer import DTYPES, FlashInferAttention, library, odd_heads
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.session import native_session
 from penstock.kernels.registry import Needs, Op, Platform, Provider, has_fixed_triton, has_native, has_triton
@@ -229,9 +230,19 @@ def _triton(*, fixed: bool = False) -> PagedAttention:
     return TritonAttention(fixed=fixed)
 
 
+def _flashinfer() -> PagedAttention:
+    return FlashInferAttention(_triton(), library().BatchPrefillWithPagedKVCacheWrapper)
+
+
+def _has_flashinfer(platform: Platform, needs: Needs) -> bool:
+    asked = needs.attention == "flashinfer" and not needs.deterministic
+    return asked and has_triton(platform, needs) and needs.dtype in DTYPES and not odd_heads(needs)
+
+
 _PROVIDERS = (
     Provider("native", lambda: NativeAttention(native_session()), _native),
     Provider("gathered", GatheredAttention, _on_cpu),
+    Provider("flashinfer", _flashinfer, _has_flashinfer),
     Provider("triton_fixed", partial(_triton, fixed=True), has_fixed_triton),
     Provider("triton", _triton, has_triton),
 )

@@ -31,6 +31,7 @@ class Needs:
     block_size: int = 16
     head_dims: tuple[int, ...] = (64,)
     deterministic: bool = False  # that bits do not depend on what else is in a batch; on a CPU they never do
+    attention: str = "auto"  # whose attention, where there are several: "triton" or "flashinfer"; auto: the first
 
 
 def detect_platform(device: str = "cpu") -> Platform:

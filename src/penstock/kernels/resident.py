@@ -125,14 +125,20 @@ class Chosen(NamedTuple):
 
 
 def describe(
-    lengths: NDArray[np.int64], first: NDArray[np.int64], context: NDArray[np.int64], rows: NDArray[np.int64]
+    lengths: NDArray[np.int64],
+    first: NDArray[np.int64],
+    context: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    *more: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], int]:
-    """(`Prepared.sequences`, how many of them have one query) of sequences in any order: arrays [sequences]."""
+    """(`Prepared.sequences` and `more` lines behind it, how many have one query) of sequences in any order: arrays
+    [sequences]."""
     order = np.argsort(lengths != 1, kind="stable")
     decodes = int((lengths == 1).sum())
     several = np.where(lengths == 1, 0, lengths)[order]
     before = np.cumsum(several) - several
-    return np.stack([first[order], lengths[order], context[order], rows[order], before]).astype(np.int32), decodes
+    lines = [first[order], lengths[order], context[order], rows[order], before, *(line[order] for line in more)]
+    return np.stack(lines).astype(np.int32), decodes
 
 
 def describe_units(
@@ -145,9 +151,7 @@ def describe_units(
     """
     first = np.cumsum(lengths) - lengths
     sampled = np.where(sample, np.cumsum(sample) - 1, -1)
-    order = np.argsort(lengths != 1, kind="stable")
-    units, decodes = describe(lengths, first, np.zeros_like(rows), rows)
-    units = np.concatenate([units, sampled[order].astype(np.int32)[None]])
+    units, decodes = describe(lengths, first, np.zeros_like(rows), rows, sampled)
     if not padding:
         return units, decodes
     if decodes != len(rows):

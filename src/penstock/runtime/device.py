@@ -5,9 +5,11 @@ and then all of it: so nothing but a step's inputs can reach it from the host, n
 lies where a later step writes. It is there to prove the runner where there is no GPU.
 """
 
+import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +25,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 class Pending(Protocol):
     """A job that was launched."""
+
+    def ready(self) -> bool:
+        """Whether `wait` would not wait."""
+        ...
 
     def wait(self) -> Arrays:
         """What it gave, on the host."""
@@ -67,6 +73,19 @@ def open_device(where: torch.device) -> Device:
     raise ValueError(f"a batch cannot live on {where}: use cuda")
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's garbage collector: what it may find, a graph or a kernel's module, cannot be let go of while a
+    stream is captured."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class CudaDevice:
     """A GPU: work goes to the current stream, copies back to another, so that the next step need not wait for them.
 
@@ -103,7 +122,8 @@ class CudaDevice:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         run()  # compiles kernels, and libraries allocate what they keep
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads do meanwhile is none of it: NCCL's looks after what was launched before.
+        with uncollected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -121,6 +141,9 @@ class _CopiedBack:
     def __init__(self, copies: Mapping[str, Tensor], done: torch.cuda.Event) -> None:
         self._copies = copies
         self._done = done
+
+    def ready(self) -> bool:
+        return bool(self._done.query())
 
     def wait(self) -> Arrays:
         self._done.synchronize()
@@ -165,6 +188,9 @@ class _Deferred:
         self._job = job
         self._waiting = waiting
         self._given: Mapping[str, Tensor] = {}
+
+    def ready(self) -> bool:
+        return True
 
     def wait(self) -> Arrays:
         while self._waiting:

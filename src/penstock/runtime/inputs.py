@@ -32,6 +32,11 @@ class Segments(NamedTuple):
     def tokens(self) -> int:
         return int(self.offset[-1])
 
+    @property
+    def decodes(self) -> bool:
+        """Whether there are units, and each samples after one token."""
+        return self.tokens == len(self.rows) > 0 and bool(self.sample.all())
+
 
 def segments(batch: PersistentBatch, rows: Sequence[int], lengths: Sequence[int], sample: Sequence[bool]) -> Segments:
     """The next lengths[i] tokens of rows[i]. RuntimeError where a row has fewer, or would sample before its end."""
@@ -48,6 +53,14 @@ def segments(batch: PersistentBatch, rows: Sequence[int], lengths: Sequence[int]
             f"{length[i] + left[i]} tokens remain"
         )
     return units
+
+
+def seen_by(group: int, window: int, batch: PersistentBatch, units: Segments) -> AttentionBatch:
+    """A step as a KV group sees it, by what the host knows: copies, which a later plan does not change."""
+    context = units.start + units.length
+    most_blocks = -(-int(context.max()) // batch.block_size)
+    tables = batch.tables[group][units.rows, :most_blocks]
+    return AttentionBatch(batch.block_size, window, units.offset, context, tables)
 
 
 class StepInputs:
@@ -84,15 +97,12 @@ class StepInputs:
             np.add(np.arange(count), (units.start - units.offset[:-1]).repeat(units.length), out=positions)
         token_ids[:] = batch.token_ids[rows, positions]
         block_index = positions // size
-        context = units.start + units.length
-        most_blocks = -(-int(context.max()) // size)
         attention = []
         for group, window in enumerate(self._windows):
             table = batch.tables[group]
             slots[2 * group][:] = table[rows, block_index]
             np.subtract(positions, block_index * size, out=slots[2 * group + 1])
-            seen = AttentionBatch(size, window, units.offset, context, table[units.rows, :most_blocks])
-            attention.append(prepare(group, seen))
+            attention.append(prepare(group, seen_by(group, window, batch, units)))
         if len(self._filled[0]) != count:
             self._filled = tuple(tensor[:count] for tensor in self.tensors)
         return self.step(self._filled, attention)

@@ -84,16 +84,14 @@ class ResidentAttention(TorchPages):
         eps: float,
         offset: float,
     ) -> Tensor:
-        kept = blocks >= 0
+        kept = blocks >= 0  # padding is not
         cos, sin = rotation
-        if not kept.all():
-            stored = self.store(
-                qkv[kept], heads, weight, (cos[kept], sin[kept]), keys, values, blocks[kept], offsets[kept], eps, offset
-            )
-            query = stored.new_zeros(len(qkv), *stored.shape[1:])
-            query[kept] = stored
-            return query
-        return super().store(qkv, heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
+        stored = super().store(
+            qkv[kept], heads, weight, (cos[kept], sin[kept]), keys, values, blocks[kept], offsets[kept], eps, offset
+        )
+        query = stored.new_zeros(len(qkv), *stored.shape[1:])
+        query[kept] = stored
+        return query
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
         count = prepared.decodes + prepared.prompts

@@ -51,7 +51,9 @@ class DeviceStaging:
     def __init__(self, most: int, device: torch.device, after: Any) -> None:
         self._device = device
         self._module = torch.get_device_module(device)
-        self._stream = self._module.Stream()
+        if device.index is not None:  # a thread begins with the first one, where pinning memory would take a context
+            self._module.set_device(device)
+        self._stream = self._module.Stream(device)
         self._stream.wait_stream(after)
         pin = device.type != "cpu"
         self._buffers = tuple(torch.empty(most, dtype=torch.uint8, pin_memory=pin) for _ in range(2))

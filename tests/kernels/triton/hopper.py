@@ -114,8 +114,9 @@ def elementwise() -> None:
 
 
 def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: int) -> None:
-    provider = TritonAttention()
-    width = head_dim if dtype == BF16 else head_dim + 4
+    """`dtype` is that of the pages."""
+    provider, kind = TritonAttention(), torch.float32 if dtype == torch.float32 else BF16
+    width = head_dim + 4 if dtype == FP8 else head_dim
     pages = torch.zeros(64, 2, 2, kv_heads, 16, width, dtype=dtype)
     keys, values = pages[:, 0, 0], pages[:, 0, 1]
     decodes = ([(1, 300)] * 32, [(1, 300)] * 4) if dtype == BF16 and not window else ([(1, 300)] * 4,)
@@ -123,13 +124,13 @@ def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, wind
         lengths, contexts = np.array(lens, np.int64).T
         start = np.concatenate([[0], np.cumsum(lengths)])
         batch = AttentionBatch(16, window, start, contexts, np.zeros((len(lens), 64), np.int64))
-        query = torch.zeros(int(start[-1]), heads, head_dim, dtype=BF16)
+        query = torch.zeros(int(start[-1]), heads, head_dim, dtype=kind)
         provider(query, keys, values, provider.prepare(batch, keys), 0.1)
     TritonAttention(fixed=True)(query, keys, values, provider.prepare(batch, keys), 0.1)
     where = torch.zeros(8, dtype=torch.int64)
     turns = provider.rotation(where, torch.ones(head_dim // 2), BF16)
-    weight = torch.zeros(heads + kv_heads, head_dim, dtype=BF16)
-    qkv = rows(8, (heads + 2 * kv_heads) * head_dim)
+    weight = torch.zeros(heads + kv_heads, head_dim, dtype=kind)
+    qkv = rows(8, (heads + 2 * kv_heads) * head_dim, kind)
     provider.store(qkv, heads, weight, turns, keys, values, where, where, 1e-6, 0.0)
 
 
@@ -139,8 +140,9 @@ def products() -> None:
         weight = empty_weight(4096, 4096, scheme, 32, "cpu")
         for count in counts:
             TritonLinear()(rows(count, 4096), weight, rows(count, 4096))
-    dense = DenseWeight(torch.zeros(1, dtype=BF16).expand(4096, 4096), None)
-    TritonLinear(fixed=True)(rows(8, 4096), dense, rows(8, 4096))
+    for dtype in (BF16, torch.float32):
+        dense = DenseWeight(torch.zeros(1, dtype=dtype).expand(4096, 4096), None)
+        TritonLinear(fixed=True)(rows(8, 4096, dtype), dense, rows(8, 4096, dtype))
 
 
 def experts() -> None:
@@ -182,6 +184,7 @@ def main() -> None:
     for dtype in (BF16, FP8):
         attention(dtype, 32, 8, 128, 0)
     attention(BF16, 8, 4, 256, 512)
+    attention(torch.float32, 32, 8, 128, 0)
     products()
     experts()
     sampling()

@@ -24,6 +24,17 @@ def rows_of(weight: Weight, start: int, stop: int) -> Weight:
     return Int4Weight(values, scales, weight.group, weight.k)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_routers_logits_are_not_rounded_to_bf16(rows: int, fixed: bool) -> None:
+    """It would choose between experts that are nearly as good."""
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (rows, 8))
+    linear = TritonLinear(fixed=fixed)
+    logits = linear.logits(there(x), linear.pack(there(weight))).cpu()
+    torch.testing.assert_close(logits, (x.double() @ weight.double().T).float(), rtol=0.0, atol=1e-4)
+
+
 @pytest.mark.parametrize(("scheme", "group", "dtype"), [*((*case, torch.float32) for case in CASES), BF16])
 def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group: int, dtype: torch.dtype) -> None:
     tried = 0

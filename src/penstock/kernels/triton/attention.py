@@ -15,13 +15,15 @@ from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.resident import Prepared, describe
 from penstock.kernels.triton.attention_kernels import attend, merge
 from penstock.kernels.triton.store import rotation, store
+from penstock.kernels.triton.tiles import precision
 
 SEGMENTS = 16  # that a decoding sequence's context is cut into while there are too few of them to fill the GPU:
 SPLIT_BELOW = 128  # programs without a cut, one to a sequence and KV head
 MIN_ROWS = 16  # of a tile: what tensor cores multiply at once
 MAX_ROWS = 128
+MAX_KEYS = 64  # of a block of the context
 FIXED_ROWS = 64  # of every tile where bits must not depend on what else is in the step
-WARP_ELEMENTS = 2048  # of a tile's result: 64 registers of each thread
+WARP_BYTES = 4096  # of a tile's queries: its result is 64 registers of each thread, or 32 of fp32's, which cost more
 # Of loads in flight; what a block table says must be there before what it points to can be asked for.
 DECODE_STAGES = 5
 PREFILL_STAGES = 3
@@ -123,7 +125,7 @@ def _prefill(
 ) -> None:
     """Fill in the rows of the sequences of several queries."""
     group = query.shape[1] // keys.shape[1]
-    most = MAX_ROWS if query.shape[2] <= 128 else MAX_ROWS // 2
+    most = MAX_ROWS // _times(query)
     if fixed:
         rows = max(FIXED_ROWS, triton.next_power_of_2(group))
     else:
@@ -158,7 +160,7 @@ def _attend(
     _, kv_heads, block_size, _ = keys.shape
     _, heads, head_dim = query.shape
     scaled = keys.dtype != query.dtype
-    width = _width(head_dim)
+    width, times = _width(head_dim), _times(query)
     attend[(shape.tiles, kv_heads, shape.segments)](
         query,
         keys,
@@ -186,13 +188,18 @@ def _attend(
         QUERIES=shape.queries,
         SEGMENTS=shape.segments,
         SCALED=scaled,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        PRECISION=precision(query.dtype),
         ROWS=shape.rows,
-        KEYS=32 if width > 128 else 64,
+        KEYS=MAX_KEYS // times,
         WIDTH=width,
-        num_warps=4 if shape.rows * width <= WARP_ELEMENTS * 4 else 8,
+        num_warps=4 if shape.rows * width * query.itemsize <= WARP_BYTES * 4 else 8,
         num_stages=DECODE_STAGES if shape.decode else PREFILL_STAGES,
     )
+
+
+def _times(query: Tensor) -> int:
+    """How many times the bytes of 128 elements of 16 bits a head is, at least once: a tile has as many heads fewer."""
+    return max(_width(query.shape[2]) * query.itemsize // 256, 1)
 
 
 def _width(head_dim: int) -> int:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import cut
+from penstock.kernels.triton.tiles import cut, precision
 
-DEPTH = 64  # of a tile along k
+DEPTH_BYTES = 128  # of a tile along k
 
 
 def dense_linear(
@@ -17,6 +17,7 @@ def dense_linear(
 ) -> Tensor:
     """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
     rows, (n, k) = len(x), weight.weight.shape
+    depth = DEPTH_BYTES // x.itemsize
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
     division = cut(rows, n, k, fixed=fixed)
     return launch(
@@ -26,9 +27,9 @@ def dense_linear(
         residual,
         out,
         division,
-        (k, x.stride(0), division.span(k, DEPTH)),
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        DEPTH=DEPTH,
+        (k, x.stride(0), division.span(k, depth)),
+        PRECISION=precision(x.dtype),
+        DEPTH=depth,
     )
 
 

@@ -59,7 +59,7 @@ def edit(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tokens", "most_biases", "most_bans"])  # of which two grow while serving
 def _edit(
     logits,
     which,

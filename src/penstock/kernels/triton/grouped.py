@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +11,7 @@ from penstock.kernels.triton.int4 import COLUMNS as INT4_COLUMNS
 from penstock.kernels.triton.int4 import RUN_BYTES, widen
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.routing import Sorted
-from penstock.kernels.triton.tiles import Tile
+from penstock.kernels.triton.tiles import Tile, precision
 from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
 
 DEPTH_BYTES = 128  # of a tile along k
@@ -62,7 +61,7 @@ def multiply(
     common = {
         "ACTIVATION": activation,
         "SLOTS": slots,
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "PRECISION": precision(x.dtype),
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
         "num_warps": tile.warps,

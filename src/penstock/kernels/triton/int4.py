@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import cut
+from penstock.kernels.triton.tiles import cut, precision
 from penstock.kernels.triton.weights import Int4Weight
 
 RUN_BYTES = 32  # weights.HALF
@@ -29,7 +29,7 @@ def int4_linear(
         division,
         (k, x.stride(0), division.span(runs, 2), runs),
         GROUP=weight.group,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        PRECISION=precision(x.dtype),
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 import triton
 
 MULTIPROCESSORS = 132  # of an H100 or H200: what the division of k aims to keep busy,
@@ -24,6 +25,12 @@ TILES = {
     128: Tile(128, 128, 8, 3),
 }
 FIXED = TILES[64]  # for every number of rows, where bits must not depend on it: tensor cores still wait for the weights
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Of products of tiles of a dtype, as tl.dot names it. Of fp32 in three products by tensor cores, which lose its
+    last bit or two: without them a tile's operands would fill the registers several times over."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 class Cut(NamedTuple):

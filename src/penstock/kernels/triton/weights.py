@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.config.weights import INT4_MULTIPLE
 from penstock.kernels.linear import DenseWeight
 
 Scheme = Literal["fp8", "int8", "int4"]
 HALF = 32  # values in one half of a run of bytes
-INT4_MULTIPLE = 128  # that k is padded to
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""Logits of a tiny model after every token: ours, computed in chunks on scattered pages, and transformers'."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.families import ModelSpec, load_spec
+from penstock.kernels import Kernels, Needs, Platform, select_kernels
+from penstock.messages import NewSequence, SamplingParams
+from penstock.models import Decoder
+from penstock.runtime.batch import PersistentBatch
+from penstock.runtime.inputs import StepInputs, segments
+from penstock.runtime.pages import KVPages
+from penstock.weights.load import load_parameters
+from tests.checkpoints import tiny_model
+from tests.kernels.triton.device import there
+from tests.models.serving import HERE
+
+LENGTHS = (1, 3, 7, 16, 17, 30, 41, 50)  # with 64 more, all but a few pass the window of 16
+VOCAB = 307
+BLOCK_SIZE = 16
+# In bf16 both are wrong: the distance to the fp32 model may be a quarter larger than that of transformers in bf16.
+BF16_BOUND = 1.25
+
+Checkpoint = Callable[..., Path]
+
+
+def make_prompts(seed: int = 0) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+
+
+def kernels_on(platform: Platform, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Kernels:
+    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, tuple(layer.head_dim for layer in spec.layers)))
+
+
+@torch.no_grad()
+def expected_logits(model: Any, tokens: Sequence[int]) -> Tensor:
+    return model(torch.tensor([tokens])).logits[0].float()
+
+
+@torch.inference_mode()
+def logits_of(
+    spec: ModelSpec,
+    parameters: Mapping[str, Any],
+    kernels: Kernels,
+    prompts: Sequence[Sequence[int]],
+    *,
+    chunk: int = 64,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = HERE,
+) -> list[Tensor]:
+    """Computed on the device in steps of at most `chunk` tokens of each prompt, all side by side."""
+    decoder = Decoder(spec, {name: there(value, device) for name, value in parameters.items()}, kernels)
+    each, groups = -(-max(map(len, prompts)) // BLOCK_SIZE), len(spec.windows)
+    pages = KVPages(spec, [1 + len(prompts) * each] * groups, BLOCK_SIZE, dtype, device=device)
+    batch = PersistentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups)
+    ids = [np.random.default_rng(group).permutation(len(prompts) * each) + 1 for group in range(groups)]
+    for group, names in enumerate(ids):
+        pages.clear(group, names.tolist())
+    for i, prompt in enumerate(prompts):
+        tables = tuple(tuple(names[i * each : (i + 1) * each].tolist()) for names in ids)
+        sampling = SamplingParams(seed=0, max_tokens=1)
+        batch.add(NewSequence(i, tuple(prompt), len(prompt), 0, tables, sampling, 0))
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    while left := [i for i, prompt in enumerate(prompts) if batch.num_computed[batch.row(i)] < len(prompt)]:
+        rows = [batch.row(i) for i in left]
+        counts = [min(chunk, len(prompts[i]) - int(batch.num_computed[row])) for i, row in zip(left, rows, strict=True)]
+        units = segments(batch, rows, counts, [False] * len(rows))
+        step = StepInputs(batch, spec.windows, units.tokens).fill(
+            units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
+        )
+        computed = decoder.logits(decoder.forward(there(step, device), pages.layers))
+        for i, part in zip(left, computed.cpu().split(counts), strict=True):
+            logits[i].append(part)
+        batch.num_computed[rows] += counts
+    return [torch.cat(parts) for parts in logits]
+
+
+def assert_near_in_bf16(
+    variant: str, checkpoint: Checkpoint, platform: Platform, *, device: torch.device = HERE
+) -> None:
+    """Our logits in bf16 are as near to the fp32 model as those of transformers in bf16, or nearly."""
+    folder, prompts = checkpoint(variant, dtype="bfloat16"), make_prompts()
+    spec = load_spec(folder)
+    exact, rounded = tiny_model(variant), tiny_model(variant).to(torch.bfloat16)
+    exact.load_state_dict(rounded.state_dict())  # the same weights, so that the distance is that of the arithmetic
+    parameters = load_parameters(folder, spec, torch.bfloat16, progress=False)
+    kernels = kernels_on(platform, spec, torch.bfloat16)
+    got = logits_of(spec, parameters, kernels, prompts, dtype=torch.bfloat16, device=device)
+    ours, theirs = [], []
+    for prompt, logits in zip(prompts, got, strict=True):
+        want = expected_logits(exact, prompt)
+        ours.append((logits - want).flatten())
+        theirs.append((expected_logits(rounded, prompt) - want).flatten())
+    distance, allowed = (torch.cat(parts).pow(2).mean().sqrt().item() for parts in (ours, theirs))
+    assert 0 < distance <= BF16_BOUND * allowed
