@@ -1,11 +1,12 @@
 """What penstock.engine.worker is for a model, for the simulated executor: python -m tests.engine.simulated_rank ..."""
 
 import sys
-from collections.abc import Sequence
 
 import msgspec
 
 from penstock.config import EngineConfig, Place
+from penstock.engine.rank_runner import AtOnce
+from penstock.engine.rank_wire import Start
 from penstock.engine.worker import work
 from penstock.messages import StepPlan, StepResult
 from tests.engine import simulated_mesh
@@ -42,8 +43,9 @@ class SimulatedRunner:
             raise RuntimeError(f"rank {self.place.rank} learnt {result} and knows {own}")
 
 
-def load(config: EngineConfig, place: Place, rendezvous: str, num_blocks: Sequence[int]) -> SimulatedRunner:
-    return SimulatedRunner(config, place, simulated_mesh.join(place, rendezvous))
+def load(start: Start) -> AtOnce:
+    place = Place(start.config.split, start.rank)
+    return AtOnce(SimulatedRunner(start.config, place, simulated_mesh.join(place, start.rendezvous)))
 
 
 if __name__ == "__main__":

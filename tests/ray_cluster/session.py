@@ -1,9 +1,9 @@
 """A Ray cluster of two nodes on this machine, each a process tree of its own, and engines on it.
 
-    python -m tests.ray_cluster.session MIXTURE
+    python -m tests.ray_cluster.session FOLDER...
 
-MIXTURE is the folder of a small mixture of experts. Prints a line for each thing that held; ends with an exception at
-the first that did not. The network is a namespace of its own where the system allows that (see test_ray.py), so that
+The folders are checkpoints, one for each case. Prints a line for each thing that held; ends with an exception at the
+first that did not. The network is a namespace of its own where the system allows that (see test_ray.py), so that
 nothing listens anywhere else.
 """
 
@@ -20,22 +20,33 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import msgspec
-
-import penstock
 from penstock.config import EngineConfig
-from penstock.engine import StreamingClient, launch
+from penstock.config.memory import pool_bytes
+from penstock.engine.client import StreamingClient
+from penstock.engine.launch import launch
+from penstock.families import load_spec, rank_facts
 from penstock.messages import EngineError, GenerateRequest, SamplingParams
 from tests.engine.processes import alive
-from tests.engine.simulated import Answer, ask
+from tests.engine.simulated import ask
+from tests.models.serving import make_runner
+from tests.runtime.test_parallel import Served, compare, requests, serve
 
-MODEL = Path(penstock.__file__).parent / "assets" / "python-8m"
-PROMPTS = [(5, 9, 300, 17), tuple(range(40, 140)), (256,)]
-SPLITS: list[dict[str, object]] = [  # two of four ranks on each node, so that stages are apart; one of two
-    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-    {"tensor_parallel_size": 2, "expert_parallel": True, "threads": 2},
+
+class Case(NamedTuple):
+    variant: str
+    split: dict[str, Any]
+    fault: signal.Signals | None = None  # what befalls a rank in the end
+
+
+CASES = [  # with two threads a rank has a node to itself; of four ranks, two are on each, so that stages are apart
+    Case("llama2", {"tensor_parallel_size": 2, "threads": 2}),
+    Case("qwen3", {"pipeline_parallel_size": 2, "threads": 2}),
+    Case("gemma3", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, signal.SIGKILL),
+    Case("qwen2_moe_normed", {"tensor_parallel_size": 2, "expert_parallel": True, "threads": 2}, signal.SIGSTOP),
 ]
+POOL_TOKENS = 128  # room for the longest request, and little more
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 
 
@@ -80,23 +91,31 @@ def cluster(folder: Path) -> Iterator[None]:
                 node.wait()
 
 
-def config(model: Path = MODEL, **changes: object) -> EngineConfig:
-    fixed = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_bytes": 16 << 20}
-    return EngineConfig(model=str(model), name="ray", dtype="float32", **{"threads": 1, **fixed, **changes})
+def config(model: Path, **changes: Any) -> EngineConfig:
+    """With a budget that some prompts exceed."""
+    fixed = {"max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 40, "threads": 1, **changes}
+    return EngineConfig(model=str(model), name="ray", dtype="float32", **fixed)
 
 
-def requests(output: int = 24) -> list[GenerateRequest]:
-    greedy = SamplingParams(seed=0, max_tokens=output, temperature=0.0, logprobs=2, ignore_eos=True)
-    sampled = msgspec.structs.replace(greedy, seed=7, temperature=0.9, logprobs=None)
-    return [
-        GenerateRequest(request_id=f"r{i}{j}", prompt_ids=ids, sampling=sampling)
-        for i, ids in enumerate(PROMPTS)
-        for j, sampling in enumerate((greedy, sampled))
-    ]
+def pool(folder: Path, split: dict[str, Any]) -> int:
+    """Bytes that hold POOL_TOKENS on the rank with the most layers."""
+    whole = config(folder, **split)
+    return max(pool_bytes(facts, whole, POOL_TOKENS) for facts in rank_facts(load_spec(folder), whole.split, 1))
 
 
-async def answers(client: StreamingClient) -> list[Answer]:
-    return list(await asyncio.gather(*(ask(client, request) for request in requests())))
+async def served(client: StreamingClient, *waves: list[GenerateRequest]) -> Served:
+    """The last wave's, as `serve` gives it."""
+    for wave in waves:
+        given = await asyncio.gather(*(ask(client, request) for request in wave))
+        answers = {request.request_id: answer for request, answer in zip(wave, given, strict=True)}
+    stats = client.stats()
+    return Served(
+        {name: answer.choices[0] for name, answer in answers.items()},
+        {name: b"".join(delta.prompt_logprobs for delta in answer.deltas) for name, answer in answers.items()},
+        {name: answer.logprobs[0] for name, answer in answers.items()},
+        stats.prefix_hits,
+        stats.preemptions,
+    )
 
 
 def ranks() -> list[int]:
@@ -112,21 +131,10 @@ def ranks() -> list[int]:
     return found
 
 
-async def one_rank(model: Path) -> list[Answer]:
-    client = await launch(config(model), in_process=True)
-    try:
-        return await answers(client)
-    finally:
-        await client.close()
-
-
-async def same_tokens(client: StreamingClient, model: Path) -> None:
-    given, expected = await answers(client), await one_rank(model)
-    assert [a.choices for a in given] == [a.choices for a in expected]
-
-
 async def told_of(fault: signal.Signals, client: StreamingClient) -> None:
-    streams = [asyncio.create_task(ask(client, request)) for request in requests(output=140)]
+    long = SamplingParams(seed=0, max_tokens=100, temperature=0.0, ignore_eos=True)
+    wave = [GenerateRequest(request_id=f"f{i}", prompt_ids=(20 + i,), sampling=long) for i in range(6)]
+    streams = [asyncio.create_task(ask(client, request)) for request in wave]
     steps = client.stats().steps
     while client.stats().steps < steps + 3:
         await asyncio.sleep(0.01)
@@ -138,16 +146,30 @@ async def told_of(fault: signal.Signals, client: StreamingClient) -> None:
     assert not client.healthy
 
 
-async def session(mixture: Path) -> None:
-    for model, split, fault in zip((MODEL, mixture), SPLITS, (signal.SIGKILL, signal.SIGSTOP), strict=True):
-        client = await launch(config(model, distributed_executor="ray", step_deadline=8.0, **split))
-        try:
-            await same_tokens(client, model)
-            print(f"{split}: the tokens are those of one rank")
-            await told_of(fault, client)
-            print(f"{fault.name}: every stream says which rank")
-        finally:
-            await client.close()
+async def shown(case: Case, folder: Path) -> None:
+    """That several ranks are one: in chunks, with prefixes found, with preemption; and what is said when one dies."""
+    one = serve(make_runner(folder), requests())
+    small = config(
+        folder, distributed_executor="ray", step_deadline=8.0, kv_cache_bytes=pool(folder, case.split), **case.split
+    )
+    client = await launch(small)
+    try:
+        several = await served(client, requests("warm-"), requests())
+        assert several.hits and several.preemptions, several[3:]
+        compare(case.variant, one, several)
+        print(
+            f"{case.variant}, {case.split}: {several.hits} tokens found, {several.preemptions} preempted; as one rank"
+        )
+        if case.fault is not None:
+            await told_of(case.fault, client)
+            print(f"{case.fault.name}: every stream says which rank")
+    finally:
+        await client.close()
+
+
+async def session(folders: list[Path]) -> None:
+    for case, folder in zip(CASES, folders, strict=True):
+        await shown(case, folder)
     end = time.monotonic() + 10
     while any(map(alive, ranks())):
         assert time.monotonic() < end, f"ranks are left: {ranks()}"
@@ -158,4 +180,4 @@ async def session(mixture: Path) -> None:
 if __name__ == "__main__":
     loopback_up()
     with tempfile.TemporaryDirectory(prefix="ray") as folder, cluster(Path(folder)):
-        asyncio.run(session(Path(sys.argv[1])))
+        asyncio.run(session([Path(argument) for argument in sys.argv[1:]]))

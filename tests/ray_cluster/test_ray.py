@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine import launch
+from penstock.engine.launch import launch
 from penstock.messages import EngineError
-from tests.ray_cluster.session import config
+from tests.ray_cluster.session import CASES, config
 
 
 def own_network() -> list[str]:
@@ -22,14 +22,16 @@ def own_network() -> list[str]:
 
 
 def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies(tiny_checkpoint: Callable[..., Path]) -> None:
-    mixture = tiny_checkpoint("mixtral_window")
-    command = [*own_network(), sys.executable, "-m", "tests.ray_cluster.session", str(mixture)]
+    folders = [str(tiny_checkpoint(case.variant)) for case in CASES]
+    command = [*own_network(), sys.executable, "-m", "tests.ray_cluster.session", *folders]
     session = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert session.returncode == 0, session.stdout + session.stderr
     assert "no rank is left" in session.stdout
 
 
-async def test_where_there_is_no_cluster_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_there_is_no_cluster_the_user_is_told(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(EngineError, match="no Ray cluster was found: run `ray start --head` here, or set RAY_ADDRESS"):
-        await launch(config(distributed_executor="ray", tensor_parallel_size=2))
+        await launch(config(tiny_checkpoint("llama2"), distributed_executor="ray", tensor_parallel_size=2))

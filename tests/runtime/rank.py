@@ -9,16 +9,21 @@ import os
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import BinaryIO, cast
 from unittest.mock import patch
 
 import msgspec
+import torch
 
 from penstock.config import EngineConfig, Place
-from penstock.kernels import Platform, detect_platform
+from penstock.families import load_spec, shard
+from penstock.kernels import Needs, Platform, detect_platform, select_kernels
 from penstock.messages import Capacity, StepPlan, StepResult
-from penstock.runtime import ModelRunner, load_host_runner
+from penstock.runtime import DeviceRunner, ModelRunner, load_host_runner
+from penstock.runtime.load_device import join_mesh
 from penstock.runtime.shared_memory import share
+from penstock.weights.load import load_parameters
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -30,11 +35,18 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     num_blocks: tuple[int, ...]
     native: bool  # whether the native kernels may be used,
     share: bool  # and memory instead of sockets
+    device: bool  # whether the batch lives on a device, which is this machine's processor
 
 
 class Execute(msgspec.Struct, frozen=True, tag=True):
+    """On a device there is no answer to it."""
+
     plan: StepPlan
     learned: tuple[StepResult, ...]
+
+
+class Take(msgspec.Struct, frozen=True, tag=True):
+    """What the oldest plan gave, from a device."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -63,17 +75,37 @@ def without_native(device: str) -> Platform:
     return dataclasses.replace(detect_platform(device), isa="")
 
 
+def load_device_rank(order: Load, place: Place) -> DeviceRunner:
+    """As load_device.py does, with torch's kernels, and nothing measured."""
+    config, device, folder = order.config, torch.device("cpu"), Path(order.config.model)
+    whole = load_spec(folder)
+    spec = shard(whole, place)
+    dtype = getattr(torch, config.dtype)
+    needs = Needs(dtype, config.block_size, tuple(layer.head_dim for layer in spec.layers))
+    kernels = select_kernels(without_native("cpu"), needs)
+    parameters = load_parameters(folder, spec, dtype, of=whole, progress=False)
+    mesh = join_mesh(config, spec, place, order.rendezvous, device)
+    runner = DeviceRunner(spec, parameters, kernels, config, order.num_blocks, device=device, mesh=mesh)
+    runner.capture(progress=False)
+    return runner
+
+
 class Rank:
     def __init__(self) -> None:
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | DeviceRunner | None = None
         self._reports = False
 
-    def obey(self, order: Load | Execute) -> Answer:
+    def obey(self, order: Load | Execute | Take) -> Answer | None:
         if isinstance(order, Load):
             return Answer(capacity=self._load(order))
-        runner = cast(ModelRunner, self._runner)
+        if isinstance(order, Take):
+            return Answer(result=cast(DeviceRunner, self._runner).take())
+        runner = cast(ModelRunner | DeviceRunner, self._runner)
         for result in () if self._reports else order.learned:
             runner.learn(result)
+        if isinstance(runner, DeviceRunner):
+            runner.submit(order.plan)
+            return None
         result = runner.execute(order.plan)
         traffic = runner.traffic
         return Answer(result=result, traffic=(traffic.sum, traffic.gather, traffic.send))
@@ -83,6 +115,9 @@ class Rank:
             self._runner.close()
         place = Place(order.config.split, order.rank)
         self._reports = place.reports
+        if order.device:
+            self._runner = load_device_rank(order, place)
+            return self._runner.capacity
         platform = detect_platform if order.native else without_native
         shared = share if order.share else share_nothing
         with patch("penstock.runtime.load.detect_platform", platform), patch("penstock.runtime.mesh.share", shared):
@@ -91,10 +126,12 @@ class Rank:
 
 
 def be_rank(orders: BinaryIO, answers: BinaryIO) -> None:
-    rank, decoder = Rank(), msgspec.msgpack.Decoder(Load | Execute)
+    rank, decoder = Rank(), msgspec.msgpack.Decoder(Load | Execute | Take)
     while frame := read(orders):
         try:
-            write(answers, rank.obey(decoder.decode(frame)))
+            answer = rank.obey(decoder.decode(frame))
+            if answer is not None:
+                write(answers, answer)
         except Exception:
             write(answers, Answer(error=traceback.format_exc()))
 

@@ -15,7 +15,7 @@ from penstock.engine.workers import combine
 from penstock.families import load_spec
 from penstock.messages import Capacity, StepPlan, StepResult
 from tests.models.serving import NUM_BLOCKS
-from tests.runtime.rank import Answer, Execute, Load, read, write
+from tests.runtime.rank import Answer, Execute, Load, Take, read, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ class Processes:
             each.close()
         self._process.wait(60)
 
-    def order(self, rank: int, order: Load | Execute) -> None:
+    def order(self, rank: int, order: Load | Execute | Take) -> None:
         write(self._orders[rank], order)
 
     def answer(self, rank: int) -> Answer:
@@ -55,9 +55,17 @@ class Processes:
         return answer
 
     def load(
-        self, folder: Path, split: Split, *, native: bool = True, share: bool = True, **settings: object
+        self,
+        folder: Path,
+        split: Split,
+        *,
+        native: bool = True,
+        share: bool = True,
+        device: bool = False,
+        **settings: object,
     ) -> "RanksRunner":
-        """A tiny model over the first ranks; `share`: those of a stage use memory that they share."""
+        """A tiny model over the first ranks. `share`: those of a stage use memory that they share; `device`: a batch
+        lives on a device, which this machine's processor stands in for."""
         config = EngineConfig(
             model=str(folder),
             name="tiny",
@@ -69,16 +77,18 @@ class Processes:
             pipeline_parallel_size=split.pipeline,
             expert_parallel=split.expert,
             step_deadline=200.0,
+            depth=max(split.pipeline, 2 if device else 1),
             **settings,  # type: ignore[arg-type]
         )
-        return RanksRunner(self, config, native, share)
+        return RanksRunner(self, config, native, share, device)
 
 
 class RanksRunner:
     """Executes plans as one runner does, on several ranks."""
 
-    def __init__(self, processes: Processes, config: EngineConfig, native: bool, share: bool) -> None:
+    def __init__(self, processes: Processes, config: EngineConfig, native: bool, share: bool, device: bool) -> None:
         self._processes = processes
+        self._device = device
         self._places = config.split.places
         self._learned: list[StepResult] = []
         self._outstanding: deque[int] = deque()
@@ -87,7 +97,7 @@ class RanksRunner:
             rendezvous = f"127.0.0.1:{probe.getsockname()[1]}"
         blocks = (NUM_BLOCKS,) * len(load_spec(Path(config.model)).windows)
         for place in self._places:
-            processes.order(place.rank, Load(config, place.rank, rendezvous, blocks, native, share))
+            processes.order(place.rank, Load(config, place.rank, rendezvous, blocks, native, share, device))
         capacities = [processes.answer(place.rank).capacity for place in self._places]
         self.capacity = combine(cast(list[Capacity], capacities), config.split.pipeline)
 
@@ -101,6 +111,8 @@ class RanksRunner:
     def result(self) -> StepResult:
         """Of the oldest plan that has been submitted."""
         results = []
+        for place in self._places if self._device else ():
+            self._processes.order(place.rank, Take())
         for place in self._places:
             answer = self._processes.answer(place.rank)
             self.traffic[place.rank] = answer.traffic

@@ -1,11 +1,13 @@
 """The host's processor in a device's place: what goes there and comes back, and when."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.runtime.device import HostDevice, open_device
+from penstock.runtime.device import HostDevice, open_device, uncollected
 
 
 def test_an_upload_is_a_copy_of_arrays_of_any_kind() -> None:
@@ -36,7 +38,7 @@ def test_jobs_are_done_in_order_when_one_is_waited_for() -> None:
         return {"own": state.clone(), "state": state}
 
     first, second = device.launch(lambda: job(2.0)), device.launch(lambda: job(10.0))
-    assert state.item() == 0.0
+    assert state.item() == 0.0 and first.ready()
     assert first.wait() == {"own": [1.0], "state": [11.0]}  # copied after the second wrote where it lies
     assert second.wait() == {"own": [11.0], "state": [11.0]}
     assert state.item() == 11.0
@@ -49,6 +51,15 @@ def test_what_is_captured_works_on_the_same_memory_again() -> None:
     source.fill_(5.0)
     replay()
     assert target.item() == 10.0
+
+
+def test_nothing_is_collected_while_a_stream_is_captured() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_a_batch_lives_where_there_is_a_way_to_use() -> None:

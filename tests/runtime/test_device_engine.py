@@ -1,7 +1,9 @@
 """An engine whose configuration says cuda: from there to tokens, on a processor in the GPU's place."""
 
 import asyncio
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,11 @@ from msgspec.structs import replace
 
 from penstock.config import EngineConfig
 from penstock.engine.inprocess import start_thread
+from penstock.engine.life import Backend, model_eos
+from penstock.engine.local_ranks import LocalRanks
+from penstock.engine.workers import WorkersExecutor
 from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
-from penstock.runtime import DeviceRunner, load
+from penstock.runtime import DeviceRunner, load_device
 from penstock.runtime.load_device import load_on
 from tests.runtime.test_load_device import HERE, PLAIN, Memory, config
 
@@ -42,13 +47,29 @@ async def test_an_engine_with_two_plans_outstanding_writes_what_a_cpus_does(
         runners.append(load_on(settings, HERE, PLAIN, Memory(), progress=progress))
         return runners[-1]
 
-    monkeypatch.setattr(load, "load_gpu_runner", load_here)
+    monkeypatch.setattr(load_device, "load_gpu_runner", load_here)
     settings = config(tiny_checkpoint("qwen3"))
     got = await written(await start_thread(settings))
     assert len(runners) == 1 and runners[0].capacity.depth == 2
     host = replace(settings, device="cpu", depth=1, kv_cache_bytes=8 << 20, threads=1)
     assert got == await written(await start_thread(host))
     assert [len(tokens) for tokens in got] == [6, 7, 8, 9, 10, 11]
+
+
+def ranks_here(config: EngineConfig) -> LocalRanks:
+    return LocalRanks(config.split.world, (sys.executable, "-m", "tests.runtime.device_rank"))
+
+
+async def test_an_engine_of_ranks_on_devices_writes_what_one_on_a_cpu_does(tiny_checkpoint: Checkpoint) -> None:
+    """In processes of their own; each measures its memory, and all have as much as the one with the least."""
+    settings = config(tiny_checkpoint("qwen3"), max_num_seqs=2)
+    backend = Backend(partial(WorkersExecutor, ranks=ranks_here), model_eos)
+    client = await start_thread(replace(settings, tensor_parallel_size=2), backend)
+    memory = {row.name: row.bytes for row in client.info.memory}
+    assert memory["KV cache"] > 0
+    got = await written(client)
+    host = replace(settings, device="cpu", depth=1, kv_cache_bytes=8 << 20, threads=1)
+    assert got == await written(await start_thread(host))
 
 
 async def test_an_engine_without_its_gpu_says_so_in_one_line(

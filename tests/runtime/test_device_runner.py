@@ -386,7 +386,7 @@ async def test_an_engine_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = await test_model.answers(in_process=True)
     loaded: list[DeviceRunner] = []
 
-    def load(config: EngineConfig) -> DeviceRunner:
+    def load(config: EngineConfig, *_: object) -> DeviceRunner:
         loaded.append(make_device_runner(test_model.MODEL, max_num_seqs=config.max_num_seqs))
         return loaded[0]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.config import ConfigError, DoesNotFit, EngineConfig
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, Place
 from penstock.config.memory import gpu_budget
 from penstock.kernels import Needs, Platform, select_kernels, select_packing
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
-from penstock.runtime import load_device, load_host_runner, load_runner
+from penstock.runtime import load_device, load_gpu_runner, load_host_runner, load_runner
 from penstock.runtime.cache_root import cache_root, numerics
 from penstock.runtime.device_memory import CudaMemory, Usage
 from penstock.runtime.load_device import load_on
@@ -237,9 +237,29 @@ def test_without_a_gpu_loading_says_what_torch_says(
         load_runner(config(tiny_checkpoint("qwen3")))
 
 
-def test_ranks_on_gpus_are_refused(tiny_checkpoint: Checkpoint) -> None:
+def test_a_rank_whose_memory_does_not_do_says_which_it_is(tiny_checkpoint: Checkpoint) -> None:
     settings = config(tiny_checkpoint("qwen3"), tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="TP=2 on GPUs is not supported"):
-        load_runner(settings)
-    with pytest.raises(ConfigError, match="ranks on cuda are not supported"):
-        load_host_runner(settings)
+    with pytest.raises(DoesNotFit, match=r"^rank 1 of 2: the model does not fit: weights .* are available"):
+        load_on(settings, HERE, PLAIN, Memory(others=8 << 30), Place(settings.split, 1), "127.0.0.1:1", progress=False)
+
+
+def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(
+    tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+
+    def load_on(config: EngineConfig, device: torch.device, *others: object, **more: object) -> None:
+        taken.append((device, others[2:]))
+
+    monkeypatch.setattr(load_device, "load_on", load_on)
+    monkeypatch.setattr(load_device, "detect_platform", lambda device: PLAIN)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    settings = config(tiny_checkpoint("qwen3"), tensor_parallel_size=2, pipeline_parallel_size=2)
+    place = Place(settings.split, 3)
+    load_gpu_runner(settings, place, "there:1", (1, 2))
+    second = torch.device("cuda", 1)
+    assert taken == [second, (second, (place, "there:1"))]
+    with pytest.raises(ConfigError, match="4 ranks of this machine need a GPU each, and it has 2: set a smaller"):
+        load_gpu_runner(settings, place, "there:1", (3, 4))

@@ -19,14 +19,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def together(split: Split, act: Callable[[Mesh], Any], **settings: float) -> list[Any]:
+def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[Any]:
     """What `act` gives, or raises, on each rank: threads here, as nothing in a mesh is the process's."""
     rendezvous, given, meshes = f"127.0.0.1:{free_port()}", [None] * split.world, []
     met = threading.Barrier(split.world, timeout=600.0)
 
     def be(place: Place) -> None:
         try:
-            mesh = Mesh(place, rendezvous, message_bytes=256, **settings)  # type: ignore[arg-type]
+            mesh = Mesh(place, rendezvous, message_bytes=256, **settings)
             meshes.append(mesh)  # nobody leaves before all are done
             met.wait()
             given[place.rank] = act(mesh)

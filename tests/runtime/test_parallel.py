@@ -194,15 +194,19 @@ def start(seq: int, tokens: tuple[int, ...], first_block: int, **sampling: Any) 
     return NewSequence(seq, tokens, len(tokens), 0, (tuple(range(first_block, first_block + 8)),), parameters, 0)
 
 
+@pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("split", [TENSOR, PIPELINE, BOTH], ids=str)
-def test_a_failed_sequence_fails_alone_on_all_ranks(split: Split, processes: Processes, poisoned: Path) -> None:
-    """Only the rank that reports knows of a failure while the next plan is under way: all compute the same still."""
+def test_a_failed_sequence_fails_alone_on_all_ranks(
+    split: Split, device: bool, processes: Processes, poisoned: Path
+) -> None:
+    """Its embedding is the second tensor rank's. Only the rank that reports knows of a failure while the next plan is
+    under way: all compute the same still."""
     good, bad = tuple(range(20, 60)), (*range(30, 40), BAD_TOKEN, *range(50, 70))
     alone = make_runner(poisoned)
     alone.execute(StepPlan(1, (Work(1, 40, True),), (start(1, good, 1),)))
     expected = [alone.execute(StepPlan(n, (Work(1, 1, True),))).results[0].token_ids for n in (2, 3)]
 
-    ranks = processes.load(poisoned, split)
+    ranks = processes.load(poisoned, split, device=device)
     new = (start(1, good, 1), start(2, bad, 20, prompt_logprobs=1), start(3, good, 40, logit_bias={999: 1.0}))
     ranks.submit(StepPlan(1, (Work(1, 25, False), Work(2, 16, False), Work(3, 9, False)), new))
     ranks.submit(StepPlan(2, (Work(2, 8, False), Work(3, 31, True), Work(1, 15, True))))

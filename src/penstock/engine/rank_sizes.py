@@ -11,19 +11,21 @@ from penstock.families.shard import stage_layers
 
 
 class RankSizes(NamedTuple):
-    num_blocks: tuple[int, ...]  # per KV group, for every rank
+    num_blocks: tuple[int, ...]  # per KV group, for every rank; none: they find out, and agree
     parts: tuple[str, ...]  # what each rank holds, for people
 
 
 def size_model(config: EngineConfig, available: Sequence[int]) -> RankSizes:
-    """As many KV blocks as every rank has room for, of whose machine's memory `available` bytes are its own.
+    """As many KV blocks as every rank has room for, of whose machine's memory `available` bytes are its own. On GPUs
+    each measures what it has.
 
     Raises DoesNotFit, CannotSplit, UnsupportedModel, CheckpointError or OSError.
     """
     spec = load_spec(Path(config.model))
     group = config.quantization_group if config.quantization == "int4" else 1
-    plans = size_ranks(rank_facts(spec, config.split, group), config, available)
-    return RankSizes(plans[0].num_blocks, tuple(_part(spec, place) for place in config.split.places))
+    facts = rank_facts(spec, config.split, group)
+    num_blocks = () if config.device == "cuda" else size_ranks(facts, config, available)[0].num_blocks
+    return RankSizes(num_blocks, tuple(_part(spec, place) for place in config.split.places))
 
 
 def _part(spec: ModelSpec, place: Place) -> str:

@@ -16,8 +16,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     config: EngineConfig
     rank: int
     rendezvous: str  # HOST:PORT, where the ranks meet
-    num_blocks: tuple[int, ...]  # per KV group, the same on every rank
-    share: tuple[int, int]  # of its machine's processors: which of how many ranks there it is
+    num_blocks: tuple[int, ...]  # per KV group, the same on every rank; none: all measure, and agree
+    share: tuple[int, int]  # of its machine's processors and GPUs: which of how many ranks there it is
 
 
 class Execute(msgspec.Struct, frozen=True, tag=True):

@@ -12,17 +12,19 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Protocol
 
 import msgspec
 import zmq
 
-from penstock.config import EngineConfig, Place, detect_hardware
+from penstock.config import Place, detect_hardware
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, remove_socket
 from penstock.engine.curve import RankKeys
+from penstock.engine.rank_runner import AtOnce, Runner
 from penstock.engine.rank_wire import (
     Beat,
     Done,
@@ -37,30 +39,17 @@ from penstock.engine.rank_wire import (
     identity,
 )
 from penstock.engine.reason import for_user, reason_for
-from penstock.messages import Capacity, StepPlan, StepResult
 
 BEAT_SECONDS = 0.25
 LINGER_MS = 1000  # for the last word to get through
 OURS = "penstock."
 MESH = "penstock.runtime.mesh"
+DEVICE = "penstock.runtime.device"
+LOOK_SECONDS = 50e-6  # between looks for an order and at a device that computes
 
 log = logging.getLogger(__name__)
 
-
-class Runner(Protocol):
-    """The part of the model that a rank holds."""
-
-    @property
-    def capacity(self) -> Capacity: ...
-
-    def execute(self, plan: StepPlan) -> StepResult | None:
-        """The result on the rank that samples; None on others, which `learn` it before a plan that needs it."""
-        ...
-
-    def learn(self, result: StepResult) -> None: ...
-
-
-Load = Callable[[EngineConfig, Place, str, Sequence[int]], Runner]
+Load = Callable[[Start], Runner]
 
 
 class Pulse(threading.Thread):
@@ -70,6 +59,7 @@ class Pulse(threading.Thread):
         super().__init__(name="pulse", daemon=True)
         self.doing = "starting"
         self.plans = 0
+        self.waits = False  # for a device, and so perhaps for other ranks
         self._rank = rank
         self._mesh = mesh
         self._subject = threading.get_ident()
@@ -79,8 +69,9 @@ class Pulse(threading.Thread):
         pause = threading.Event()
         while True:
             at, waits = place_in_code(sys._current_frames().get(self._subject), self._mesh)
+            beat = Beat(self._rank, self.plans, self.doing, at, waits or self.waits)
             try:
-                self._socket.send(encode(Beat(self._rank, self.plans, self.doing, at, waits)), zmq.NOBLOCK)
+                self._socket.send(encode(beat), zmq.NOBLOCK)
             except zmq.Again:
                 pass  # an engine that does not listen needs no beats either
             pause.wait(BEAT_SECONDS)
@@ -133,25 +124,42 @@ def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, te
     """Load, then execute plans as they come, without end."""
     processors = share_of_processors(sorted(os.sched_getaffinity(0)), start.share, start.config.threads)
     os.sched_setaffinity(0, processors)  # of this thread, and those it starts: the ones that compute
-    place = Place(start.config.split, start.rank)
     pulse.doing = "loading"
-    runner = load(start.config, place, start.rendezvous, start.num_blocks)
+    runner = load(start)
     tell(Loaded(runner.capacity))
+    reports = Place(start.config.split, start.rank).reports
+    outstanding: deque[int] = deque()
     while True:
-        pulse.doing = "waiting for a plan"
-        order = decode_order(orders.recv())
-        if not isinstance(order, Execute):
-            raise RuntimeError(f"an order was {type(order).__name__}, not Execute")
-        pulse.doing = f"plan {order.plan.plan_id}"
-        if not place.reports:
-            for result in order.learned:
+        if not outstanding or (len(outstanding) < runner.ahead and order_comes(runner, orders, pulse)):
+            if not outstanding:
+                pulse.doing = "waiting for a plan"
+            order = decode_order(orders.recv())
+            if not isinstance(order, Execute):
+                raise RuntimeError(f"an order was {type(order).__name__}, not Execute")
+            pulse.doing = f"plan {order.plan.plan_id}"
+            for result in () if reports else order.learned:
                 runner.learn(result)
-        done = runner.execute(order.plan)
-        if place.reports:
-            if done is None:
-                raise RuntimeError(f"plan {order.plan.plan_id} gave no result on the rank that reports")
-            tell(Done(done))
-        pulse.plans += 1
+            runner.submit(order.plan)
+            outstanding.append(order.plan.plan_id)
+        else:
+            pulse.doing = f"plan {outstanding[0]}"
+            done = runner.take()
+            if reports:
+                if done is None:
+                    raise RuntimeError(f"plan {outstanding[0]} gave no result on the rank that reports")
+                tell(Done(done))
+            outstanding.popleft()
+            pulse.plans += 1
+
+
+def order_comes(runner: Runner, orders: "zmq.Socket[bytes]", pulse: Pulse) -> bool:
+    """Whether there is another order before the oldest plan is done. Looks in turns: an order that is taken in while a
+    device computes costs it no time, and there is no waiting for both at once."""
+    pulse.waits = True
+    while not (comes := bool(orders.poll(0))) and not runner.ready:
+        time.sleep(LOOK_SECONDS)
+    pulse.waits = False
+    return comes
 
 
 def connect(
@@ -174,11 +182,13 @@ def read_keys() -> RankKeys:
 
 
 def place_in_code(frame: FrameType | None, mesh: str) -> tuple[str, bool]:
-    """(the innermost of our functions on a stack, whether it waits for other ranks)."""
+    """(the innermost of our functions on a stack, whether it waits for other ranks). Who waits for a device may do so
+    for theirs: what is launched there sums with them."""
     at, waits = "", False
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(OURS) or module == mesh:
+            waits = waits or (not at and module == DEVICE)
             at = at or f"{module.removeprefix(OURS)}:{frame.f_lineno} in {frame.f_code.co_name}"
             waits = waits or module == mesh
         frame = frame.f_back
@@ -207,10 +217,15 @@ def hold_port() -> socket.socket:
     return held
 
 
-def load_rank(config: EngineConfig, place: Place, rendezvous: str, num_blocks: Sequence[int]) -> Runner:
-    from penstock.runtime import load_host_runner  # here and not above: it imports torch
+def load_rank(start: Start) -> Runner:
+    from penstock.runtime import load_gpu_runner, load_host_runner  # here and not above: it imports torch
 
-    return load_host_runner(config, place, rendezvous, num_blocks)
+    config, place = start.config, Place(start.config.split, start.rank)
+    if config.device == "cpu":
+        return AtOnce(load_host_runner(config, place, start.rendezvous, start.num_blocks))
+    # Ray shows each rank the GPU that it has for it, and no other.
+    local = (0, 1) if config.distributed_executor == "ray" else start.share
+    return load_gpu_runner(config, place, start.rendezvous, local)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,9 @@ def start_ranks(config: EngineConfig) -> Ranks:
 class WorkersExecutor:
     """Sends every plan to all ranks and takes its result from the one that samples.
 
-    As many plans may be outstanding as there are stages in the pipeline. `start`, `result` and `health` raise
-    EngineError when a rank ends, fails, falls silent or is stuck; it says which, where and why. One thread calls.
+    As many plans may be outstanding as there are stages in the pipeline, and two at the least on GPUs. `start`,
+    `result` and `health` raise EngineError when a rank ends, fails, falls silent or is stuck; it says which, where and
+    why. One thread calls.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ def combine(capacities: Sequence[Capacity], stages: int) -> Capacity:
             rows[row.name] = rows.get(row.name, 0) + row.bytes
     return msgspec.structs.replace(
         capacities[0],
-        depth=stages,
+        depth=max(stages, capacities[0].depth),
         late_ids=stages == 1,
         cache_root=json.dumps([capacity.cache_root for capacity in capacities]),
         memory=tuple(MemoryRow(name, size, f"of {len(capacities)} ranks") for name, size in rows.items()),

@@ -103,20 +103,20 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
     """
     if split.pipeline > len(spec.layers):
         raise CannotSplit(
-            f"pipeline_parallel_size={split.pipeline} is more than the {len(spec.layers)} layers: use "
+            f"--pipeline-parallel-size {split.pipeline} is more than the {len(spec.layers)} layers: use "
             f"{_either(range(1, len(spec.layers) + 1))}"
         )
     if split.expert and not any(layer.moe for layer in spec.layers):
-        raise CannotSplit(f"expert_parallel=True, but a {spec.family} model has no experts: leave it out")
+        raise CannotSplit(f"--expert-parallel is set, but a {spec.family} model has no experts: leave it out")
     obstacle = _obstacle(spec, split.tensor, split.expert, group)
     if obstacle is not None:
         raise CannotSplit(
-            f"tensor_parallel_size={split.tensor} {obstacle}: use {_either(tensor_sizes(spec, split.expert, group))}"
+            f"--tensor-parallel-size {split.tensor} {obstacle}: use {_either(tensor_sizes(spec, split.expert, group))}"
         )
     if split.expert and split.tensor == 1:
         more = [size for size in tensor_sizes(spec, True, group) if size > 1]
         use = f"use {_either(more)}, or leave" if more else "leave"
-        raise CannotSplit(f"tensor_parallel_size=1 leaves no ranks for expert_parallel=True to divide: {use} it out")
+        raise CannotSplit(f"--tensor-parallel-size 1 has no ranks for --expert-parallel to divide: {use} that out")
 
 
 def tensor_sizes(spec: ModelSpec, expert: bool = False, group: int = 1) -> list[int]:

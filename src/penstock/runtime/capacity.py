@@ -16,7 +16,6 @@ def measured_capacity(
     model: Decoder,
     pages: KVPages,
     *,
-    depth: int,
     cache_root: str,
     memory: Sequence[MemoryRow],
 ) -> Capacity:
@@ -24,4 +23,4 @@ def measured_capacity(
     groups = tuple(KVGroup(count, window) for count, window in zip(num_blocks, spec.windows, strict=True))
     measured = {"weights": model.nbytes, "KV cache": pages.bytes}
     rows = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
-    return Capacity(config.block_size, groups, depth, cache_root, spec.vocabulary, rows)
+    return Capacity(config.block_size, groups, config.depth, cache_root, spec.vocabulary, rows)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.resident import EditParameters, Parameters
 from penstock.messages import SamplingParams
-from penstock.runtime.logit_edits import check_ids
+from penstock.runtime.logit_edits import banned_ids, check_ids, has_penalties
 from penstock.runtime.resident import Change
 from penstock.runtime.sampling_batch import FILTERED, SamplingBatch
 from penstock.runtime.step_kernels import StepKernels
@@ -55,10 +55,9 @@ class DeviceSampler:
         self._token_ids = token_ids
         device = token_ids.device
         self._batch = SamplingBatch(vocab_size, max_rows)
-        # A row behind all others: it is greedy, and padding's.
-        self.spare = max_rows
         self.parameters = Parameters.empty(max_rows + 1, device)
-        self._spares = torch.full((max(packed_rows, max_rows),), self.spare, dtype=torch.int32, device=device)
+        # The row behind all others is greedy, and padding's.
+        self._spares = torch.full((max(packed_rows, max_rows),), max_rows, dtype=torch.int32, device=device)
         self._edits = EditParameters.empty(max_rows, 1, 1, device)
         self._prompts = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._edited: dict[int, _Edits] = {}  # of the rows that have any
@@ -189,14 +188,13 @@ class DeviceSampler:
 
 def _edits(params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int], vocab_size: int) -> _Edits:
     """ValueError for a biased or penalised token that has no logit."""
-    penalties = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+    penalties = has_penalties(params)
     check_ids("logit_bias", np.array(list(params.logit_bias), np.int64), vocab_size)
     if penalties:
         check_ids("the prompt", np.array(prompt_ids, np.int64), vocab_size)
         check_ids("the output", np.array(output_ids, np.int64), vocab_size)
-    # A stop id beyond the logits can never be chosen, so it needs no ban.
-    bans = tuple(token for token in params.stops() if token < vocab_size)
-    return _Edits(params, bans, len(prompt_ids), bool(params.logit_bias) or penalties)
+    lasting = bool(params.logit_bias) or penalties
+    return _Edits(params, banned_ids(params, vocab_size), len(prompt_ids), lasting)
 
 
 def _table(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[np.generic]:

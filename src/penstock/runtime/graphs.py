@@ -4,14 +4,14 @@ A graph is of a number of sequences, so a step is padded to the next one there i
 the logits of rows that ask for it are edited, which no graph could know beforehand.
 """
 
-import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from penstock.observe.progress import progress_bar
 from penstock.runtime.device import Device
 from penstock.runtime.device_sampler import DeviceSampler
 from penstock.runtime.inputs import Segments
@@ -22,8 +22,12 @@ class DecodeGraph(NamedTuple):
     """A step in which every sequence samples after one token."""
 
     size: int  # sequences, padding included
-    forward: Callable[[], None]  # from the step's description to logits
+    forward: Callable[[], None]  # from the step's description to hidden states or logits
     choose: Callable[[], None]  # from logits to tokens, and the rows moved on
+    hidden: Tensor  # [size, hidden] where there is a next stage; else [0, hidden]
+    logits: Tensor  # fp32 [size, vocab] on the rank that samples, as are the next two; else [0, vocab]
+    tokens: Tensor  # int64 [size]
+    chosen: Tensor  # int32 [2, size]: tokens and their status
 
 
 class DecodeGraphs:
@@ -33,25 +37,27 @@ class DecodeGraphs:
         self,
         device: Device,
         step: ResidentStep,
-        sampler: DeviceSampler,
+        sampler: DeviceSampler | None,
         sizes: Sequence[int],
         vocab_size: int,
         *,
         progress: bool,
     ) -> None:
-        """Captures one for each of the ascending sizes. With `progress`, a bar is shown where stderr is a terminal."""
+        """Captures one for each of the ascending sizes. `sampler` is None on ranks that do not sample. With `progress`,
+        a bar is shown where stderr is a terminal."""
         self._step = step
         self._sampler = sampler
-        most = sizes[-1]
-        self.logits = torch.zeros(most, vocab_size, dtype=torch.float32, device=device.where)
-        self.tokens = torch.zeros(most, dtype=torch.int64, device=device.where)
-        self.chosen = torch.zeros(2, most, dtype=torch.int32, device=device.where)  # tokens and their status
+        drawn = 0 if sampler is None else sizes[-1]
+        self._hidden = step.hidden_states(0 if step.last else sizes[-1])
+        self._logits = torch.zeros(drawn, vocab_size, dtype=torch.float32, device=device.where)
+        self._tokens = torch.zeros(drawn, dtype=torch.int64, device=device.where)
+        self._chosen = torch.zeros(2, drawn, dtype=torch.int32, device=device.where)
         self._sizes = list(sizes)
         self._graphs: dict[int, DecodeGraph] = {}
-        with _progress_bar(len(sizes), progress) as advance:
+        with progress_bar("capturing CUDA graphs", len(sizes), wanted=progress) as advance:
             for size in reversed(sizes):  # the largest first: the others then find room in what it has freed
                 self._graphs[size] = self._capture(device, size)
-                advance()
+                advance(1)
 
     def of(self, count: int) -> DecodeGraph | None:
         """The least that has room for so many sequences."""
@@ -62,31 +68,26 @@ class DecodeGraphs:
         """Of padding alone, which leaves the batch as it is."""
         shape, change = self._step.describe(Segments.none(), padding=size)
         change.write(device.upload(change.arrays))
+        into = self._hidden[:size], self._logits[:size], self._tokens[:size], self._chosen[:, :size]
         forward = device.capture(lambda: self._forward(shape))
-        return DecodeGraph(size, forward, device.capture(lambda: self._choose(shape)))
+        return DecodeGraph(size, forward, device.capture(lambda: self._choose(shape)), *into)
 
     def _forward(self, shape: Shape) -> None:
-        step = self._step
-        self.logits[: shape.sequences].copy_(step.logits(step.forward(shape)))
+        step, count = self._step, shape.sequences
+        hidden = step.forward(shape)
+        if not step.last:
+            self._hidden[:count].copy_(hidden)
+            return
+        logits = step.logits(hidden)
+        if logits is not None:
+            self._logits[:count].copy_(logits)
 
     def _choose(self, shape: Shape) -> None:
         count = shape.sequences
-        tokens, chosen = self._sampler.choose(self.logits[:count], self._step.rows(count), filtered=True)
-        self._step.advance(shape, tokens)
-        self.tokens[:count].copy_(tokens)
-        self.chosen[:, :count].copy_(chosen)
-
-
-@contextmanager
-def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
-    """A function to call when a graph is done."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("capturing CUDA graphs", total=total)
-        yield lambda: bar.advance(task)
+        if self._sampler is None:
+            self._step.advance(shape, count)
+            return
+        tokens, chosen = self._sampler.choose(self._logits[:count], self._step.rows(count), filtered=True)
+        self._step.advance(shape, count, tokens)
+        self._tokens[:count].copy_(tokens)
+        self._chosen[:, :count].copy_(chosen)

@@ -10,33 +10,60 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import ConfigError, DoesNotFit, EngineConfig, MemoryPlan, ModelFacts, size_memory, stored_as
-from penstock.config.gpu import no_gpu
-from penstock.config.memory import CONTEXT_BYTES, gpu_budget, graphs_row, weights_note
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Place, size_memory, stored_as
+from penstock.config.gpu import no_gpu, too_few_gpus
+from penstock.config.memory import CONTEXT_BYTES, gpu_budget, graphs_row, plan_tokens, pool_blocks, weights_note
 from penstock.config.sizes import format_bytes
-from penstock.families import load_spec, model_facts
-from penstock.kernels import Needs, Platform, check_kv_dtype, detect_platform, select_kernels, select_packing
+from penstock.families import ModelSpec, load_spec, model_facts, shard
+from penstock.kernels import (
+    Needs,
+    Platform,
+    check_attention,
+    check_kv_dtype,
+    detect_platform,
+    select_kernels,
+    select_packing,
+)
 from penstock.messages import MemoryRow
 from penstock.runtime.cache_root import cache_root
+from penstock.runtime.device_links import Room
 from penstock.runtime.device_memory import CudaMemory, DeviceMemory
 from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.mesh import Mesh
 from penstock.runtime.rehearsal import rehearsal_blocks, rehearse, rehearse_decode
+from penstock.runtime.results import PROMPT_LOGPROB_ROWS
 from penstock.runtime.step_kernels import StepKernels
 from penstock.weights.load import load_parameters
+
+ONE = Place()  # of a model that is whole
 
 logger = logging.getLogger(__name__)
 
 
-def load_gpu_runner(config: EngineConfig, *, progress: bool = True) -> DeviceRunner:
-    """On the first GPU that this process may use. Raises ConfigError where torch finds none, and as `load_on` does."""
-    if config.split.world > 1:
-        raise ConfigError(f"{config.split} on GPUs is not supported: one GPU holds the whole model; use one rank")
+def load_gpu_runner(
+    config: EngineConfig,
+    place: Place = ONE,
+    rendezvous: str = "",
+    local: tuple[int, int] = (0, 1),
+    *,
+    progress: bool = True,
+) -> DeviceRunner:
+    """On a GPU that this process may use: as which of how many ranks there, `local` says. `place` and `rendezvous` are
+    as of `load_on`.
+
+    Raises ConfigError where torch finds none, or fewer than ranks, and as `load_on` does.
+    """
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
         raise ConfigError(no_gpu(error)) from None
-    device = torch.device("cuda", torch.cuda.current_device())
-    return load_on(config, device, detect_platform("cuda"), CudaMemory(device), progress=progress)
+    index, ranks = local
+    if ranks > torch.cuda.device_count():
+        raise ConfigError(too_few_gpus(ranks, torch.cuda.device_count()))
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    progress = progress and place.rank == 0
+    return load_on(config, device, detect_platform("cuda"), CudaMemory(device), place, rendezvous, progress=progress)
 
 
 def load_on(
@@ -44,6 +71,8 @@ def load_on(
     device: torch.device,
     platform: Platform,
     memory: DeviceMemory,
+    place: Place = ONE,
+    rendezvous: str = "",
     *,
     step_kernels: StepKernels | None = None,
     progress: bool = True,
@@ -51,33 +80,57 @@ def load_on(
     """Size memory, read the weights into the device's, measure what steps take, allocate the KV pages, capture graphs.
     `step_kernels` are as of DeviceRunner.
 
-    Raises DoesNotFit, before weights are read where that can be known; CannotQuantize, UnsupportedModel,
-    CheckpointError and OSError. The processor's threads are left alone.
+    As the rank at `place`, of several: read its part, and meet the others at `rendezvous` (see Mesh). Each measures its
+    own memory, and all have as many KV blocks as the one with the least room.
+
+    Raises DoesNotFit, before weights are read where that can be known; CannotSplit, CannotQuantize, UnsupportedModel,
+    CheckpointError, OSError, or MeshError. The processor's threads are left alone.
     """
+    with _named(place):
+        return _load(config, device, platform, memory, place, rendezvous, step_kernels, progress)
+
+
+def _load(
+    config: EngineConfig,
+    device: torch.device,
+    platform: Platform,
+    memory: DeviceMemory,
+    place: Place,
+    rendezvous: str,
+    step_kernels: StepKernels | None,
+    progress: bool,
+) -> DeviceRunner:
     folder = Path(config.model)
-    spec = load_spec(folder)
+    whole = load_spec(folder)
+    spec = shard(whole, place)
     facts = model_facts(spec)
     dtype = getattr(torch, config.dtype)
     head_dims = tuple(layer.head_dim for layer in spec.layers)
-    needs = Needs(dtype, config.block_size, head_dims, config.deterministic)
+    needs = Needs(dtype, config.block_size, head_dims, config.deterministic, config.attention_backend)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, device)
     check_kv_dtype(platform, needs, config.kv_dtype)
+    check_attention(needs)
     before = memory.usage()
     budget = gpu_budget(before.total, config)
     # What others have taken; the context, which there may be already, is among what is expected.
     taken = max(before.total - before.free - before.held - CONTEXT_BYTES, 0)
     expected = size_memory(facts, config, max(budget - taken, 0))
     with _remedied(memory, "while weights were read", _smaller_weights(config)):
-        parameters = load_parameters(folder, spec, dtype, packing=packing, device=device, progress=progress)
+        parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, device=device, progress=progress)
         weights = memory.usage().tensors - before.tensors
     kernels = select_kernels(platform, needs)
-    make = partial(DeviceRunner, spec, kernels=kernels, config=config, device=device, step_kernels=step_kernels)
+    mesh = join_mesh(config, spec, place, rendezvous, device)
+    make = partial(
+        DeviceRunner, spec, kernels=kernels, config=config, device=device, step_kernels=step_kernels, mesh=mesh
+    )
+    at_first = _least(mesh, "tokens of KV cache expected", expected.kv_tokens)
     smaller = f"set --max-num-batched-tokens {max(config.max_num_batched_tokens // 2, config.max_num_seqs)} or less"
     with _remedied(memory, "while steps were measured", smaller), _timed("steps measured"):
         measured = _measure(
-            config, facts, lambda blocks: make(dict(parameters), num_blocks=blocks), memory, expected, weights
+            config, facts, lambda blocks: make(dict(parameters), num_blocks=blocks), memory, at_first, weights
         )
-    plan = size_memory(facts, config, budget, measured)
+    tokens = _least(mesh, "tokens of KV cache", size_memory(facts, config, budget, measured).kv_tokens)
+    plan = plan_tokens(facts, config, budget, tokens, measured)
     root = cache_root(spec, parameters, config, platform, kernels)
     less = f"set --gpu-memory-utilization {max(config.gpu_memory_utilization - 0.05, 0.05):.2f} or less"
     with _remedied(memory, "while graphs were captured", less), _timed("KV cache allocated and graphs captured"):
@@ -97,6 +150,41 @@ def load_on(
     return runner
 
 
+def join_mesh(
+    config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: str, device: torch.device
+) -> Mesh | None:
+    """The ranks of a model on devices; `spec` is this one's part. None where there is but one. MeshError where they do
+    not come together."""
+    if place.split.world == 1:
+        return None
+    room = Room(
+        device,
+        max(config.max_num_batched_tokens, config.max_num_seqs),
+        spec.hidden_size,
+        getattr(torch, config.dtype),
+        max(config.max_num_seqs, PROMPT_LOGPROB_ROWS),
+        spec.vocabulary,
+        config.deterministic,
+    )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    return Mesh(place, rendezvous, message_bytes=0, backend=backend, room=room, timeout=config.step_deadline)
+
+
+def _least(mesh: Mesh | None, what: str, number: int) -> int:
+    return number if mesh is None else mesh.least(what, number)
+
+
+@contextmanager
+def _named(place: Place) -> Iterator[None]:
+    """What does not fit says on which of several ranks."""
+    try:
+        yield
+    except DoesNotFit as error:
+        if place.split.world == 1:
+            raise
+        raise DoesNotFit(f"rank {place.rank} of {place.split.world}: {error}") from None
+
+
 def _smaller_weights(config: EngineConfig) -> str:
     smaller = "use a GPU with more memory"
     return smaller if config.quantization == "int4" else f"set --quantization int4, or {smaller}"
@@ -114,17 +202,17 @@ def _measure(
     facts: ModelFacts,
     make: Callable[[Sequence[int]], DeviceRunner],
     memory: DeviceMemory,
-    expected: MemoryPlan,
+    tokens: int,
     weights: int,
 ) -> tuple[MemoryRow, ...]:
-    """The memory table but for the KV cache, from the largest steps of a runner that has a small one: `make` gives it,
-    with so many blocks per KV group."""
+    """The memory table but for the KV cache, from the largest steps of a runner that has a small one, of no more than
+    `tokens` tokens: `make` gives it, with so many blocks per KV group."""
     memory.settle()
-    blocks = tuple(min(count, rehearsal_blocks(config)) for count in expected.num_blocks)
+    blocks = tuple(min(count, rehearsal_blocks(config)) for count in pool_blocks(facts, config, tokens))
     runner = make(blocks)
     rehearse(runner, config)
     pages, usage = runner.pages.bytes, memory.usage()
-    runner.close()
+    runner.release()
     del runner
     memory.settle()
     steps = f"measured: steps of {config.max_num_batched_tokens} tokens, {config.max_num_seqs} sequences sampled"

@@ -25,8 +25,7 @@ class LogitEdits:
         self._biases = np.array(list(params.logit_bias.values()), np.float32)
         check_ids("logit_bias", self._bias_ids, vocab_size)
         self._penalties = _Penalties.of(params, prompt_ids, output_ids, vocab_size)
-        # A stop id beyond the logits can never be chosen, so it needs no ban.
-        self._stops = np.array([token for token in params.stops() if token < vocab_size], np.int64)
+        self._stops = np.array(banned_ids(params, vocab_size), np.int64)
         self._banned_steps = max(0, params.min_tokens - len(output_ids)) if self._stops.size else 0
         # The same for the native kernels: it points to this object's arrays, and is kept up to date.
         self.struct = SampleEdits(
@@ -85,7 +84,7 @@ class _Penalties:
     def of(
         params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int], vocab_size: int
     ) -> "_Penalties | None":
-        if params.repetition_penalty == 1 and not params.presence_penalty and not params.frequency_penalty:
+        if not has_penalties(params):
             return None
         prompt, output = np.array(prompt_ids, np.int64), np.array(output_ids, np.int64)
         check_ids("the prompt", prompt, vocab_size)
@@ -117,6 +116,16 @@ class _Penalties:
             self._token_ids[slot] = token
             self._size += 1
         self._counts[slot] += 1
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
+def banned_ids(params: SamplingParams, vocab_size: int) -> tuple[int, ...]:
+    """Tokens that are not to come while there are fewer outputs than min_tokens."""
+    # A stop id beyond the logits can never be chosen, so it needs no ban.
+    return tuple(token for token in params.stops() if token < vocab_size)
 
 
 def check_ids(what: str, token_ids: NDArray[np.int64], vocab_size: int) -> None:

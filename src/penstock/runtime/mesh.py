@@ -19,8 +19,9 @@ from penstock.config import Place
 from penstock.config.split import part
 from penstock.kernels.native.session import Session
 from penstock.models import Collectives
+from penstock.runtime.device_links import DeviceLink, Room
 from penstock.runtime.process_groups import BACKENDS, GroupLane, GroupLink
-from penstock.runtime.shared_memory import SharedLane, SharedLink, share
+from penstock.runtime.shared_memory import SharedLane, SharedLink, SharedMemory, share
 
 SHARED = "shared memory"  # for people
 START_SECONDS = 1800.0  # for all ranks to come: those with more weights to read, or slower disks, are waited for
@@ -76,6 +77,7 @@ class Mesh:
         *,
         message_bytes: int,
         backend: str = "gloo",
+        room: Room | None = None,
         timeout: float = 120.0,
         start_timeout: float = START_SECONDS,
     ) -> None:
@@ -83,13 +85,15 @@ class Mesh:
         seconds. After that nothing may take longer than `timeout` seconds. A stage sends at most `message_bytes` of
         hidden states at once. Ranks that are on one machine use memory that they share.
 
+        With `room`, tensors are on devices, and travel by the backend alone, in the order of a device's work.
+
         Raises MeshError where they do not all come, ValueError for what is no address or an unknown backend.
         """
         if backend not in BACKENDS:
             raise ValueError(f"no backend {backend!r}: use {' or '.join(BACKENDS)}")
         self.place = place
         self.traffic = Traffic()
-        self._link: Link | None = None  # to the other ranks of this stage,
+        self._link: Link | DeviceLink | None = None  # to the other ranks of this stage,
         self._before: Lane | None = None  # from the stage before,
         self._after: Lane | None = None  # and to the next
         host, port = _address(rendezvous)
@@ -97,29 +101,13 @@ class Mesh:
         try:
             self._store = _store(host, port, place, start_timeout)
             here = _own_address(host, port)
-
-            def join(name: str, rank: int, ranks: int) -> Any:
-                return BACKENDS[backend](PrefixStore(name, self._store), rank, ranks, here, start_timeout, timeout)
-
-            def lane(stage: int, rank: int) -> Lane:
-                name, plans = f"lane {place.tensor_rank} from stage {stage}", split.pipeline
-                memory = share(PrefixStore(name, self._store), rank, 2, plans * message_bytes)
-                if rank == place.tensor_rank == 0:
-                    log.info("stage %d sends through %s", stage, SHARED if memory else backend)
-                return SharedLane(memory, plans, timeout) if memory else GroupLane(join(name, rank, 2), plans, timeout)
-
+            meeting = _Meeting(place, self._store, here, backend, room, start_timeout, timeout)
             if split.tensor > 1:
-                name, ranks = f"stage {place.stage}", (place.tensor_rank, split.tensor)
-                memory = share(PrefixStore(name, self._store), *ranks, SharedLink.size(split.tensor))
-                if place.tensor_rank == 0:
-                    log.info("%s sums through %s", name, SHARED if memory else backend)
-                self._link = (
-                    SharedLink(memory, *ranks, timeout) if memory else GroupLink(join(name, *ranks), *ranks, timeout)
-                )
+                self._link = meeting.link()
             if not place.first:
-                self._before = lane(place.stage - 1, 1)
+                self._before = meeting.lane(place.stage - 1, 1, message_bytes)
             if not place.last:
-                self._after = lane(place.stage, 0)
+                self._after = meeting.lane(place.stage, 0, message_bytes)
         except (RuntimeError, OSError) as error:
             waited = time.perf_counter() - began
             raise MeshError(
@@ -149,6 +137,24 @@ class Mesh:
             self._link.gather(x, whole, columns)
         if whole is None:
             self.traffic.gather += x.nbytes
+
+    def share(self, x: Tensor) -> None:
+        """Every tensor rank of a stage on devices gets the first one's x."""
+        if self._link is None:
+            return
+        if not isinstance(self._link, DeviceLink):
+            raise ValueError("ranks on processors share no tokens: they learn them with a plan")
+        with self._doing("share", x, self._stage):
+            self._link.share(x)
+
+    def least(self, what: str, number: int) -> int:
+        """The least of what all ranks say, each of them once, of `what`. MeshError where one does not."""
+        world = self.place.split.world
+        try:
+            self._store.set(f"{what} {self.place.rank}", str(number))
+            return min(int(self._store.get(f"{what} {rank}")) for rank in range(world))
+        except RuntimeError as error:
+            raise MeshError(f"{self._name}: not all of {world} ranks said their {what}: {_reason(error)}") from error
 
     def send(self, x: Tensor) -> None:
         """Hand hidden states [tokens, hidden] to the next stage: see Lane."""
@@ -197,6 +203,48 @@ class Mesh:
                 f"{self._name}: {what} of {shape} numbers with rank {others} failed after "
                 f"{time.perf_counter() - began:.1f} s: {_reason(error)}"
             ) from error
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """How a rank comes to its links and lanes. All that are to have one ask for it."""
+
+    place: Place
+    store: TCPStore
+    here: str  # this machine's address
+    backend: str
+    room: Room | None
+    start_timeout: float
+    timeout: float
+
+    def link(self) -> "Link | DeviceLink":
+        """Between the tensor ranks of this rank's stage."""
+        name, ranks = f"stage {self.place.stage}", (self.place.tensor_rank, self.place.split.tensor)
+        memory = self._memory(name, *ranks, SharedLink.size(self.place.split.tensor))
+        if memory:
+            return SharedLink(memory, *ranks, self.timeout)
+        group = self._join(name, *ranks)
+        return DeviceLink(group, *ranks, self.room) if self.room else GroupLink(group, *ranks, self.timeout)
+
+    def lane(self, stage: int, rank: int, message_bytes: int) -> Lane:
+        """From a stage to the next; the sender is rank 0."""
+        name, plans = f"lane {self.place.tensor_rank} from stage {stage}", self.place.split.pipeline
+        memory = self._memory(name, rank, 2, plans * message_bytes)
+        if memory:
+            return SharedLane(memory, plans, self.timeout)
+        timeout = self.timeout if BACKENDS[self.backend].waits else None
+        return GroupLane(self._join(name, rank, 2), plans, timeout)
+
+    def _memory(self, name: str, rank: int, ranks: int, size: int) -> SharedMemory | None:
+        """Where it can be shared. That of a device is not."""
+        memory = None if self.room else share(PrefixStore(name, self.store), rank, ranks, size)
+        if rank == self.place.tensor_rank == 0:
+            log.info("%s: tensors go through %s", name, SHARED if memory else self.backend)
+        return memory
+
+    def _join(self, name: str, rank: int, ranks: int) -> Any:
+        timeouts = self.start_timeout, self.timeout
+        return BACKENDS[self.backend].join(PrefixStore(name, self.store), rank, ranks, self.here, *timeouts)
 
 
 def collectives(mesh: Mesh | None, session: Session | None) -> Collectives | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,19 +47,29 @@ class GroupLink:
 class GroupLane:
     """A Lane, over a process group of the sender, which is rank 0 of it, and the other one."""
 
-    def __init__(self, group: Any, slots: int, timeout: float) -> None:
-        self._group, self._slots, self._timeout = group, slots, timedelta(seconds=timeout)
+    def __init__(self, group: Any, slots: int, timeout: float | None) -> None:
+        """Without a timeout the host waits for nothing: the device does, in the order of its work."""
+        self._group, self._slots = group, slots
+        self._timeout = () if timeout is None else (timedelta(seconds=timeout),)
         self._sending: deque[tuple[Any, Tensor]] = deque()  # work, and what has not been taken yet
 
     def send(self, x: Tensor) -> None:
         while len(self._sending) >= self._slots:
             work, _ = self._sending.popleft()
-            work.wait(self._timeout)
+            work.wait(*self._timeout)
         copy = x.clone()
         self._sending.append((self._group.send([copy], 1, 0), copy))
 
     def receive(self, x: Tensor) -> None:
-        self._group.recv([x], 0, 0).wait(self._timeout)
+        self._group.recv([x], 0, 0).wait(*self._timeout)
+
+
+class Backend(NamedTuple):
+    """A transport of torch.distributed's."""
+
+    # (store, rank, ranks, this machine's address, seconds to connect in, and for anything after) to a process group
+    join: Callable[[Store, int, int, str, float, float], Any]
+    waits: bool  # whether the host waits for what it does, and not the device alone
 
 
 def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> ProcessGroupGloo:
@@ -73,5 +83,18 @@ def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float
     return group
 
 
-# (store, rank, ranks, this machine's address, seconds to connect in, and for anything after) to a process group.
-BACKENDS: Mapping[str, Callable[[Store, int, int, str, float, float], Any]] = MappingProxyType({"gloo": _gloo})
+def _nccl(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> Any:
+    """For tensors on GPUs, of the one that is current. NCCL chooses its interfaces itself (NCCL_SOCKET_IFNAME); it
+    connects when the first tensor travels.
+
+    Nobody waits for it here. Its watchdog ends this process where what was launched is not done after `start_timeout`
+    seconds, in which another rank may be loading or compiling; what a captured step does it does not watch. A step is
+    given up by the engine, and long before."""
+    from torch.distributed import ProcessGroupNCCL  # here and not above: only a torch that was built for CUDA has it
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=start_timeout)
+    return ProcessGroupNCCL(store, rank, size, options)
+
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType({"gloo": Backend(_gloo, True), "nccl": Backend(_nccl, False)})

@@ -45,6 +45,7 @@ class ResidentBatch:
         self.state = ResidentRows.empty(max_num_seqs, max_model_len, num_groups, blocks, device)
         self.occupants: dict[int, Occupant] = {}  # by sequence number
         self._started: list[int] = []  # rows
+        self._learned: list[tuple[int, int]] = []  # places in the flattened token ids, and what is to be there
         self._table_places: list[NDArray[np.int64]] = []  # in the flattened tables,
         self._table_blocks: list[Sequence[int]] = []  # and what is to be there
 
@@ -79,16 +80,26 @@ class ResidentBatch:
         self.rows.num_computed[rows] += lengths
         self.rows.num_tokens[sampled] += 1
 
+    def learn(self, seq: int, token: int) -> None:
+        """What the last of a sequence's tokens is, which was sampled elsewhere. Who has gone is passed over."""
+        occupant = self.occupants.get(seq)
+        if occupant is not None:
+            place = occupant.row * self.state.token_ids.shape[1] + int(self.rows.num_tokens[occupant.row]) - 1
+            self._learned.append((place, token))
+
     def change(self) -> Change | None:
         """What is to be sent, if anything is: then it counts as sent."""
-        if not self._started and not self._table_places:
+        if not self._started and not self._table_places and not self._learned:
             return None
         batch, rows = self.rows, np.array(self._started, np.int64)
         counts = batch.num_tokens[rows].tolist()
         tokens = [batch.token_ids[row, :count] for row, count in zip(self._started, counts, strict=True)]
         places = np.concatenate([*self._table_places, np.zeros(0, np.int64)])
         blocks = np.fromiter((block for ids in self._table_blocks for block in ids), np.int32, len(places))
+        learned = np.array(self._learned, np.int64).reshape(-1, 2).T
         arrays = (
+            learned[0],
+            learned[1].astype(np.int32),
             rows,
             batch.num_computed[rows].astype(np.int32),
             np.concatenate([*tokens, np.zeros(0, np.int64)]).astype(np.int32),
@@ -96,12 +107,14 @@ class ResidentBatch:
             blocks,
         )
         written = tuple(zip(self._started, counts, strict=True))
-        self._started, self._table_places, self._table_blocks = [], [], []
+        self._started, self._learned, self._table_places, self._table_blocks = [], [], [], []
         return Change(arrays, lambda sent: self._write(written, *sent))
 
     def _write(
         self,
         started: Iterable[tuple[int, int]],
+        learned: Tensor,
+        learned_ids: Tensor,
         rows: Tensor,
         computed: Tensor,
         tokens: Tensor,
@@ -110,6 +123,7 @@ class ResidentBatch:
     ) -> None:
         """`started`: rows and how many tokens they have."""
         state = self.state
+        state.token_ids.view(-1)[learned] = learned_ids  # before the rows are others'
         state.computed[rows] = computed
         done = 0
         for row, count in started:

@@ -37,20 +37,29 @@ def prompt_slices(batch: PersistentBatch, units: Segments) -> Iterator[PromptSli
 def sequence_results(
     work: Sequence[Work],
     rows: Sequence[int],
-    sampled: Mapping[int, tuple[int, bytes]],
+    sampled: Sequence[int],
+    tokens: Sequence[int],
+    logprobs: Sequence[bytes],
     prompt_logprobs: Mapping[int, bytes],
     errors: Mapping[int, str],
+    *,
+    decodes: bool,
 ) -> tuple[SequenceResult, ...]:
     """One for each unit of work, which is of that row: what was sampled there and its packed logprobs, if anything
-    was, the prompt's packed logprobs, or why it failed."""
+    was, the prompt's packed logprobs, or why it failed. `sampled` are the rows of `tokens` and `logprobs`; with
+    `decodes`, those of `work`."""
+    if decodes and not errors:  # the common case, written out
+        each = zip(work, tokens, logprobs, strict=True)
+        return tuple([SequenceResult(unit.seq, (token,), packed) for unit, token, packed in each])
+    by_row = dict(zip(sampled, zip(tokens, logprobs, strict=True), strict=True))
     results = []
     for unit, row in zip(work, rows, strict=True):
         prompt = prompt_logprobs.get(row, b"")
         if row in errors:
             results.append(SequenceResult(unit.seq, error=errors[row]))
-        elif row in sampled:
-            token, logprobs = sampled[row]
-            results.append(SequenceResult(unit.seq, (token,), logprobs, prompt))
+        elif row in by_row:
+            token, packed = by_row[row]
+            results.append(SequenceResult(unit.seq, (token,), packed, prompt))
         else:
             results.append(SequenceResult(unit.seq, prompt_logprobs=prompt))
     return tuple(results)
