@@ -80,19 +80,18 @@ def test_a_wrong_combination_is_one_clear_line() -> None:
     assert "--quantization (command line) is fp8" in done.stderr and "set --quantization int8" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"tensor_parallel_size": 2}, "TP=2 on GPUs is not supported"),
-        ({"pipeline_parallel_size": 4}, "PP=4 on GPUs is not supported"),
-        ({"distributed_executor": "process"}, "--distributed-executor process on GPUs is not supported"),
-    ],
-)
-def test_ranks_on_gpus_are_planned_and_not_run(flags: dict[str, object], named: str) -> None:
-    resolved = on(H200, **flags)
-    with pytest.raises(ConfigError, match=named):
-        check_runs(resolved)
-    check_runs(on(H200))
+def test_each_rank_needs_a_gpu_where_nobody_else_places_it() -> None:
+    tensor, both = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    one, two = (with_gpu(machine(), structs.replace(H200, count=count)) for count in (1, 2))
+    with pytest.raises(
+        ConfigError, match=r"2 ranks of this machine need a GPU each, and it has 1: set a smaller --tens"
+    ):
+        check_runs(on(H200, **tensor), one)
+    with pytest.raises(ConfigError, match=r"4 ranks of this machine need a GPU each, and it has 2"):
+        check_runs(on(H200, **both), two)
+    check_runs(on(H200), one)
+    check_runs(on(H200, **tensor), two)
+    check_runs(on(H200, **both, distributed_executor="ray"), one)
 
 
 def test_ops_are_timed_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:

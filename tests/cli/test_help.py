@@ -8,6 +8,7 @@ import pytest
 
 from penstock.cli.options import ENGINE, SERVER
 from penstock.config.settings import Settings
+from tests.cli.conftest import Told
 
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
 
@@ -17,29 +18,37 @@ def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [(), ("serve",), ("run",), ("plan",), ("bench",), *(("bench", one) for one in ("throughput", "kernels", "step"))],
-)
-def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
+def test_help_imports_nothing_heavy() -> None:
+    """Of all commands, one after the other in one process."""
+    commands = [[], ["serve"], ["run"], ["plan"], ["bench"]]
+    commands += [["bench", one] for one in ("throughput", "latency", "kernels", "step", "serve")]
     code = (
         "import sys; from penstock.cli.main import app\n"
-        f"try: app({[*command, '--help']!r})\n"
-        "except SystemExit as end: code = end.code\n"
-        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "sys.exit(f'imported {heavy}' if heavy else code)"
+        f"for command in {commands!r}:\n"
+        "    try: app([*command, '--help'])\n"
+        "    except SystemExit as end: code = end.code\n"
+        f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "    if heavy or code: sys.exit(f'{command} ended with {code} and imported {heavy}')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Usage:" in done.stdout
+    assert done.stdout.count("Usage:") == len(commands)
 
 
 def test_every_setting_is_a_flag() -> None:
     assert {*ENGINE, *SERVER} - {"config"} == set(Settings.model_fields) - {"model"}
 
 
-def test_version() -> None:
-    assert penstock("--version").stdout.startswith("penstock 0.")
+def test_without_a_command_there_is_help(told: Told) -> None:
+    done = told()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == told("--help").stdout
+    commands = done.stdout.partition("Commands:")[2]
+    assert "serve" in commands and "..." not in commands
+
+
+def test_version(told: Told) -> None:
+    assert told("--version").stdout.startswith("penstock 0.")
 
 
 @pytest.mark.parametrize(
@@ -57,14 +66,32 @@ def test_version() -> None:
         (("bench", "kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
         (("bench", "kernels", "--isa", "mmx"), ("--isa", "mmx")),
         (("bench", "serve", "--slo", "speed=1"), ("ttft", "speed=1")),
+        (("bench", "serve", "--request-rate", "0"), ("--request-rate", "0")),
+        (("plan", "--json", "no-such-folder/plan.json"), ("--json", "no-such-folder")),
+        (("plan", "--max-num-seqs", "100000000"), ("does not fit", "set --max-num-seqs")),
+        (("plan", "--hardware", "8xH1000"), ("--hardware", "8xH1000", "H100")),
     ],
 )
-def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    done = penstock(*arguments)
+def test_a_mistake_is_one_clear_line(told: Told, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = told(*arguments)
     assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("penstock: ") and done.stderr.count("\n") == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_a_mistake_ends_the_process_with_2_and_no_traceback() -> None:
+    done = penstock("plan", "--dtype", "float8")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("penstock: --dtype")
+
+
+def test_a_full_disk_is_one_clear_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "penstock.cli.main", "plan"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "penstock: [Errno 28] No space left on device\n"
 
 
 def test_plan_shows_memory_and_sources_without_torch(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -52,6 +52,7 @@ class Driver:
 
 def test_the_driver_is_asked_for_the_first_gpu() -> None:
     assert detect_gpu(Driver()) == H200
+    assert detect_gpu(Driver(count=8)) == replace(H200, count=8)
     assert detect_gpu(Driver(count=0)) is None
 
 
@@ -90,9 +91,17 @@ def test_auto_is_what_there_is() -> None:
 
 def test_what_is_said_of_a_gpu_reaches_the_engine() -> None:
     said = {"gpu_memory_utilization": 0.5, "enforce_eager": True, "deterministic": True, "quantization": "fp8"}
-    engine = on(device="cuda", kv_cache_dtype="fp8", **said).engine
+    engine = on(device="cuda", kv_cache_dtype="fp8", attention_backend="triton", **said).engine
     assert {name: getattr(engine, name) for name in said} == said
-    assert engine.kv_dtype == "float8_e4m3fn"
+    assert (engine.kv_dtype, engine.attention_backend) == ("float8_e4m3fn", "triton")
+
+
+def test_attention_is_tritons_unless_somebody_says_otherwise() -> None:
+    assert on().provenance["attention_backend"][0] == "auto"
+    assert "FlashInfer has not been measured" in on().provenance["attention_backend"][1]
+    resolved = on(attention_backend="flashinfer")
+    assert resolved.engine.attention_backend == "flashinfer"
+    assert resolved.provenance["attention_backend"] == ("flashinfer", "command line")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +118,19 @@ def test_what_is_said_of_a_gpu_reaches_the_engine() -> None:
             ["--gpu-memory-utilization (command line) is 1.5", "less than or equal to 1"],
         ),
         ({"gpu_memory_utilization": 0}, ["--gpu-memory-utilization", "greater than 0"]),
+        (
+            {"attention_backend": "flashinfer", "deterministic": True},
+            ["--attention-backend (command line) is flashinfer", "--deterministic (command line) is True", "leave one"],
+        ),
+        (
+            {"attention_backend": "flashinfer", "kv_cache_dtype": "fp8"},
+            ["--kv-cache-dtype (command line) is fp8", "a scale for each token", "leave one"],
+        ),
+        (
+            {"attention_backend": "flashinfer", "dtype": "float32"},
+            ["--dtype (command line) is float32", "in 16 bits", "set --dtype bfloat16"],
+        ),
+        ({"attention_backend": "xformers"}, ["--attention-backend (command line) is 'xformers'", "flashinfer"]),
     ],
 )
 def test_what_a_gpu_does_not_take_is_refused_with_the_remedy(flags: dict[str, Any], words: list[str]) -> None:
@@ -123,6 +145,7 @@ def test_what_a_gpu_does_not_take_is_refused_with_the_remedy(flags: dict[str, An
         ({"quantization": "fp8"}, ["--quantization (command line) is fp8", "a CPU", "set --quantization int8"]),
         ({"kv_cache_dtype": "fp8"}, ["--kv-cache-dtype (command line) is fp8", "a CPU", "set --kv-cache-dtype int8"]),
         ({"enforce_eager": True}, ["--enforce-eager (command line) is True", "a CPU", "leave it out"]),
+        ({"attention_backend": "flashinfer"}, ["--attention-backend (command line) is flashinfer", "leave it out"]),
         ({"gpu_memory_utilization": 0.5}, ["--gpu-memory-utilization", "0.5", "a CPU", "--kv-cache-memory"]),
         ({"device": "cuda"}, ["--device (command line) is cuda", "a CPU", "set --device cpu"]),
     ],
@@ -246,6 +269,8 @@ def test_this_machines_gpu_has_the_speeds_of_its_name() -> None:
     assert other.memory == 4 * GIB and other.bandwidth < 10**11
 
 
-def test_a_machine_of_gpus_is_one() -> None:
-    hardware: Hardware = with_gpu(machine(), H200)
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_machine_of_gpus_is_one(count: int) -> None:
+    hardware: Hardware = with_gpu(machine(), replace(H200, count=count))
+    assert this_machine(hardware).count == count
     assert this_machine(hardware).machine(machine()) == replace(hardware, memory_available=140 * GIB)

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from penstock.config.hardware import (
-    Hardware,
     cgroup_folders,
     cpu_quota,
     detect_hardware,
     memory_limit,
-    parse_isa,
     parse_meminfo,
 )
 
@@ -21,14 +19,6 @@ MemFree:        15394212 kB
 MemAvailable:   20664180 kB
 HugePages_Total:       0
 Hugepagesize:       2048 kB
-"""
-CPUINFO = """\
-processor\t: 0
-model name\t: Intel(R) Xeon(R)
-flags\t\t: fpu vme sse4_2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8
-
-processor\t: 1
-flags\t\t: fpu
 """
 
 
@@ -41,23 +31,10 @@ def test_a_meminfo_without_figures_is_an_error() -> None:
         parse_meminfo("MemTotal: 5 kB\n")
 
 
-def test_isa_flags_of_both_architectures() -> None:
-    assert parse_isa(CPUINFO) == ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
-    assert parse_isa("processor\t: 0\nFeatures\t: fp asimd sve i8mm bf16\n") == ("asimd", "bf16", "i8mm", "sve")
-    assert parse_isa("") == ()
-
-
-def test_native_bf16() -> None:
-    machine = Hardware(cores=1, memory_total=1, memory_available=1)
-    assert not machine.native_bf16
-    assert Hardware(cores=1, memory_total=1, memory_available=1, isa=("avx512_bf16",)).native_bf16
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine without cgroups."""
     write(tmp_path, "proc/meminfo", MEMINFO)
-    write(tmp_path, "proc/cpuinfo", CPUINFO)
     return tmp_path
 
 
@@ -71,7 +48,6 @@ def test_without_cgroups_the_machine_counts(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5})
     found = detect_hardware(root)
     assert (found.cores, found.memory_total) == (3, 24684096 * 1024)
-    assert found.native_bf16
 
 
 def test_version_2_limits_of_a_parent_count(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

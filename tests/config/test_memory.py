@@ -91,6 +91,8 @@ def remedy(facts: ModelFacts, config: EngineConfig, available: int) -> tuple[str
         ({"max_model_len": 40_960}, 4, "max-model-len"),
         ({"max_model_len": 512, "max_num_batched_tokens": 131_072}, 4, "max-num-batched-tokens"),
         ({"max_model_len": 512, "max_num_seqs": 2048}, 4, "max-num-seqs"),
+        ({"max_num_seqs": 100_000, "max_num_batched_tokens": 100_000}, 16, "max-num-seqs"),  # by default the same
+        ({"max_num_seqs": 4096, "max_num_batched_tokens": 8192, "max_model_len": 512}, 7, "max-num-seqs"),
         ({"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 32, "max_num_seqs": 1}, 2.3, "dtype"),
         ({"max_model_len": 16, "max_num_batched_tokens": 32, "max_num_seqs": 1}, 1.3, "quantization"),
         ({"quantization": "int8", "max_model_len": 16, "max_num_batched_tokens": 16}, 0.95, "quantization"),
@@ -108,6 +110,8 @@ def test_the_setting_named_makes_it_fit(changes: dict[str, Any], gib: float, set
 def applied(config: EngineConfig, name: str, value: str) -> EngineConfig:
     if name == "kv-cache-memory":
         return replace(config, kv_cache_bytes=parse_bytes(value))
+    if name == "max-num-seqs" and config.max_num_seqs == config.max_num_batched_tokens:
+        return replace(config, max_num_seqs=int(value), max_num_batched_tokens=int(value))  # as by default
     return replace(config, **{name.replace("-", "_"): value if name in ("dtype", "quantization") else int(value)})
 
 

@@ -153,7 +153,7 @@ def test_a_model_too_large_for_one_rank_gets_a_context_that_fits_its_part() -> N
         (
             {"tensor_parallel_size": 3},
             CannotSplit,
-            "tensor_parallel_size=3 does not divide the 4 KV heads: use 1, 2 or",
+            "--tensor-parallel-size 3 does not divide the 4 KV heads: use 1, 2 or",
         ),
         ({"tensor_parallel_size": 4, "quantization": "int4"}, CannotSplit, "into 24, which are no groups of 32: use 1"),
         ({"pipeline_parallel_size": 9}, CannotSplit, "more than the 5 layers: use 1 to 5"),

@@ -108,7 +108,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         drain_timeout=1.5,
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
-    of_gpus = {"gpu_memory_utilization", "enforce_eager"}
+    of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}
     assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus
     assert set(said.values()) == {"command line"}
     assert resolved.provenance["api_key"][0] == "(hidden)"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_help import penstock
-from tests.e2e.server import serving
+from tests.e2e.server import Server
 
 SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 
@@ -33,13 +33,13 @@ def test_throughput_writes_its_figures_beside_the_roofline(tmp_path: Path) -> No
         assert row["case"] in done.stdout
 
 
-def test_a_running_server_is_loaded_and_its_goodput_counted(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("embedded-server")
+def test_a_running_server_is_loaded_and_its_goodput_counted(tmp_path: Path, server: Server) -> None:
     file = tmp_path / "out.json"
-    with serving(tmp_path / "log", "--kv-cache-memory", "32MiB") as server:
-        done = penstock(
-            *("bench", "serve", "--url", server.url, "--num-prompts", "12", "--input-len", "5-20", "--output-len", "4"),
-            *("--request-rate", "40", "--burstiness", "0.5", "--slo", "ttft=60,tpot=60", "--json", str(file)),
-        )
+    done = penstock(
+        *("bench", "serve", "--url", server.url, "--num-prompts", "12", "--input-len", "5-20", "--output-len", "4"),
+        *("--request-rate", "40", "--burstiness", "0.5", "--slo", "ttft=60,tpot=60", "--json", str(file)),
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(file.read_text())
     assert (result["requests"], result["failed"], result["output_tokens"]) == (12, 0, 48)

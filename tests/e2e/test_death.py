@@ -64,6 +64,10 @@ def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> N
             assert stream.lines[-2].startswith(ERROR)
         refused = httpx.post(server.url + "/v1/completions", json={"model": "x", "prompt": "x"})
         assert refused.status_code in (404, 503)
+        assert running(server) == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 1
+    assert "penstock: the engine ended before the server was stopped" in server.log.read_text()
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])

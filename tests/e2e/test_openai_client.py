@@ -2,25 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.server import Server, gauge, serving, wait_for
+from tests.cli.test_help import penstock
+from tests.e2e.server import Server, gauge, status, wait_for
 
 pytestmark = pytest.mark.xdist_group("embedded-server")
 
 CODE = "def area(width, height):\n    "
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log: Path = tmp_path_factory.mktemp("serve") / "log"
-    with serving(log, "--max-num-seqs", "16", "--kv-cache-memory", "64MiB") as running:
-        yield running
 
 
 @pytest.fixture
@@ -201,3 +193,11 @@ def test_a_raw_stream_ends_with_done_once(model: str, server: Server) -> None:
     assert lines.count("data: [DONE]") == 1
     for line in lines[:-1]:
         json.loads(line.removeprefix("data: "))
+
+
+def test_a_second_server_on_the_port_is_told_of_the_clash_alone(server: Server) -> None:
+    done = penstock("serve", "--port", server.url.rpartition(":")[2], "--threads", "1", "--kv-cache-memory", "32MiB")
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if "penstock" in line or "ERROR" in line or "Traceback" in line]
+    assert len(said) == 1 and "is in use; stop what listens there, or choose another --port" in said[0]
+    assert status(server.url + "/readyz") == 200

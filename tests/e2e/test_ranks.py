@@ -12,6 +12,9 @@ import pytest
 from tests.e2e.server import Server, alive, children, serving, status, wait_for
 from tests.e2e.test_death import started
 
+# Together in one process, which has what one rank says from one server for all.
+pytestmark = pytest.mark.xdist_group("served-ranks")
+
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--dtype", "float32", "--step-deadline", "20")
 PROMPTS = ["import os\n", "def main():\n    ", "class Stack:\n    def __init__(self"]
 SPLITS = {

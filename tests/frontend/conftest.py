@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from penstock.config import ServerConfig
 from penstock.frontend import Limits, ServedModel, create_app, listen, serve
 from penstock.frontend.access import Access
-from penstock.observe import Metrics
+from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from tests.frontend.scripted import Output, ScriptedClient
 

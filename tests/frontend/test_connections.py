@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from penstock.frontend import AddressInUse, Limits, listen, serve
+from penstock.messages import EngineError
 from tests.frontend.conftest import Site, live, parse_events, until
 
 PROMPT = {"prompt": "hello", "max_tokens": 60}
@@ -231,6 +232,20 @@ async def test_stopping_ends_streams_that_take_too_long(make_site: Callable[...,
         assert last["error"]["code"] == "engine_unavailable"
         await asyncio.wait_for(running, 20)
     assert site.engine.running == 0
+
+
+async def test_whoever_stops_a_server_is_told_that_its_engine_had_ended(site: Site) -> None:
+    sock = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    stop = asyncio.Event()
+    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop))
+    async with httpx.AsyncClient(base_url=url) as http:
+        site.engine.healthy = False
+        assert (await http.get("/livez")).status_code == 503
+        stop.set()
+        with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
+            await asyncio.wait_for(running, 20)
+    assert site.engine.closed
 
 
 def test_a_port_in_use_is_said_so() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.observe import configure_logging
+from penstock.observe.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from penstock.messages import EngineInfo, EngineStats, RequestTiming
-from penstock.observe import Histogram, Metrics, ModelMetrics
+from penstock.observe.metrics import Metrics
+from penstock.observe.model import ModelMetrics
+from penstock.observe.series import Histogram
 
 INFO = EngineInfo(
     model="m",
@@ -93,6 +95,15 @@ def test_the_engines_numbers_are_read_at_the_scrape(
     assert {name: found[f"{prefix}{name}{{model_name=m}}"] for name in expected} == expected
     config = f"{prefix}cache_config_info{{block_size=16,cache_dtype=bfloat16,model_name=m,num_gpu_blocks=120}}"
     assert found[config] == 1
+
+
+def test_an_engine_that_has_ended_runs_nothing(metrics: Metrics, model: ModelMetrics, engine: Engine) -> None:
+    engine.now = EngineStats(steps=7, running=3, waiting=2, blocks_total=(100,), blocks_held=(25,))
+    engine.healthy = False
+    found = samples(metrics)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "engine_healthy"):
+        assert found[f"penstock_{name}{{model_name=m}}"] == 0
+    assert found["penstock_engine_steps_total{model_name=m}"] == 7
 
 
 @pytest.mark.parametrize("prefix", ["penstock_", "vllm:"])

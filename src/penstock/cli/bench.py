@@ -2,25 +2,28 @@
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+import aiohttp
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.offline import run_cases
+from penstock.bench.offline import WARM_UP, run_cases
 from penstock.bench.online import first_model, run_load
 from penstock.bench.roofline import Machine, least_seconds, measure
 from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, Span, mixed, parse_cases
 from penstock.cli.options import Flags
+from penstock.cli.output import check_file, write_file
 from penstock.cli.prepare import Prepared, prepare
-from penstock.config.weights import stored_as
-from penstock.engine import launch
+from penstock.config import EngineConfig, stored_as
+from penstock.engine.launch import launch
+from penstock.engine.processors import leave
 from penstock.families import model_facts
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -80,8 +83,7 @@ def _cell(key: str, value: Any) -> str:
 
 
 def keep(rows: Any, path: str | None) -> None:
-    if path is not None:
-        Path(path).write_text(json.dumps(rows, indent=2) + "\n")
+    write_file("--json", path, json.dumps(rows, indent=2) + "\n")
 
 
 def offline(
@@ -93,19 +95,17 @@ def offline(
     columns: Literal["throughput", "latency"],
 ) -> None:
     """Cases through an engine of their own process, without a server."""
+    check_file("--json", json_file)
     wanted = parse_cases(cases)
     prepared = prepare(model, {**_room_for(wanted), **flags})
     engine = prepared.resolved.engine
-    console, roofline = Console(stderr=True), "benchmarks/gpu.py measures a GPU's roofline"
-    rows: list[dict[str, Any]]
-    if engine.device == "cuda":
-        rows = asyncio.run(_run(prepared, wanted, runs))
-    else:
-        with console.status("measuring this machine's bandwidth and arithmetic"):
-            machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
-        rows = asyncio.run(_run(prepared, wanted, runs))
-        _add_roofline(rows, wanted, prepared, machine)
+    machine, roofline = None, "benchmarks/gpu.py measures a GPU's roofline"
+    if engine.device == "cpu":  # before the engine runs, which would share the cores with what is measured
+        machine = _measured(engine)
         roofline = _machine(machine)
+    rows = asyncio.run(_run(prepared, wanted, runs))
+    if machine is not None:
+        _add_roofline(rows, wanted, prepared, machine)
     show(f"{engine.name}, {engine.dtype}: {roofline}", COLUMNS[columns], rows)
     keep(rows, json_file)
 
@@ -140,13 +140,14 @@ def step(
     from penstock.bench.step import Steps, room
     from penstock.runtime import load_host_runner
 
+    check_file("--json", json_file)
+    check_file("--plot", plot)
     cases = parse_counts("--rows", rows)
     prepared = prepare(model, {"max_model_len": room(context, cases, steps), "max_num_seqs": max(cases), **flags})
     engine = prepared.resolved.engine
     if engine.device == "cuda":
         raise ValueError("--device is cuda, but this times the ops of a CPU's native kernels: set --device cpu")
-    with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic"):
-        machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
+    machine = _measured(engine)
     found = Steps(load_host_runner(engine), context, cases, steps).measure(machine)
     for each in found:
         title = (
@@ -160,7 +161,8 @@ def step(
     )
     keep(msgspec.to_builtins(found), json_file)
     if plot is not None:
-        Path(plot).write_text(flame(found, f"Where a decode step's time goes: {engine.name}, {stored_as(engine)}"))
+        drawn = flame(found, f"Where a decode step's time goes: {engine.name}, {stored_as(engine)}")
+        write_file("--plot", plot, drawn)
 
 
 KERNEL_COLUMNS = (
@@ -183,6 +185,7 @@ def kernels(isa: str | None, threads: int, ops: str | None, json_file: str | Non
     from penstock.kernels.native.library import instruction_sets
     from penstock.kernels.native.session import native_session
 
+    check_file("--json", json_file)
     wanted = list(OPS) if ops is None else ops.split(",")
     if unknown := [op for op in wanted if op not in OPS]:
         raise ValueError(f"--ops {unknown[0]}: there are {', '.join(OPS)}")
@@ -219,8 +222,19 @@ def parse_counts(flag: str, text: str) -> list[int]:
 
 def _room_for(cases: Sequence[Case]) -> dict[str, Any]:
     """Settings under which every case runs as one batch. A flag the user gives wins."""
-    longest = max(case.prompt_len + case.output_len for case in cases)
+    longest = max(case.prompt_len + case.output_len for case in (WARM_UP, *cases))
     return {"max_model_len": longest + 16, "max_num_seqs": max(32, *(case.count for case in cases))}
+
+
+def _why(error: Exception) -> str:
+    """Few of aiohttp's errors say by themselves what they are."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _measured(engine: EngineConfig) -> Machine:
+    """What this machine's processor can do for the engine's arithmetic."""
+    with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic"):
+        return measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
 
 
 def _machine(machine: Machine) -> str:
@@ -229,6 +243,7 @@ def _machine(machine: Machine) -> str:
 
 async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
     client = await launch(prepared.resolved.engine)
+    leave(client.info.cpu)
     try:
         return await run_cases(client, cases, runs)
     finally:
@@ -237,6 +252,10 @@ async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dic
 
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
     """Load on a running server."""
+    check_file("--json", json_file)
+    for flag, value in (("--request-rate", load.request_rate), ("--burstiness", load.burstiness)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{flag} is {value:g}: give a number above 0")
     slo = Slo.parse(load.slo) if load.slo else None
     items = mixed(
         load.num_prompts,
@@ -250,7 +269,10 @@ def online(url: str, model: str | None, api_key: str | None, load: Load, json_fi
     )
 
     async def go() -> dict[str, Any]:
-        name = model or await first_model(url, api_key)
+        try:
+            name = model or await first_model(url, api_key)
+        except (aiohttp.ClientError, TimeoutError, LookupError) as error:
+            raise ValueError(f"--url {url} does not list models ({_why(error)}): is a server running there?") from None
         lines, elapsed = await run_load(url, name, items, concurrency=load.concurrency, api_key=api_key)
         failures = sorted({line.error for line in lines if line.error})
         return {"model": name, "url": url, **summarise(lines, elapsed, slo), "errors": failures[:5]}

@@ -11,7 +11,7 @@ from penstock.cli.options import ENGINE, SERVER, Flags, takes
 MODEL = typer.Argument(metavar="MODEL", help="A folder or a hub id. Default: the embedded model.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures here.")
 VERSION = typer.Option("--version", is_eager=True, help="Show the version and exit.")
-RUNS = typer.Option(help="Runs of each case; the median is reported.")
+RUNS = typer.Option(min=1, help="Runs of each case; the median is reported.")
 
 # Plain help: rich alone would take half of the time that --help may take.
 app = typer.Typer(name="penstock", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -20,10 +20,12 @@ app.add_typer(bench)
 
 
 @app.callback(help="An LLM inference server.", invoke_without_command=True)
-def root(version: Annotated[bool, VERSION] = False) -> None:
+def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
     if version:
         typer.echo(f"penstock {penstock.__version__}")
         raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command(help="Serve a model over HTTP (OpenAI's API) on http://127.0.0.1:8000.")
@@ -34,7 +36,10 @@ def serve(*, model: Annotated[str | None, MODEL] = None, flags: Flags) -> None:
     command(model, flags)
 
 
-@app.command(help="Stream a completion to the terminal; without a prompt, an interactive session.")
+@app.command(
+    short_help="Stream a completion to the terminal.",
+    help="Stream a completion to the terminal; without a prompt, an interactive session.",
+)
 @takes(ENGINE)
 def run(
     *,
@@ -53,7 +58,10 @@ def run(
     command(model, prompt, Wanted(max_tokens, temperature, top_p, seed, chat), flags)
 
 
-@app.command(help="Show what a model would need and every setting with its source, without loading it.")
+@app.command(
+    short_help="Show what a model would need, and every setting.",
+    help="Show what a model would need and every setting with its source, without loading it.",
+)
 @takes(SERVER, ENGINE)
 def plan(
     *,
@@ -165,6 +173,9 @@ def main() -> None:
     except ValueError as error:  # bad settings, models and checkpoints: each says what to change
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, a terminal that is gone
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -26,6 +26,9 @@ ENGINE: Flags = {
             help="On a GPU, too, tokens do not depend on what else is in the batch; slower.",
         ),
     ],
+    "attention_backend": Annotated[
+        str | None, typer.Option(help="On a GPU: auto, triton or flashinfer. Default: auto, triton.")
+    ],
     "dtype": Annotated[str | None, typer.Option(help="float32 or bfloat16. Default: as the checkpoint.")],
     "quantization": Annotated[
         str | None,

@@ -3,7 +3,6 @@ and no torch."""
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
+from penstock.cli.output import check_file, write_file
 from penstock.cli.prepare import Found, find, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
@@ -37,13 +37,14 @@ class PlannedSplit:
 
 
 def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
+    check_file("--json", json_file)
     found = find(model, flags, weights=False)
-    here, devices = _devices(found, hardware, link)
+    machine, devices = _devices(found, hardware, link)
     console, facts = Console(), model_facts(found.spec)
     try:
-        resolved = found.resolve(devices.machine(here))
+        resolved = found.resolve(machine)
     except DoesNotFit as error:
-        others = _splits(found, devices.machine(here), devices, None)
+        others = _splits(found, machine, devices, None)
         if not others:
             raise
         _show_splits(console, others, devices)
@@ -58,7 +59,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         f"{facts.num_layers} layers, context {facts.max_position:,}",
         markup=False,
     )
-    splits = _splits(found, devices.machine(here), devices, resolved)
+    splits = _splits(found, machine, devices, resolved)
     console.print(memory_table(resolved))
     _show_splits(console, splits, devices)
     table = Table(title="Settings", title_justify="left")
@@ -68,16 +69,22 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         table.add_row(name, _text(value), source)
     console.print(table)
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(_as_json(found, resolved, splits, devices), indent=2) + "\n")
+        figures = _as_json(found, resolved, splits, devices)
+        write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
 
 
 def _devices(found: Found, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
-    """This machine, and what the model is planned for: figures of hardware are a CPU's unless --device is cuda."""
+    """What the model is planned for, also as settings are resolved for it: figures of hardware are a CPU's unless
+    --device is cuda."""
     asked = found.given.settings.device
     if hardware is None:
         here = detect_device(asked)
-        return here, with_link(this_machine(here), link)
-    return detect_hardware(), with_link(parse_devices(hardware, "cuda" if asked == "cuda" else "cpu"), link)
+        devices = this_machine(here)
+    else:
+        here = detect_hardware()
+        devices = parse_devices(hardware, "cuda" if asked == "cuda" else "cpu")
+    devices = with_link(devices, link)
+    return devices.machine(here), devices
 
 
 def _splits(found: Found, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:

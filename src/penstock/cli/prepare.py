@@ -12,6 +12,7 @@ from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
 from penstock.config import ConfigError, Given, Hardware, ModelFacts, Resolved, format_bytes, gather, resolve
 from penstock.config.defaults import Divide
+from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
 from penstock.weights.hub import locate_model
 
@@ -65,21 +66,18 @@ def prepare(model: str | None, flags: Flags) -> Prepared:
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
     """
     found = find(model, flags)
-    resolved = found.resolve(detect_device(found.given.settings.device))
-    check_runs(resolved)
+    hardware = detect_device(found.given.settings.device)
+    resolved = found.resolve(hardware)
+    check_runs(resolved, hardware)
     return Prepared(found.folder, found.spec, model_facts(found.spec), resolved)
 
 
-def check_runs(resolved: Resolved) -> None:
-    """Raise ConfigError for what can be planned but not run."""
+def check_runs(resolved: Resolved, hardware: Hardware) -> None:
+    """Raise ConfigError for what can be planned but not run here. Where Ray places ranks, it is Ray that knows."""
     engine = resolved.engine
-    if engine.device == "cuda" and (engine.split.world > 1 or engine.distributed_executor != "auto"):
-        asked = f"{engine.split}" if engine.split.world > 1 else f"--distributed-executor {engine.distributed_executor}"
-        raise ConfigError(
-            f"{asked} on GPUs is not supported: a GPU holds a whole model, and tensors of several ranks travel between "
-            "CPUs alone; leave --tensor-parallel-size, --pipeline-parallel-size and --distributed-executor out "
-            "(--quantization fp8 or int4 makes the model smaller), or set --device cpu"
-        )
+    ranks = engine.split.world
+    if engine.device == "cuda" and engine.distributed_executor != "ray" and ranks > hardware.gpus:
+        raise ConfigError(too_few_gpus(ranks, hardware.gpus))
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> Table:

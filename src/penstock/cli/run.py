@@ -9,7 +9,7 @@ from rich.console import Console
 
 from penstock.cli.options import Flags
 from penstock.cli.prepare import prepare
-from penstock.engine import launch
+from penstock.engine.launch import launch
 from penstock.messages import EngineClient, EngineError, GenerateRequest, RequestRejected, SamplingParams
 from penstock.text import ChatTemplateError, OutputText, Tokenizer
 

@@ -1,55 +1,76 @@
 """`penstock serve`: an engine in a process of its own, and an HTTP server in front of it."""
 
-import asyncio
-import logging
+import socket
 import sys
 import time
-
-import uvloop
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from penstock.cli.options import Flags
-from penstock.cli.prepare import Prepared, memory_table, prepare
-from penstock.engine import launch
-from penstock.messages import EngineError
+from penstock.engine.spawned import Spawned
 
-log = logging.getLogger("penstock.serve")
+if TYPE_CHECKING:
+    from penstock.cli.prepare import Prepared
 
 
 def serve(model: str | None, flags: Flags) -> None:
-    prepared = prepare(model, flags)
-    Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
-    try:
-        uvloop.run(_main(prepared))
-    except (EngineError, OSError) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-async def _main(prepared: Prepared) -> None:
-    """The engine loads in its own process while this one imports and reads what serving takes."""
+    """The engine's process starts before its settings are known, and loads while this one imports what serving takes:
+    so nothing is imported above."""
     started = time.monotonic()
+    try:
+        engine = Spawned()
+    except OSError as error:
+        sys.exit(f"penstock: the engine process could not be started: {error}")
+    with engine as spawned:
+        from penstock.cli.prepare import memory_table, prepare
+        from penstock.messages import EngineError
+
+        prepared = prepare(model, flags)
+        spawned.tell(prepared.resolved.engine)
+
+        import uvloop
+        from rich.console import Console
+
+        from penstock.frontend import listen
+
+        Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
+        server = prepared.resolved.server
+        try:
+            sock = listen(server.host, server.port)  # before anybody waits for the engine: a clash is all that is told
+            uvloop.run(_main(prepared, spawned, sock, started))
+        except (EngineError, OSError) as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, started: float) -> None:
+    import asyncio
+    import logging
+
+    from penstock.engine.ipc import connect
+    from penstock.engine.processors import leave
+
     server = prepared.resolved.server
-    launching = asyncio.create_task(launch(prepared.resolved.engine))
-    await asyncio.sleep(0.05)  # the engine's process is under way before this loop is busy with imports
+    connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
+    await asyncio.sleep(0)  # it listens before this loop is busy with imports
     try:
         from prometheus_client import CollectorRegistry
 
         from penstock.families import load_generation_defaults
-        from penstock.frontend import ServedModel, create_app, listen
+        from penstock.frontend import ServedModel, create_app
         from penstock.frontend import serve as serve_http
-        from penstock.observe import Metrics, configure_logging
+        from penstock.observe.logs import configure_logging
+        from penstock.observe.metrics import Metrics
         from penstock.text import Tokenizer
 
         configure_logging()
-        sock = listen(server.host, server.port)
         tokenizer = Tokenizer.load(prepared.folder)
         defaults = load_generation_defaults(prepared.folder)
     except BaseException:
-        launching.cancel()
-        await asyncio.gather(launching, return_exceptions=True)
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
         raise
-    client = await launching
+    client = await connecting
+    leave(client.info.cpu)
     served = ServedModel(
         name=server.served_model_name,
         client=client,
@@ -59,5 +80,8 @@ async def _main(prepared: Prepared) -> None:
     )
     app = create_app(served, server, Metrics(CollectorRegistry()))
     host, port = sock.getsockname()[:2]
-    log.info("serving %s on http://%s:%s, ready after %.1f s", served.name, host, port, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    logging.getLogger("penstock.serve").info(
+        "serving %s on http://%s:%s, ready after %.1f s", served.name, host, port, seconds
+    )
     await serve_http(app, sock, client)

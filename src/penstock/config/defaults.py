@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
-from penstock.config.memory import fit_tokens, fixed_bytes, kv_budget, pool_bytes, tokens_of_one, workspace_bytes
+from penstock.config.memory import (
+    fit_tokens,
+    fixed_bytes,
+    gpu_budget,
+    kv_budget,
+    pool_bytes,
+    tokens_of_one,
+    workspace_bytes,
+)
 from penstock.config.sizes import format_bytes
 from penstock.config.split import Split
 
@@ -54,7 +62,7 @@ class Known:
     def memory(self) -> int:
         """Bytes that each rank may use."""
         if self.hardware.device == "cuda":
-            return int(self.hardware.memory_total * self.values["gpu_memory_utilization"])
+            return gpu_budget(self.hardware.memory_total, self.engine())
         return self.hardware.memory_available // self.local_ranks
 
     def engine(self, **changes: Any) -> EngineConfig:
@@ -99,6 +107,12 @@ def _device(known: Known) -> Chosen:
     if hardware.device == "cuda":
         return Chosen("cuda", f"there is {hardware.name}")
     return Chosen("cpu", "there is no GPU that torch and its driver can use")
+
+
+def _attention_backend(known: Known) -> Chosen:
+    if known.hardware.device == "cuda":
+        return Chosen("auto", "Triton's kernels, as FlashInfer has not been measured beside them")
+    return Chosen("auto", "the processor's kernels")
 
 
 def _dtype(known: Known) -> Chosen:
@@ -176,6 +190,7 @@ DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
         "gpu_memory_utilization": _constant(0.9, "the rest is for what CUDA and other programs take beside it"),
         "enforce_eager": _constant(False, "CUDA graphs save the launches of a step"),
         "deterministic": _constant(False, "on a GPU the fast path; on a CPU tokens never depend on the batch"),
+        "attention_backend": _attention_backend,
         "dtype": _dtype,
         "quantization": _constant("none", "weights in the dtype lose nothing"),
         "quantization_group": _constant(QUANTIZATION_GROUP, "the smallest: in int4, quality comes from small groups"),

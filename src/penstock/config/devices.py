@@ -54,6 +54,7 @@ class Devices:
             memory_available=self.memory,
             device=self.device,
             name=self.name,
+            gpus=self.count if self.device == "cuda" else 0,
             capability=self.capability,
             shared=self.shared,
         )
@@ -65,14 +66,14 @@ class Devices:
 
 
 def this_machine(hardware: Hardware) -> Devices:
-    """A rank for each core, with speeds that are assumed, as they are not measured; or the GPU, with those its maker
-    says, where it is one of those named."""
+    """A rank for each core, with speeds that are assumed, as they are not measured; or for each GPU, with those its
+    maker says, where it is one of those named."""
     if hardware.device == "cuda":
         known = [name for name in NAMED if name in re.split(r"[^A-Z0-9]", hardware.name.upper())]
         named = parse_devices(known[0]) if known else None
         return Devices(
             hardware.name,
-            1,
+            max(hardware.gpus, 1),
             hardware.memory_total,
             named.bandwidth if named else ASSUMED_BANDWIDTH,
             named.link if named else ASSUMED_LINK,

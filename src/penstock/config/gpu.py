@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.config.hardware import Hardware
+from penstock.config.hardware import Hardware, has_capability
 
 DRIVER = "libcuda.so.1"
 LEAST_CAPABILITY = (8, 0)  # that our kernels are made for: tensor cores that multiply bf16
@@ -21,11 +22,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     memory: int  # bytes in all, others' included
     capability: str  # "9.0"
+    count: int = 1  # of those that this process may use
 
     @property
     def able(self) -> bool:
         """Whether our kernels run on it."""
-        return tuple(map(int, self.capability.split("."))) >= LEAST_CAPABILITY
+        return has_capability(self.capability, LEAST_CAPABILITY)
 
 
 def detect_gpu(driver: Any = None) -> Gpu | None:
@@ -53,7 +55,7 @@ def detect_gpu(driver: Any = None) -> Gpu | None:
     if failed:
         return None
     capability = f"{version[0].value}.{version[1].value}"
-    return Gpu(name=name.value.decode(), memory=memory.value, capability=capability)
+    return Gpu(name=name.value.decode(), memory=memory.value, capability=capability, count=count.value)
 
 
 def torch_has_cuda(package: Path | None = None) -> bool:
@@ -75,15 +77,24 @@ def no_gpu(error: Exception) -> str:
     )
 
 
+def too_few_gpus(ranks: int, gpus: int) -> str:
+    """What is wrong where more ranks are to be on a machine than it has GPUs, and what to do."""
+    return (
+        f"{ranks} ranks of this machine need a GPU each, and it has {gpus}: set a smaller --tensor-parallel-size or "
+        "--pipeline-parallel-size, let CUDA_VISIBLE_DEVICES name more GPUs, or place ranks on several machines with "
+        "--distributed-executor ray"
+    )
+
+
 def with_gpu(here: Hardware, gpu: Gpu) -> Hardware:
     """This machine, computing on a GPU: the memory that counts is the GPU's."""
-    return Hardware(
-        cores=here.cores,
+    return replace(
+        here,
         memory_total=gpu.memory,
         memory_available=gpu.memory,
-        isa=here.isa,
         device="cuda",
         name=gpu.name,
+        gpus=gpu.count,
         capability=gpu.capability,
         shared=False,
     )

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores, memory, instruction sets. Reads /proc and cgroups; no torch."""
+"""What this process may use of the machine: cores and memory. Reads /proc and cgroups; no torch."""
 
 import os
 from collections.abc import Iterable
@@ -7,24 +7,22 @@ from typing import Literal
 
 import msgspec
 
-# Flags of /proc/cpuinfo that decide which kernels run, and how fast bf16 is.
-ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")
-
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     cores: int  # this process may run on, by affinity and cgroup quota
     memory_total: int  # bytes: the machine's, or the cgroup's limit where that is less; with a GPU, the GPU's
     memory_available: int  # bytes that can be had now without swapping; with a GPU, all of it
-    isa: tuple[str, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
     name: str = ""  # of the GPU
+    gpus: int = 0  # alike, for a rank each
     capability: str = ""  # of the GPU: "9.0"; "": not known
     shared: bool = True  # by all ranks of a model; if not, each has as much to itself
 
-    @property
-    def native_bf16(self) -> bool:
-        """Whether the CPU multiplies bf16; without, bf16 still halves what is read from memory."""
-        return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(self.isa))
+
+def has_capability(capability: str, least: tuple[int, int]) -> bool:
+    """Whether a GPU's compute capability, as "9.0", is at least `least`."""
+    major, minor = capability.split(".")
+    return (int(major), int(minor)) >= least
 
 
 def detect_hardware(root: Path = Path("/")) -> Hardware:
@@ -40,7 +38,6 @@ def detect_hardware(root: Path = Path("/")) -> Hardware:
         cores=max(int(cores), 1),
         memory_total=total,
         memory_available=available,
-        isa=parse_isa(_read(root / "proc/cpuinfo")),
     )
 
 
@@ -54,16 +51,6 @@ def parse_meminfo(text: str) -> tuple[int, int]:
     if "MemTotal" not in sizes or "MemAvailable" not in sizes:
         raise ValueError("/proc/meminfo does not say MemTotal and MemAvailable: the memory cannot be sized")
     return sizes["MemTotal"], sizes["MemAvailable"]
-
-
-def parse_isa(text: str) -> tuple[str, ...]:
-    """Those of ISA_FLAGS that the first CPU of /proc/cpuinfo has."""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in {"flags", "Features"}:
-            present = set(value.split())
-            return tuple(flag for flag in ISA_FLAGS if flag in present)
-    return ()
 
 
 def cgroup_folders(root: Path, text: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock.config.hardware import Hardware
+from penstock.config.hardware import Hardware, has_capability
 from penstock.config.sources import ConfigError, flag
 
 FP8_CAPABILITY = (8, 9)  # the least whose tensor cores multiply fp8
@@ -22,6 +22,7 @@ class _Only(NamedTuple):
 _ONLY = (
     _Only("gpu_memory_utilization", (), "cuda", "is of a GPU's memory", "leave it out, or set --kv-cache-memory"),
     _Only("enforce_eager", (True,), "cuda", "is about CUDA graphs", "leave it out"),
+    _Only("attention_backend", ("triton", "flashinfer"), "cuda", "is of a GPU's kernels", "leave it out"),
     _Only("quantization", ("fp8",), "cuda", "takes a GPU's tensor cores", "set --quantization int8"),
     _Only("kv_cache_dtype", ("fp8",), "cuda", "is a GPU's", "set --kv-cache-dtype int8"),
     _Only("kv_cache_dtype", ("int8",), "cpu", "is a CPU's", "set --kv-cache-dtype fp8"),
@@ -50,7 +51,7 @@ def check_device(values: Mapping[str, Any], sources: Mapping[str, str], hardware
 
 
 def _check_fp8(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
-    if not hardware.capability or tuple(map(int, hardware.capability.split("."))) >= FP8_CAPABILITY:
+    if not hardware.capability or has_capability(hardware.capability, FP8_CAPABILITY):
         return
     for setting, remedy in (("quantization", "set --quantization int8"), ("kv_cache_dtype", "leave it out")):
         if values.get(setting) == "fp8":
@@ -58,6 +59,22 @@ def _check_fp8(values: Mapping[str, Any], sources: Mapping[str, str], hardware: 
                 f"{flag(setting)} ({sources[setting]}) is fp8, which takes a compute capability of "
                 f"{'.'.join(map(str, FP8_CAPABILITY))} (L4, L40S, H100 or later), and {_name(hardware)} has "
                 f"{hardware.capability}; {remedy}"
+            )
+
+
+def check_attention(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise ConfigError where FlashInfer is to compute what it does not. `values` has every setting."""
+    if values["attention_backend"] != "flashinfer":
+        return
+    for setting, value, why, remedy in (
+        ("deterministic", True, "its results depend on what else is in the batch", "leave one of the two out"),
+        ("kv_cache_dtype", "fp8", "it reads no pages with a scale for each token and head", "leave one of the two out"),
+        ("dtype", "float32", "it computes in 16 bits", "set --dtype bfloat16, or --attention-backend triton"),
+    ):
+        if values[setting] == value:
+            raise ConfigError(
+                f"--attention-backend ({sources['attention_backend']}) is flashinfer, but {flag(setting)} "
+                f"({sources[setting]}) is {value}: {why}; {remedy}"
             )
 
 

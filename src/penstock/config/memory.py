@@ -52,7 +52,7 @@ def size_ranks(ranks: Sequence[ModelFacts], engine: EngineConfig, available: Seq
     each = list(zip(ranks, available, strict=True))
     plans = [_size_rank(rank, facts, engine, memory) for rank, (facts, memory) in enumerate(each)]
     tokens = min(plan.kv_tokens for plan in plans)
-    return tuple(_plan(facts, engine, memory, tokens, _fixed_rows(facts, engine)) for facts, memory in each)
+    return tuple(plan_tokens(facts, engine, memory, tokens, _fixed_rows(facts, engine)) for facts, memory in each)
 
 
 def gpu_budget(total: int, engine: EngineConfig) -> int:
@@ -88,7 +88,7 @@ def size_memory(
             f"{format_bytes(budget)}; set --kv-cache-memory {_mebibytes(one, up=True)} or more"
         )
     tokens = min(fit_tokens(facts, engine, budget), _round_up(engine.max_num_seqs * engine.max_model_len, engine))
-    return _plan(facts, engine, available_bytes, tokens, fixed)
+    return plan_tokens(facts, engine, available_bytes, tokens, fixed)
 
 
 def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
@@ -112,10 +112,10 @@ def _with_pool(
     return first, _pool_row(facts, engine, num_blocks), *others
 
 
-def _plan(
+def plan_tokens(
     facts: ModelFacts, engine: EngineConfig, available: int, tokens: int, fixed: tuple[MemoryRow, ...]
 ) -> MemoryPlan:
-    """With a KV pool for `tokens` tokens, for which there is room."""
+    """With a KV pool for `tokens` tokens, for which there is room beside the `fixed` rows."""
     blocks = pool_blocks(facts, engine, tokens)
     rows = _with_pool(facts, engine, blocks, fixed)
     left = available - sum(row.bytes for row in rows)
@@ -289,7 +289,7 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tupl
     computed = available - (need - _need(facts, engine))
     for setting, least in (
         ("max_model_len", 1024),
-        ("max_num_batched_tokens", 32),
+        ("max_num_batched_tokens", max(32, engine.max_num_seqs)),  # each decodes one
         ("max_num_seqs", 1),
         ("max_model_len", 1),
     ):
@@ -317,11 +317,19 @@ def _largest(facts: ModelFacts, engine: EngineConfig, setting: str, least: int, 
     low, high = least - 1, getattr(engine, setting) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if _need(facts, replace(engine, **{setting: middle})) <= available:
+        if _need(facts, _with(engine, setting, middle)) <= available:
             low = middle
         else:
             high = middle - 1
     return low if least <= low < getattr(engine, setting) else None
+
+
+def _with(engine: EngineConfig, setting: str, value: int) -> EngineConfig:
+    """With another value of a setting. Steps with room for no more than a token of each sequence shrink with these."""
+    changes = {setting: value}
+    if setting == "max_num_seqs" and engine.max_num_batched_tokens == engine.max_num_seqs:
+        changes["max_num_batched_tokens"] = value
+    return replace(engine, **changes)
 
 
 def _round_up(tokens: int, engine: EngineConfig) -> int:

@@ -10,7 +10,7 @@ from penstock.config.defaults import DEFAULTS, Divide, Known
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
-from penstock.config.kinds import check_device
+from penstock.config.kinds import check_attention, check_device
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
@@ -55,6 +55,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
             values[name], reason = default(known)
             sources[name] = f"default: {reason}"
     _check(values, sources, known)
+    check_attention(values, sources)
     engine, server = _engine(values, folder, hardware), _server(values)
     ranks = size_ranks(known.ranks, engine, [known.memory] * known.split.world)
     sources.setdefault("model", "default: the model that comes with Penstock")
@@ -71,33 +72,15 @@ def _given_values(given: Given) -> dict[str, Any]:
 
 
 def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> EngineConfig:
-    return EngineConfig(
-        model=folder,
-        name=values["served_model_name"],
-        revision=values["revision"],
-        dtype=values["dtype"],
-        quantization=values["quantization"],
-        quantization_group=values["quantization_group"],
-        device=hardware.device,
-        gpu_memory_utilization=values["gpu_memory_utilization"],
-        enforce_eager=values["enforce_eager"],
-        deterministic=values["deterministic"],
-        max_model_len=values["max_model_len"],
-        max_num_seqs=values["max_num_seqs"],
-        max_num_batched_tokens=values["max_num_batched_tokens"],
-        block_size=values["block_size"],
-        kv_cache_bytes=values["kv_cache_memory"],
-        kv_cache_dtype=values["kv_cache_dtype"],
-        enable_prefix_caching=values["enable_prefix_caching"],
-        max_waiting=values["max_waiting"],
-        threads=values["threads"],
-        tensor_parallel_size=values["tensor_parallel_size"],
-        pipeline_parallel_size=values["pipeline_parallel_size"],
-        expert_parallel=values["expert_parallel"],
-        distributed_executor=values["distributed_executor"],
-        depth=max(values["pipeline_parallel_size"], GPU_DEPTH if hardware.device == "cuda" else 1),
-        step_deadline=values["step_deadline"],
-    )
+    same = {name: values[name] for name in EngineConfig.__struct_fields__ if name in values}
+    others = {
+        "model": folder,
+        "name": values["served_model_name"],
+        "device": hardware.device,
+        "kv_cache_bytes": values["kv_cache_memory"],
+        "depth": max(values["pipeline_parallel_size"], GPU_DEPTH if hardware.device == "cuda" else 1),
+    }
+    return EngineConfig(**{**same, **others})
 
 
 def _server(values: Mapping[str, Any]) -> ServerConfig:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from penstock.frontend.asgi import ASGIApp, Message, Receive, Scope, Send, Visit, header, respond, visit
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.limits import Limits
-from penstock.observe import Metrics
+from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
 

@@ -24,7 +24,8 @@ from penstock.frontend.generation import Generation
 from penstock.frontend.limits import Limits
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError
-from penstock.observe import Metrics, ModelMetrics
+from penstock.observe.metrics import Metrics
+from penstock.observe.model import ModelMetrics
 
 _MODEL_PATH = "/v1/models/"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -14,7 +14,7 @@ import uvicorn
 
 from penstock.frontend.access import Access
 from penstock.frontend.protocol import BoundedProtocol
-from penstock.messages import EngineClient
+from penstock.messages import EngineClient, EngineError
 
 _log = logging.getLogger("penstock.server")
 
@@ -57,6 +57,8 @@ async def serve(app: Access, sock: socket.socket, client: EngineClient, *, stop:
     Then it takes no new requests, lets those in flight finish for at most the limits' `drain_timeout`, and closes the
     client and the socket. A second signal cuts the waiting short. What is still in flight then ends with the engine's
     error. To be run by uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
+
+    Raises EngineError at the end if the engine had ended before: whoever started the server is to know.
     """
     config = uvicorn.Config(
         app,
@@ -80,9 +82,12 @@ async def serve(app: Access, sock: socket.socket, client: EngineClient, *, stop:
         finally:
             stopped.cancel()
             app.lifecycle.draining = True
+            ended = not client.healthy
             await client.close()  # whatever is still in flight ends now, with an error of its own
             server.should_exit = True
             await running
+    if ended:
+        raise EngineError("the engine ended before the server was stopped; the log above says why")
 
 
 async def _drain(app: Access, hurry: asyncio.Event) -> None:

@@ -49,10 +49,15 @@ class Metrics:
         return encoder(self.registry), content_type
 
 
+# An engine that has ended runs nothing, whatever it said last.
 _GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] = (
-    ("num_requests_running", "Requests in the running batch.", lambda _, stats: stats.running),
-    ("num_requests_waiting", "Requests waiting to run.", lambda _, stats: stats.waiting),
-    ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
+    ("num_requests_running", "Requests in the running batch.", lambda engine, stats: engine.healthy * stats.running),
+    ("num_requests_waiting", "Requests waiting to run.", lambda engine, stats: engine.healthy * stats.waiting),
+    (
+        "kv_cache_usage_perc",
+        "Share of KV blocks held by requests, 1 = all.",
+        lambda engine, stats: engine.healthy * stats.kv_usage,
+    ),
     ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(engine.healthy)),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (

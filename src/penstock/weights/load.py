@@ -8,12 +8,11 @@ device they are read into pinned memory and copied from there while the next one
 import logging
 import mmap
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.families.spec import ModelSpec, TensorSource
 from penstock.kernels import DensePacker, Packer, Packing
+from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.safetensors_file import CheckpointError, StoredTensor
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
@@ -95,7 +95,7 @@ def load_parameters(
         }
         pieces = list(_pieces(spec, tensors, packers, PIECE_BYTES if device is None else DEVICE_PIECE_BYTES))
         total = sum(piece.bytes for piece in pieces)
-        with _progress_bar(folder.name, total, progress) as advance:
+        with progress_bar(f"loading {folder.name}", total, wanted=progress, in_bytes=True) as advance:
             _read_all(pieces, files, advance, device)
     seconds = time.perf_counter() - began
     logger.info(
@@ -221,18 +221,3 @@ def _check_duplicate(
             f"config.json says that {copy.name} is tied to {original.name}, but the checkpoint holds both and they "
             'differ; write "tie_word_embeddings": false into config.json'
         )
-
-
-@contextmanager
-def _progress_bar(label: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A function to call with the bytes read, from any thread."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,28 @@
+"""The command line in this process: what needs no engine, without the second that a process of its own takes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from penstock.cli.main import main
+
+Told = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """told(*arguments) runs `penstock` with them, and gives what it printed and how it ended."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        code = end.value.code or 0
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(sys.argv, code, said.out, said.err)
+
+    return run
