@@ -23,7 +23,7 @@ from penstock.cli.output import check_file, write_file
 from penstock.cli.prepare import Prepared, prepare
 from penstock.config import EngineConfig, stored_as
 from penstock.engine.launch import launch
-from penstock.engine.processors import leave
+from penstock.engine.processors import off
 from penstock.families import model_facts
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
@@ -243,9 +243,9 @@ def _machine(machine: Machine) -> str:
 
 async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
     client = await launch(prepared.resolved.engine)
-    leave(client.info.cpu)
     try:
-        return await run_cases(client, cases, runs)
+        with off(client.info.cpu):
+            return await run_cases(client, cases, runs)
     finally:
         await client.close()
 

@@ -47,7 +47,7 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
     import logging
 
     from penstock.engine.ipc import connect
-    from penstock.engine.processors import leave
+    from penstock.engine.processors import off
 
     server = prepared.resolved.server
     connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
@@ -70,7 +70,6 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
         await asyncio.gather(connecting, return_exceptions=True)
         raise
     client = await connecting
-    leave(client.info.cpu)
     served = ServedModel(
         name=server.served_model_name,
         client=client,
@@ -84,4 +83,5 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
     logging.getLogger("penstock.serve").info(
         "serving %s on http://%s:%s, ready after %.1f s", served.name, host, port, seconds
     )
-    await serve_http(app, sock, client)
+    with off(client.info.cpu):
+        await serve_http(app, sock, client)

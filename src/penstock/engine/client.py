@@ -66,11 +66,6 @@ class StreamingClient:
     def healthy(self) -> bool:
         return not self._streams.failure
 
-    @property
-    def refused_deltas(self) -> int:
-        """Deltas of another incarnation, which were ignored."""
-        return self._streams.refused
-
     async def control(self, message: str) -> str:
         serial, reply = self._streams.expect_reply()
         self._link.send(encode(Control(serial, message)))

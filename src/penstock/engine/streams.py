@@ -140,7 +140,7 @@ class Streams:
 
     def fail(self, reason: str) -> None:
         """The engine has failed: so does everything that waits for it. The first reason stays."""
-        if not self.failure and self.info.done():  # else whoever starts it is told
+        if not self.failure and self.info.done() and not self.info.cancelled():  # else whoever starts it knows
             log.error("the engine has failed: %s", reason)
         self.end(reason)
 
