@@ -1,7 +1,7 @@
 """Fixtures for every room. Tiny checkpoints are written by tests.checkpoints."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,17 @@ from tests.checkpoints import write_tiny_checkpoint
 
 if not torch.cuda.is_available():  # Triton's kernels are interpreted then: it asks when it is imported, by whomever
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+PROCESSORS = os.sched_getaffinity(0)
+
+
+@pytest.fixture(autouse=True)
+def any_processor() -> Iterator[None]:
+    """A team of native threads keeps whoever makes it on one processor, and all that is started from there: not beyond
+    a test, or those that run side by side would end on the same one."""
+    os.sched_setaffinity(0, PROCESSORS)
+    yield
+    os.sched_setaffinity(0, PROCESSORS)
 
 
 @pytest.fixture(scope="session")
