@@ -4,7 +4,7 @@ The device is this machine's processor and NCCL is gloo; everything else is what
 in test_parallel.py holds here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -32,12 +32,6 @@ from tests.runtime.test_parallel import (
 )
 
 Checkpoint = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes(4) as ready:
-        yield ready
 
 
 @pytest.fixture(scope="module")

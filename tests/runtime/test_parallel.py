@@ -4,7 +4,7 @@ Ranks add their parts of a sum, so logits may differ from one rank's in their la
 candidates must lie within 1e-4. Stages of a pipeline compute what one rank would, bit for bit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
@@ -109,12 +109,6 @@ def compare_rows(expected: bytes, got: bytes, k: int | None) -> None:
         assert ours.token_id == right.token_id
         assert ours.logprob == pytest.approx(right.logprob, abs=NEAR)
         assert [value for _, value in ours.top] == pytest.approx([value for _, value in right.top], abs=NEAR)
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    with Processes(4) as ready:
-        yield ready
 
 
 @pytest.fixture(scope="module")

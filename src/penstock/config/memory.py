@@ -3,7 +3,8 @@
 The same arithmetic serves `penstock plan`, which has no model loaded, and the runner, which allocates by it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,12 +93,19 @@ def size_memory(
 
 
 def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
-    try:
+    with rank_named(rank, engine.split):
         return size_memory(facts, engine, available)
+
+
+@contextmanager
+def rank_named(rank: int, split: Split) -> Iterator[None]:
+    """What does not fit says on which of several ranks."""
+    try:
+        yield
     except DoesNotFit as error:
-        if engine.split.world == 1:
+        if split.world == 1:
             raise
-        raise DoesNotFit(f"rank {rank} of {engine.split.world}: {error}") from None
+        raise DoesNotFit(f"rank {rank} of {split.world}: {error}") from None
 
 
 def settled_rows(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:

@@ -12,7 +12,15 @@ import torch
 
 from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Place, size_memory, stored_as
 from penstock.config.gpu import no_gpu, too_few_gpus
-from penstock.config.memory import CONTEXT_BYTES, gpu_budget, graphs_row, plan_tokens, pool_blocks, weights_note
+from penstock.config.memory import (
+    CONTEXT_BYTES,
+    gpu_budget,
+    graphs_row,
+    plan_tokens,
+    pool_blocks,
+    rank_named,
+    weights_note,
+)
 from penstock.config.sizes import format_bytes
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import (
@@ -86,7 +94,7 @@ def load_on(
     Raises DoesNotFit, before weights are read where that can be known; CannotSplit, CannotQuantize, UnsupportedModel,
     CheckpointError, OSError, or MeshError. The processor's threads are left alone.
     """
-    with _named(place):
+    with rank_named(place.rank, place.split):
         return _load(config, device, platform, memory, place, rendezvous, step_kernels, progress)
 
 
@@ -172,17 +180,6 @@ def join_mesh(
 
 def _least(mesh: Mesh | None, what: str, number: int) -> int:
     return number if mesh is None else mesh.least(what, number)
-
-
-@contextmanager
-def _named(place: Place) -> Iterator[None]:
-    """What does not fit says on which of several ranks."""
-    try:
-        yield
-    except DoesNotFit as error:
-        if place.split.world == 1:
-            raise
-        raise DoesNotFit(f"rank {place.rank} of {place.split.world}: {error}") from None
 
 
 def _smaller_weights(config: EngineConfig) -> str:
