@@ -13,7 +13,7 @@ from tests.config.test_memory import engine
     [
         ((16, 3), "f32", 32, 3 * 64),  # a line for each value along k
         ((17, 40), "bf16", 32, 2 * 32 * 64),  # two blocks, k padded to 64, two values a line
-        ((16, 65), "int8", 32, 32 * 64 + 16 * 4),  # k padded to 128; a scale for each column
+        ((16, 65), "int8", 32, 32 * 64 + 16 * 8),  # k padded to 128; a scale and a sum for each column
         ((16, 65), "int4", 32, 12 * 64 + 3 * 16 * 2),  # k padded to 96; a scale for each group and column
         ((16, 65), "int4", 128, 16 * 64 + 16 * 2),
     ],
@@ -37,7 +37,7 @@ def test_embedding_and_head_stay_int8_in_int4() -> None:
 
 
 def test_a_known_model() -> None:
-    """Qwen3-0.6B: a byte, or half of one, for each parameter; and the scales."""
+    """Qwen3-0.6B: a byte, or half of one, for each parameter; and scales and sums."""
     vocabulary, layers = 151_936 * 1024, 28 * (4096 * 1024 + 2048 * 1024 + 6144 * 1024 + 3072 * 1024)
     norms = 2 * FULL.vector_elements
     rows = 28 * (4096 + 1024 + 6144 + 1024)
@@ -46,6 +46,6 @@ def test_a_known_model() -> None:
         plan = size_memory(FULL, engine(quantization=quantization, quantization_group=group), 16 * GIB)
         sizes[quantization, group] = plan.rows[0].bytes
         assert quantization in plan.rows[0].note
-    assert sizes["int8", 32] == vocabulary + layers + norms + 4 * (151_936 + rows)
-    assert sizes["int4", 32] == vocabulary + 4 * 151_936 + layers // 2 + layers // 32 * 2 + norms
+    assert sizes["int8", 32] == vocabulary + layers + norms + 8 * (151_936 + rows)
+    assert sizes["int4", 32] == vocabulary + 8 * 151_936 + layers // 2 + layers // 32 * 2 + norms
     assert sizes["int4", 128] == sizes["int4", 32] - (layers // 32 - layers // 128) * 2

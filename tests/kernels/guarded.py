@@ -173,7 +173,8 @@ def _of_matrix(weight: Matrix, *, gated: bool = False, count: int = 1) -> Iterat
     scheme = SCHEMES[weight.scheme]
     blocks, width = count * num_blocks(weight.n, gated=gated), padded_width(weight.k, scheme, weight.group)
     yield Extent(weight, "lines", blocks * (width // VALUES[scheme]) * LINE_BYTES)
-    yield Extent(weight, "column_scales", blocks * COLUMNS * 4)
+    for part in ("column_scales", "column_sums"):
+        yield Extent(weight, part, blocks * COLUMNS * 4)
     if weight.group:
         yield Extent(weight, "group_scales", blocks * (width // weight.group) * COLUMNS * 2)
 

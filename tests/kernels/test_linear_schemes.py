@@ -54,6 +54,28 @@ def test_int8_is_an_exact_sum_times_two_scales(linear: NativeLinear, rows: int, 
         assert torch.equal(linear.logits(x, weight), whole * (weight.column_scales[:n] * scales[:, None]))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 17])
+def test_int8_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> None:
+    """Four of one sign that are summed in 16 bits, and what the others make of them: no sum on the way may be cut off."""
+    n, k = 32, 320
+    eights = (
+        [1, 1, 1, 1, 1, 1, 1, 1],
+        [1, 1, -1, -1, 1, 1, -1, -1],
+        [1, 0, 0, 1, 0, 0, 0, 1],
+        [-1, 1, 0, 0, 1, -1, 0, 0],
+    )
+    patterns = torch.tensor(eights).repeat(1, k // 8).float()
+    weight = pack(torch.cat((patterns, -patterns)).repeat(n // 8, 1), None, "int8")
+    packed = packed_values(weight)[:, :k]
+    for pattern in patterns:
+        for signs in (pattern, -pattern):
+            x = signs.expand(rows, k).contiguous()
+            values, scales = quantized(x)
+            assert weight.column_scales is not None
+            whole = (values.double() @ packed.T).float()
+            assert torch.equal(linear.logits(x, weight), whole * (weight.column_scales * scales[:, None]))
+
+
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("rows", [1, 4, 21])
 def test_int4_scales_the_exact_sum_of_each_group(linear: NativeLinear, rows: int, group: int) -> None:

@@ -109,18 +109,44 @@ def test_several_threads_fill_one_weight() -> None:
 
 @needs_native
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize(("scheme", "step"), [("int8", 127), ("int4", 8)])
-def test_what_is_packed_is_the_nearest_of_its_grid(scheme: Scheme, step: int, stored: torch.dtype) -> None:
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_what_is_packed_is_the_nearest_of_its_grid(scheme: Scheme, stored: torch.dtype) -> None:
     weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(2)).to(stored)
     packer = empty(Case(weight, 32, False), scheme)
     packer.put(0, weight)
-    got = NativeLinear(native_session()).rows(torch.arange(24), packer.finish(), 1.0, torch.float32)
+    packed = packer.finish()
+    got = NativeLinear(native_session()).rows(torch.arange(24), packed, 1.0, torch.float32)
     groups = weight.float().view(24, -1, 96 if scheme == "int8" else 32)
-    spacing = groups.abs().amax(-1, keepdim=True) / step
+    if scheme == "int8":
+        assert packed.column_scales is not None
+        spacing = packed.column_scales[:24].view(-1, 1, 1)
+    else:
+        spacing = groups.abs().amax(-1, keepdim=True) / 8
     # Half a step; int4's largest value of the other sign lies a whole one from -8's opposite. fp16 rounds the scale.
     error = (got.view_as(groups) - groups).abs() / spacing
     assert error.max() <= (0.5001 if scheme == "int8" else 1.01)
     assert error.mean() <= 0.27
+
+
+@needs_native
+@pytest.mark.parametrize("stored", STORED)
+def test_what_is_summed_in_16_bits_fits_and_no_scale_is_larger_than_that_takes(stored: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(4)
+    spread = torch.randn(40, 256, generator=generator)
+    one_sign = torch.rand(40, 256, generator=generator)
+    rare = torch.randn(40, 256, generator=generator) * 0.01 + 5.0 * (torch.arange(256) == 77)
+    for weight in (spread, one_sign, -one_sign, rare, torch.ones(40, 256)):
+        packer = empty(Case(weight.to(stored), 32, False), "int8")
+        packer.put(0, weight.to(stored))
+        packed = packer.finish()
+        assert packed.column_scales is not None and packed.column_sums is not None
+        rows = NativeLinear(native_session()).rows(torch.arange(40), packed, 1.0, torch.float32)
+        values = (rows / packed.column_scales[:40, None]).round()
+        assert torch.equal(values.sum(-1).int(), packed.column_sums[:40])
+        fours = torch.stack((values.view(40, -1, 2, 4)[..., :2], values.view(40, -1, 2, 4)[..., 2:]), 2).flatten(3)
+        most = torch.maximum(fours.clamp_min(0).sum(-1), (-fours).clamp_min(0).sum(-1)).flatten(1).amax(-1)
+        assert most.max() <= 128
+        assert ((most >= 124) | (values.abs().amax(-1) == 127)).all()
 
 
 @needs_native

@@ -146,10 +146,8 @@ class _Weights:
             each = tensor.view(-(-min(n, SLAB) // 16), -1)
             return each.repeat(repeats, 1)[:blocks].reshape(-1).contiguous()
 
-        tensors = (longer(tensor) for tensor in (packed.lines, packed.column_scales, packed.group_scales))
-        lines, column_scales, group_scales = tensors
-        assert lines is not None
-        self._copies = [replace(packed, lines=lines, column_scales=column_scales, group_scales=group_scales, n=n)]
+        parts = {name: longer(part) for name, part in packed.parts.items()}
+        self._copies = [replace(packed, n=n, **parts)]  # type: ignore[arg-type]
 
     def __call__(self, i: int) -> PackedWeight:
         while len(self._copies) <= i:
@@ -222,10 +220,8 @@ def _embedding(session: Session) -> Iterator[Case]:
 
 def _stacked(weight: PackedWeight) -> PackedWeight:
     """So many of them, one behind the other."""
-    scales = (None if each is None else each.repeat(COUNT) for each in (weight.column_scales, weight.group_scales))
-    column_scales, group_scales = scales
-    lines = weight.lines.repeat(COUNT)
-    return replace(weight, lines=lines, column_scales=column_scales, group_scales=group_scales, count=COUNT)
+    parts = {name: None if part is None else part.repeat(COUNT) for name, part in weight.parts.items()}
+    return replace(weight, count=COUNT, **parts)  # type: ignore[arg-type]
 
 
 def _experts(session: Session) -> Iterator[Case]:

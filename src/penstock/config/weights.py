@@ -46,11 +46,11 @@ def num_blocks(n: int, *, gated: bool) -> int:
 
 
 def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = False, bias: bool = False) -> int:
-    """Lines, scales and fp32 bias of a weight [n, k], all padded."""
+    """Lines, scales, sums and fp32 bias of a weight [n, k], all padded."""
     blocks, width = num_blocks(n, gated=gated), padded_width(k, scheme, group)
     size = blocks * (width // VALUES[scheme]) * LINE_BYTES
     if scheme == "int8":
-        size += blocks * COLUMNS * 4
+        size += blocks * COLUMNS * (4 + 4)
     if scheme == "int4":
         size += blocks * (width // group) * COLUMNS * 2
     return size + (blocks * COLUMNS * 4 if bias else 0)

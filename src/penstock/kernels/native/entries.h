@@ -4,9 +4,8 @@ namespace penstock::PENSTOCK_ISA {
 namespace {
 
 void linear(Worker& worker, const LinearOp& op) {
-  if (op.dtype == Dtype::f32) return linear_as<float, float>(worker, op);
-  if (op.out_dtype == Dtype::f32) return linear_as<uint16_t, float>(worker, op);
-  linear_as<uint16_t, uint16_t>(worker, op);
+  if (op.dtype == Dtype::f32) return linear_as<float>(worker, op);
+  linear_as<uint16_t>(worker, op);
 }
 
 // Bytes of shared memory that `prepare` uses at most. A word holds a value of x at least; where sums start from other

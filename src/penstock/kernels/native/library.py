@@ -24,6 +24,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         ("lines", c_void_p),
         ("column_scales", c_void_p),
+        ("column_sums", c_void_p),
         ("group_scales", c_void_p),
         ("n", c_int64),
         ("k", c_int64),
@@ -175,6 +176,7 @@ class PackJob(ctypes.Structure):
         ("rows", c_void_p),
         ("lines", c_void_p),
         ("column_scales", c_void_p),
+        ("column_sums", c_void_p),
         ("group_scales", c_void_p),
         ("first", c_int64),
         ("count", c_int64),

@@ -44,6 +44,12 @@ void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, co
   for (; row < last; ++row, sums += kColumns) write<T, Out>(op, row, block, load(sums));
 }
 
+// What write_rows is for the type of the result: x's, or fp32.
+template <class T>
+auto written(const LinearOp& op) {
+  return op.out_dtype == op.dtype ? write_rows<T, T> : write_rows<T, float>;
+}
+
 // -- x as words -------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -122,14 +128,14 @@ inline int64_t grain_of(int64_t blocks, int64_t threads) {
   return grain < kSums ? kSums : grain > 16 ? 16 : grain / kSums * kSums;
 }
 
-template <class Dot, class T, class Out>
+template <class Dot, class T>
 void multiply(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
-  const Panels panels(rows);
+  const Panels panels = Panels::of<Dot>(rows);
   const Rows<Dot> x = prepare<Dot, T>(worker, op, rows, worker.shared(),
                                       [&](int64_t row) { return PanelRow::of(panels, 0, row, row); });
-  const Finish finish{op, write_rows<T, Out>};
+  const Finish finish{op, written<T>(op)};
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = row_groups(rows) * blocks;
   worker.for_each(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
     while (begin < end) {
@@ -141,17 +147,17 @@ void multiply(Worker& worker, const LinearOp& op) {
   });
 }
 
-template <class T, class Out>
+template <class T>
 void linear_as(Worker& worker, const LinearOp& op) {
   switch (op.weight.scheme) {
     case Scheme::f32:
-      return multiply<DotF32, T, Out>(worker, op);
+      return multiply<DotF32, T>(worker, op);
     case Scheme::bf16:
-      return multiply<DotBf16, T, Out>(worker, op);
+      return multiply<DotBf16, T>(worker, op);
     case Scheme::int8:
-      return multiply<DotInt8, T, Out>(worker, op);
+      return multiply<DotInt8, T>(worker, op);
     case Scheme::int4:
-      return multiply<DotInt4, T, Out>(worker, op);
+      return multiply<DotInt4, T>(worker, op);
   }
 }
 

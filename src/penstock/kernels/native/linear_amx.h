@@ -332,14 +332,21 @@ inline void tiles_of_piece(Worker& worker, const TileRows& x, int64_t rows, int6
   }
 }
 
-template <class T, class Out>
+// For the type of the result: x's, or fp32.
+template <class T>
+TileFinish tile_finish(const LinearOp& op) {
+  if (op.out_dtype == op.dtype) return {op, write<T, T>, write_two<T, T>};
+  return {op, write<T, float>, write_two<T, float>};
+}
+
+template <class T>
 void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
   const Matrix& weight = op.weight;
   const int64_t along = tile_bytes_along(weight);
   const TileRows x = weight.scheme == Scheme::int4
                          ? prepare_tiles<DotInt4, T>(worker, op, rows, along, worker.shared())
                          : prepare_tiles<DotInt8, T>(worker, op, rows, along, worker.shared());
-  const TileFinish finish{op, write<T, Out>, write_two<T, Out>};
+  const TileFinish finish = tile_finish<T>(op);
   const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
   const int64_t blocks = divide_up(weight.n, kColumns);
   int64_t grain = blocks / (8 * worker.count()) / 2 * 2;
@@ -358,9 +365,8 @@ void linear_by_tiles(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
   if (through_registers(op.weight, op.dtype, rows)) return kAvx512.linear(worker, op);
-  if (op.dtype == Dtype::f32) return multiply_by_tiles<float, float>(worker, op, rows);
-  if (op.out_dtype == Dtype::f32) return multiply_by_tiles<uint16_t, float>(worker, op, rows);
-  multiply_by_tiles<uint16_t, uint16_t>(worker, op, rows);
+  if (op.dtype == Dtype::f32) return multiply_by_tiles<float>(worker, op, rows);
+  multiply_by_tiles<uint16_t>(worker, op, rows);
 }
 
 // Rows that fill the last tile count too: a value takes 2 bytes at most.

@@ -161,7 +161,10 @@ inline Matrix of_expert(const Matrix& weight, int64_t expert) {
                        : weight.scheme == Scheme::int8 ? 8
                                                        : 4;
   mine.lines += blocks * kColumns * padded * bits / 8;
-  if (weight.scheme == Scheme::int8) mine.column_scales += blocks * kColumns;
+  if (weight.scheme == Scheme::int8) {
+    mine.column_scales += blocks * kColumns;
+    mine.column_sums += blocks * kColumns;
+  }
   if (weight.scheme == Scheme::int4) mine.group_scales += blocks * (padded / weight.group) * kColumns;
   return mine;
 }
@@ -191,15 +194,15 @@ struct ByWords {
   static int64_t padded(int64_t rows) { return rows; }
 
   // Rows of `op.x`, as `source` says, times the matrices of their experts. `memory` is for words.
-  template <class T, class Out>
+  template <class T>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
     const Rows<Dot> x = prepare<Dot, T>(worker, op, groups.rows(), memory, [&](int64_t row) {
       const int64_t i = std::upper_bound(groups.first, groups.first + groups.experts(), row) - groups.first - 1;
-      return PanelRow::of(Panels(groups.counts[i]), groups.first[i], row, source[row]);
+      return PanelRow::of(Panels::of<Dot>(groups.counts[i]), groups.first[i], row, source[row]);
     });
     each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-      const Finish finish{mine, write_rows<T, Out>};
+      const Finish finish{mine, written<T>(mine)};
       for (int64_t group = 0; group < row_groups(rows); ++group) {
         blocks_of<Dot>(worker, mine.weight, x.from(row), rows, group, begin, end, finish);
       }
@@ -256,8 +259,8 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
       op.tally[0] = groups.experts() + (begin == 0 ? 0 : op.tally[0]);
       op.tally[1] = groups.used() + (begin == 0 ? 0 : op.tally[1]);
     });
-    Product::template multiply<T, T>(worker, up, groups, groups.source, words);
-    Product::template multiply<T, float>(worker, down, groups, groups.itself, shared + memory.inner_words);
+    Product::template multiply<T>(worker, up, groups, groups.source, words);
+    Product::template multiply<T>(worker, down, groups, groups.itself, shared + memory.inner_words);
     add_up<T>(worker, op, begin, end - begin, groups, reinterpret_cast<const float*>(words));
   }
 }

@@ -7,7 +7,7 @@ struct ByTiles {
   static constexpr int64_t kMostRows = kTileRows;
   static int64_t padded(int64_t rows) { return divide_up(rows, kTileRows) * kTileRows; }
 
-  template <class T, class Out>
+  template <class T>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
     const int64_t along = tile_bytes_along(op.weight);
@@ -17,7 +17,7 @@ struct ByTiles {
     const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
     each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
       const TileRows own{x.of(row), x.scales + row, x.along, x.count};
-      tiles_of_piece(worker, own, rows, begin, end, TileFinish{mine, write<T, Out>, write_two<T, Out>});
+      tiles_of_piece(worker, own, rows, begin, end, tile_finish<T>(mine));
     });
   }
 };

@@ -35,7 +35,8 @@ enum class OpCode : int32_t {
 
 struct Matrix {  // a packed weight
   const uint8_t* lines;
-  const float* column_scales;    // int8: [n]
+  const float* column_scales;    // int8: [n],
+  const int32_t* column_sums;    // and the sum of a column's bytes, [n]
   const uint16_t* group_scales;  // int4: fp16 [n / 16][k / group][16]
   int64_t n, k;
   Scheme scheme;

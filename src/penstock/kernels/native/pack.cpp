@@ -11,6 +11,7 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kOctet = 8;  // rows that are packed together: half of a block's columns
+constexpr float kMostSummed = 126.0f;  // see packing.py
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 int64_t values_per_line(Scheme scheme) {
@@ -75,8 +76,29 @@ __m256i to_bytes(const float* x, __m256 by, __m256i low) {
   return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
+// The largest sum of what is positive, or of what is negative, among the values that AVX2 adds up in 16 bits: of every
+// eight, the first two of each half, and the last two.
+float largest_sum(const float* x, int64_t padded) {
+  __m128 most = _mm_setzero_ps();
+  for (int64_t i = 0; i < padded; i += 8) {
+    const __m256 v = _mm256_loadu_ps(x + i), zero = _mm256_setzero_ps();
+    const __m256 pairs = _mm256_hadd_ps(_mm256_max_ps(v, zero), _mm256_max_ps(_mm256_sub_ps(zero, v), zero));
+    most = _mm_max_ps(_mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)), most);
+  }
+  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+}
+
+int32_t sum_of_bytes(const uint8_t* bytes, int64_t count) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<int8_t>(bytes[i]);
+  return sum;
+}
+
+// See packing.py for the scale. It is not finite where a value is not.
 float to_int8(const float* x, int64_t padded, uint8_t* out) {
-  const float scale = __builtin_bit_cast(float, largest_bits(x, padded)) / 127.0f;
+  const float most = __builtin_bit_cast(float, largest_bits(x, padded)) / 127.0f;
+  const float room = largest_sum(x, padded) / kMostSummed, scale = room > most ? room : most;
   const __m256 divisor = _mm256_set1_ps(scale < 1e-30f ? 1e-30f : scale);
   for (int64_t i = 0; i < padded; i += 32) {
     const __m256i bytes = to_bytes<true>(x + i, divisor, _mm256_set1_epi32(-128));
@@ -149,7 +171,7 @@ class Packing {
  public:
   explicit Packing(const PackJob& job)
       : job_(job),
-        padded_(padded_k(Matrix{nullptr, nullptr, nullptr, job.n, job.k, job.scheme, job.group})),
+        padded_(padded_k(Matrix{nullptr, nullptr, nullptr, nullptr, job.n, job.k, job.scheme, job.group})),
         lines_(padded_ / values_per_line(job.scheme)),
         half_(job.gated ? job.n / 2 : job.n),
         as_stored_(padded_ == job.k && ((job.scheme == Scheme::bf16 && job.stored == Stored::bf16) ||
@@ -208,6 +230,7 @@ class Packing {
       case Scheme::int8: {
         const float scale = to_int8(wide_, padded_, words);
         job_.column_scales[block * kColumns + column] = scale;
+        job_.column_sums[block * kColumns + column] = sum_of_bytes(words, padded_);
         return (__builtin_bit_cast(int32_t, scale) & kMagnitude) < kInfinity;
       }
       case Scheme::int4:

@@ -15,6 +15,7 @@ struct PackJob {
   const void* rows;  // [count][k], dense; of any alignment
   uint8_t* lines;
   float* column_scales;
+  int32_t* column_sums;
   uint16_t* group_scales;
   int64_t first, count;  // which rows of the weight these are
   int64_t n, k;

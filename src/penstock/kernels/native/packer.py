@@ -41,15 +41,13 @@ class NativePacker:
     def _put(self, expert: int, first: int, rows: Tensor) -> None:
         weight = self._weight
         # Where the expert's parts begin: all have the same size.
-        lines, column_scales, group_scales = (
+        parts = (
             None if whole is None else whole.data_ptr() + expert * (whole.nbytes // weight.count)
-            for whole in (weight.lines, weight.column_scales, weight.group_scales)
+            for whole in weight.parts.values()
         )
         job = PackJob(
             rows.data_ptr(),
-            lines,
-            column_scales,
-            group_scales,
+            *parts,
             first,
             len(rows),
             weight.n,

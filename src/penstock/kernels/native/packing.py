@@ -11,6 +11,9 @@ from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, Scheme, num_blo
 from penstock.kernels.native.library import SCHEMES, Matrix
 
 PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the result
+# Of int8: no four values that are summed in 16 bits (see docs/kernels.md) have more than 128 above or below zero, each
+# rounded up by a half.
+MOST_SUMMED = 126
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class PackedWeight:
     """A weight [n, k] and its bias. Of a gated one, every 16 columns are 8 of the gate and 8 of the other half."""
 
     lines: Tensor  # uint8
-    column_scales: Tensor | None  # int8: fp32 [n padded]
+    column_scales: Tensor | None  # int8: fp32 [n padded],
+    column_sums: Tensor | None  # and the sum of a row's bytes, int32 [n padded]
     group_scales: Tensor | None  # int4: fp16 [blocks, groups, 16]
     bias: Tensor | None  # fp32 [n padded]
     n: int
@@ -29,19 +33,21 @@ class PackedWeight:
     count: int = 1  # so many weights [n, k] lie one behind the other, all without a bias: those of experts
 
     @property
+    def parts(self) -> dict[str, Tensor | None]:
+        """By their names, in the order of `Matrix`: all but the bias."""
+        return {name: getattr(self, name) for name in ("lines", "column_scales", "column_sums", "group_scales")}
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        held = (self.lines, self.column_scales, self.group_scales, self.bias)
-        return tuple(tensor for tensor in held if tensor is not None)
+        return tuple(tensor for tensor in (*self.parts.values(), self.bias) if tensor is not None)
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def matrix(self) -> Matrix:
-        scales = (
-            tensor.data_ptr() if tensor is not None else None for tensor in (self.column_scales, self.group_scales)
-        )
-        return Matrix(self.lines.data_ptr(), *scales, self.n, self.k, SCHEMES.index(self.scheme), self.group)
+        pointers = (None if tensor is None else tensor.data_ptr() for tensor in self.parts.values())
+        return Matrix(*pointers, self.n, self.k, SCHEMES.index(self.scheme), self.group)
 
 
 def empty_packed(
@@ -58,13 +64,15 @@ def empty_packed(
     blocks, padded = num_blocks(n, gated=gated), padded_width(k, scheme, group)
     lines = empty(count, blocks, padded // VALUES[scheme], LINE_BYTES, dtype=torch.uint8)
     column_scales = empty(count, blocks, COLUMNS, dtype=torch.float32) if scheme == "int8" else None
+    column_sums = empty(count, blocks, COLUMNS, dtype=torch.int32) if scheme == "int8" else None
     group_scales = empty(count, blocks, padded // group, COLUMNS, dtype=torch.float16) if scheme == "int4" else None
-    for part in (lines, column_scales, group_scales):
+    for part in (lines, column_scales, column_sums, group_scales):
         if part is not None:
             part[:, -1:] = 0
     return PackedWeight(
         lines.view(-1),
         None if column_scales is None else column_scales.view(-1),
+        None if column_sums is None else column_sums.view(-1),
         None if group_scales is None else group_scales.view(count * blocks, -1, COLUMNS),
         None,
         n,
@@ -79,21 +87,24 @@ def empty_packed(
 def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32, gated: bool = False) -> PackedWeight:
     """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first.
 
-    int8 has one scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest.
+    int8 has one scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest. That of
+    int8 lets the largest value be 127, or a little less where neighbours could not be summed in 16 bits.
     This is what packing means: pack.cpp gives the same bits, faster.
     """
     n, k = weight.shape
     packed = empty_packed(n, k, scheme, group, gated=gated)
     blocks, padded = num_blocks(n, gated=gated), padded_width(k, scheme, group)
     lines = packed.lines.view(blocks, -1, LINE_BYTES)
-    column_scales, group_scales = packed.column_scales, packed.group_scales
+    column_scales, column_sums, group_scales = packed.column_scales, packed.column_sums, packed.group_scales
     at_once = max(PIECE // (padded * COLUMNS), 1)
     for start in range(0, blocks, at_once):
         stop = min(start + at_once, blocks)
         rows = F.pad(_rows(weight, start, stop, gated), (0, padded - k))  # [blocks, 16, padded]
         if scheme == "int8":
-            assert column_scales is not None
-            rows, column_scales[start * COLUMNS : stop * COLUMNS] = _int8(rows)
+            assert column_scales is not None and column_sums is not None
+            columns = slice(start * COLUMNS, stop * COLUMNS)
+            rows, column_scales[columns] = _int8(rows)
+            column_sums[columns] = rows.sum(-1).view(-1)
         elif scheme == "int4":
             assert group_scales is not None
             rows, group_scales[start:stop] = _int4(rows, group)
@@ -135,7 +146,9 @@ def _rows(weight: Tensor, start: int, stop: int, gated: bool) -> Tensor:
 
 def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     wide = rows.float()
-    scales = wide.abs().amax(-1) / 127
+    pairs = wide.view(*rows.shape[:2], -1, 2, 2, 2)  # [eight, half, pair, value]: pairs in the same place of the halves
+    sums = [part.clamp_min(0).sum(-1).sum(-2).amax((-1, -2)) for part in (pairs, -pairs)]
+    scales = torch.maximum(wide.abs().amax(-1) / 127, torch.maximum(*sums) / MOST_SUMMED)
     values = (wide / scales.clamp_min(1e-30)[..., None]).round_().to(torch.int8)
     return values, scales.reshape(-1)
 

@@ -6,14 +6,26 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
+// How many rows `Dot` multiplies together, at most.
+template <class Dot>
+consteval int64_t panel_rows() {
+  if constexpr (requires { Dot::kPanelRows; }) return Dot::kPanelRows;
+  else return kPanelRows;
+}
+
 // Rows of x are multiplied together in panels: as few as there can be, and of about the same height.
 struct Panels {
   int64_t count;
   int64_t low;   // rows of a panel;
   int64_t tall;  // so many, the first ones, have one more
 
-  explicit Panels(int64_t rows)
-      : count(divide_up(rows, kPanelRows)), low(count == 0 ? 0 : rows / count), tall(count == 0 ? 0 : rows % count) {}
+  Panels(int64_t rows, int64_t most)
+      : count(divide_up(rows, most)), low(count == 0 ? 0 : rows / count), tall(count == 0 ? 0 : rows % count) {}
+
+  template <class Dot>
+  static Panels of(int64_t rows) {
+    return {rows, panel_rows<Dot>()};
+  }
 
   int64_t highest() const { return low + (tall != 0); }
   int64_t first_row(int64_t panel) const { return panel * low + (panel < tall ? panel : tall); }
@@ -45,6 +57,10 @@ struct WordRows {
 
 template <class Dot>
 using Rows = WordRows<typename Dot::Word>;
+
+// Whether products of two lines are summed before they are widened.
+template <class Dot>
+concept AddsLines = requires { &Dot::add_lines; };
 
 template <class Dot>
 inline int64_t words_along(const Matrix& weight) {
@@ -138,6 +154,52 @@ inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int6
   }
 }
 
+// Of bytes whose products are summed in 16 bits, two lines at a time. The sums of more rows than two would not find room
+// in the registers beside both lines: they stay in the first cache.
+template <class Dot, int M, int N>
+inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
+  const auto* words = x.words + row * x.stride + run.first * M;
+  const uint8_t *lines = run.lines, *ahead = run.ahead;
+  const auto sums_of = [&](int m, int n) { return reinterpret_cast<int32_t*>(kept.of(row + m, block + n)); };
+  typename Dot::Vector sums[M][N];
+  constexpr bool kInRegisters = M * N <= Dot::kTileSums && M <= 2;
+  if constexpr (kInRegisters) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) sums[m][n] = load(sums_of(m, n));
+    }
+  }
+  for (int64_t step = 0; step < run.steps; step += 2, words += 2 * M, lines += 2 * kLineBytes) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      if constexpr (M > kAheadRows) {
+        fetch(ahead + n * run.ahead_stride);
+        fetch(ahead + run.ahead_step + n * run.ahead_stride);
+      }
+      const uint8_t* line = lines + n * run.block_stride;
+      const auto first = Dot::widen(line, 0), second = Dot::widen(line + kLineBytes, 0);
+#pragma GCC unroll 16
+      for (int m = 0; m < M; ++m) {
+        if constexpr (kInRegisters) {
+          sums[m][n] = Dot::add_lines(sums[m][n], words[m], first, words[M + m], second);
+        } else {
+          int32_t* const kept_sums = sums_of(m, n);
+          store(kept_sums, Dot::add_lines(load(kept_sums), words[m], first, words[M + m], second));
+        }
+      }
+    }
+    if constexpr (M > kAheadRows) ahead += 2 * run.ahead_step;
+  }
+  if constexpr (kInRegisters) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) store(sums_of(m, n), sums[m][n]);
+    }
+  }
+}
+
 // The sums of one group after the other, of which each is scaled before it is added. Inlined, its sums do not all find
 // room in the registers.
 template <class Dot, int M, int N>
@@ -203,6 +265,8 @@ inline void tile(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64
                  const Kept& kept) {
   if constexpr (Dot::kGrouped) {
     add_groups<Dot, M, N>(weight, run, x, row, block, kept);
+  } else if constexpr (AddsLines<Dot>) {
+    add_two_lines<Dot, M, N>(run, x, row, block, kept);
   } else {
     add_products<Dot, M, N>(weight, run, x, row, block, kept);
   }
@@ -243,10 +307,12 @@ Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
 }
 
 template <class Dot>
-void start_sums(const Rows<Dot>& x, const Kept& kept) {
+void start_sums(const Matrix& weight, const Rows<Dot>& x, const Kept& kept) {
   for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
     for (int64_t row = 0; row < kept.rows; ++row) {
-      if constexpr (Dot::kOffset != 0 && !Dot::kGrouped) {
+      if constexpr (AddsLines<Dot>) {
+        store(reinterpret_cast<int32_t*>(kept.of(row, block)), Dot::start(load(weight.column_sums + block * kColumns)));
+      } else if constexpr (Dot::kOffset != 0 && !Dot::kGrouped) {
         store(reinterpret_cast<int32_t*>(kept.of(row, block)), splat(x.starts[row * x.starts_stride]));
       } else {
         store(kept.of(row, block), zero_f());
@@ -286,7 +352,7 @@ void panels_along(const Matrix& weight, Run run, const Rows<Dot>& x, const Panel
   run.ahead_step = divide_up(run.ahead_step, panels.high + panels.low);
   const int64_t high_rows = panels.high * M;
   panels_by_blocks<Dot, M>(weight, run, x, 0, high_rows, begin, count, kept);
-  if constexpr (M > (kPanelRows + 1) / 2) {  // of two panels or more none is lower
+  if constexpr (M > (panel_rows<Dot>() + 1) / 2) {  // of two panels or more none is lower
     panels_by_blocks<Dot, M - 1>(weight, run, x, high_rows, kept.rows, begin, count, kept);
   }
 }
@@ -325,7 +391,7 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
                int64_t end, const Finish& finish) {
   const bool wide = !std::is_same_v<Dot, typename Dot::Wide> && rows >= kWideRows;
   const int64_t steps = x.stride / Dot::kWords, block_stride = steps * kLineBytes;
-  const Panels panels(rows);
+  const Panels panels = Panels::of<Dot>(rows);
   const int64_t together = divide_up(panels.count, row_groups(rows)), first_panel = group * together;
   const int64_t last_panel = first_panel + together < panels.count ? first_panel + together : panels.count;
   if (first_panel >= last_panel) return;
@@ -342,13 +408,13 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   const uint8_t* lines = weight.lines + begin * block_stride;
   const Rows<Dot> from = x.from(row);
   const Kept kept{own + room, begin, end - begin, row_count};
-  start_sums<Dot>(from, kept);
+  start_sums<Dot>(weight, from, kept);
   for (int64_t first = 0; first < steps; first += run_steps) {
     const bool last = steps - first <= run_steps;
     const int64_t count = last ? steps - first : run_steps;
     const uint8_t* next = last ? lines + (end - begin) * block_stride : lines + (first + run_steps) * kLineBytes;
     const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
-    for_rows<kPanelRows>(height, [&]<int M>() { blocks_along<Dot, M>(weight, run, from, range, next, kept, words); });
+    for_rows<panel_rows<Dot>()>(height, [&]<int M>() { blocks_along<Dot, M>(weight, run, from, range, next, kept, words); });
   }
   finish_sums<Dot>(weight, from, row, kept, finish);
 }

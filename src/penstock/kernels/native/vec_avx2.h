@@ -64,6 +64,11 @@ inline F16 to_exponent(F16 x) {
   const auto one = [](__m256 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 23)); };
   return {one(x.low), one(x.high)};
 }
+// `x` where a > b, else 0.
+inline F16 where_greater(F16 a, F16 b, F16 x) {
+  return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), x.low),
+          _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), x.high)};
+}
 // The lower half of both, and the upper half of both.
 inline void turn_halves(F16& a, F16& b) {
   const __m256 upper = a.high;
@@ -125,6 +130,15 @@ inline void store_part(T* p, F16 x, int64_t count) {
 }
 
 inline I16 add(I16 a, I16 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+inline I16 mul(I16 a, I16 b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
+inline I16 exclusive_or(I16 a, I16 b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
+// Of numbers without a sign.
+inline I16 min_unsigned(I16 a, I16 b) { return {_mm256_min_epu32(a.low, b.low), _mm256_min_epu32(a.high, b.high)}; }
+template <int kBits>
+inline I16 shift_right(I16 a) {
+  return {_mm256_srli_epi32(a.low, kBits), _mm256_srli_epi32(a.high, kBits)};
+}
+inline F16 as_floats(I16 bits) { return {_mm256_castsi256_ps(bits.low), _mm256_castsi256_ps(bits.high)}; }
 inline I16 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 to_int(F16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // to the nearest
@@ -194,7 +208,7 @@ struct DotPairs {
   }
 };
 
-struct DotInt8 : DotPairs {
+struct DotPage8 : DotPairs {  // of pages in int8
   static constexpr int kWords = 2, kLineValues = 4;
   // Of four values the first and the third are the low bytes of a lane's pairs.
   static void put(Piece* pieces, I16 x) {
@@ -210,7 +224,36 @@ struct DotInt8 : DotPairs {
   }
 };
 
-using DotPage8 = DotInt8;  // of pages in int8
+// A word is four bytes, values of x with 128 added; a lane is four int8. The products of two lines are summed in 16 bits:
+// weights are packed so that these hold them (see packing.py). What the 128 add is taken off where a column's sums
+// start. `add_lines` adds what two lines give to the sums.
+struct DotInt8 {
+  using Word = int32_t;
+  using Piece = uint8_t;
+  using Vector = I16;
+  using Wide = DotInt8;
+  static constexpr bool kInteger = true, kGrouped = false;
+  static constexpr int kTileSums = 4, kPanelRows = 8;
+  static constexpr int kWords = 1, kLineValues = 4, kOffset = 0, kMostSummed = 0;
+  static Vector start(Vector column_sums) {
+    const auto one = [](__m256i v) { return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(v, 7)); };
+    return {one(column_sums.low), one(column_sums.high)};
+  }
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
+  static Vector add_lines(Vector sums, Word first, Vector first_line, Word second, Vector second_line) {
+    const __m256i a = _mm256_set1_epi32(first), b = _mm256_set1_epi32(second), one = _mm256_set1_epi16(1);
+    const auto half = [&](__m256i sum, __m256i x, __m256i y) {
+      const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, x), _mm256_maddubs_epi16(b, y));
+      return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, one));
+    };
+    return {half(sums.low, first_line.low, second_line.low), half(sums.high, first_line.high, second_line.high)};
+  }
+  static void put(Piece* pieces, I16 x) {
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
+  }
+};
 
 // A word is four int8, a lane four nibbles to which kOffset was added: none is negative, and a pair of products is
 // exact in int16. A lane holds two such sums: kMostSummed values along k are 32 products of 8 x 127 at most in each,
