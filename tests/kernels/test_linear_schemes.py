@@ -56,7 +56,7 @@ def test_int8_is_an_exact_sum_times_two_scales(linear: NativeLinear, rows: int, 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 17])
 def test_int8_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> None:
-    """Four of one sign that are summed in 16 bits, and what the others make of them: no sum on the way may be cut off."""
+    """Four of one sign that are summed in 16 bits, and what others make of them: no sum on the way may be cut off."""
     n, k = 32, 320
     eights = (
         [1, 1, 1, 1, 1, 1, 1, 1],

@@ -121,16 +121,14 @@ constexpr int64_t blocks_beside(int64_t rows) {
   return most < 1 ? 1 : most > kSums ? kSums : most;
 }
 
-// The products of a panel along a run. With one row the processor sees by itself where lines come from.
+// The products of a panel along a run.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot_run(const typename Dot::Word* x, const Run& run,
                                            typename Dot::Vector (&sums)[M][N]) {
   const uint8_t *lines = run.lines, *ahead = run.ahead;
   for (int64_t step = 0; step < run.steps; ++step, x += M * Dot::kWords, lines += kLineBytes, ahead += run.ahead_step) {
-    if constexpr (M > kAheadRows) {
 #pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) fetch(ahead + n * run.ahead_stride);
-    }
+    for (int n = 0; n < N; ++n) fetch(ahead + n * run.ahead_stride);
     dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
   }
 }
@@ -173,10 +171,8 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
   for (int64_t step = 0; step < run.steps; step += 2, words += 2 * M, lines += 2 * kLineBytes) {
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
-      if constexpr (M > kAheadRows) {
-        fetch(ahead + n * run.ahead_stride);
-        fetch(ahead + run.ahead_step + n * run.ahead_stride);
-      }
+      fetch(ahead + n * run.ahead_stride);
+      fetch(ahead + run.ahead_step + n * run.ahead_stride);
       const uint8_t* line = lines + n * run.block_stride;
       const auto first = Dot::widen(line, 0), second = Dot::widen(line + kLineBytes, 0);
 #pragma GCC unroll 16
@@ -189,7 +185,7 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
         }
       }
     }
-    if constexpr (M > kAheadRows) ahead += 2 * run.ahead_step;
+    ahead += 2 * run.ahead_step;
   }
   if constexpr (kInRegisters) {
 #pragma GCC unroll 16
@@ -406,13 +402,16 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   auto* own = reinterpret_cast<float*>(worker.own((room + row_count * (end - begin) * kColumns) * sizeof(float)));
   auto* words = wide ? reinterpret_cast<typename Dot::Word*>(own) : nullptr;
   const uint8_t* lines = weight.lines + begin * block_stride;
+  // What this thread will take next if all are as fast; behind the last piece nothing.
+  const int64_t later = begin + (end - begin) * worker.count();
+  const uint8_t* next_piece = later < divide_up(weight.n, kColumns) ? weight.lines + later * block_stride : lines;
   const Rows<Dot> from = x.from(row);
   const Kept kept{own + room, begin, end - begin, row_count};
   start_sums<Dot>(weight, from, kept);
   for (int64_t first = 0; first < steps; first += run_steps) {
     const bool last = steps - first <= run_steps;
     const int64_t count = last ? steps - first : run_steps;
-    const uint8_t* next = last ? lines + (end - begin) * block_stride : lines + (first + run_steps) * kLineBytes;
+    const uint8_t* next = last ? next_piece : lines + (first + run_steps) * kLineBytes;
     const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
     for_rows<panel_rows<Dot>()>(height, [&]<int M>() { blocks_along<Dot, M>(weight, run, from, range, next, kept, words); });
   }

@@ -224,9 +224,9 @@ struct DotPage8 : DotPairs {  // of pages in int8
   }
 };
 
-// A word is four bytes, values of x with 128 added; a lane is four int8. The products of two lines are summed in 16 bits:
-// weights are packed so that these hold them (see packing.py). What the 128 add is taken off where a column's sums
-// start. `add_lines` adds what two lines give to the sums.
+// A word is four bytes, values of x with 128 added; a lane is four int8. The products of two lines are summed in 16
+// bits, which hold them as weights are packed (see packing.py), before `add_lines` adds them to the sums. What the 128
+// add is taken off where a column's sums start.
 struct DotInt8 {
   using Word = int32_t;
   using Piece = uint8_t;
@@ -320,6 +320,5 @@ constexpr int64_t kWideRows = 12;     // widening first pays from so many rows o
 constexpr int kWideHeights = 2;       // so many heights have the panels of as many rows or more
 constexpr int64_t kRowsTogether = 256;  // a run of their words stays in the second cache
 constexpr int64_t kRunWords = 256;    // along k: with them a block's lines stay in the first cache
-constexpr int kAheadRows = 1;         // of a tile; with more, the lines that come next are fetched meanwhile
 
 }  // namespace penstock::avx2

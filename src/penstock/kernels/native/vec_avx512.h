@@ -42,6 +42,10 @@ inline F16 power_of_two(F16 n) {
 }
 // 2^(n - 127) from the last bits n of each float.
 inline F16 to_exponent(F16 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23)); }
+// `x` where a > b, else 0.
+inline F16 where_greater(F16 a, F16 b, F16 x) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), zero_f(), x);
+}
 // The lower half of both, and the upper half of both.
 inline void turn_halves(F16& a, F16& b) {
   const F16 lower = _mm512_shuffle_f32x4(a, b, 0x44);
@@ -92,6 +96,15 @@ inline void store_part(uint16_t* p, F16 x, int64_t count) {
 }
 
 inline I16 add(I16 a, I16 b) { return _mm512_add_epi32(a, b); }
+inline I16 mul(I16 a, I16 b) { return _mm512_mullo_epi32(a, b); }
+inline I16 exclusive_or(I16 a, I16 b) { return _mm512_xor_si512(a, b); }
+// Of numbers without a sign.
+inline I16 min_unsigned(I16 a, I16 b) { return _mm512_min_epu32(a, b); }
+template <int kBits>
+inline I16 shift_right(I16 a) {
+  return _mm512_srli_epi32(a, kBits);
+}
+inline F16 as_floats(I16 bits) { return _mm512_castsi512_ps(bits); }
 inline I16 zero_i() { return _mm512_setzero_si512(); }
 inline I16 splat(int32_t x) { return _mm512_set1_epi32(x); }
 inline I16 to_int(F16 x) { return _mm512_cvtps_epi32(x); }  // to the nearest
@@ -217,6 +230,5 @@ constexpr int64_t kWideRows = 12;     // widening first pays from so many rows o
 constexpr int kWideHeights = 2;       // so many heights have the panels of as many rows or more
 constexpr int64_t kRowsTogether = 256;  // a run of their words stays in the second cache
 constexpr int64_t kRunWords = 256;    // along k: with them two blocks' lines stay in the first cache
-constexpr int kAheadRows = 1;         // of a tile; with more, the lines that come next are fetched meanwhile
 
 }  // namespace penstock::PENSTOCK_ISA
