@@ -84,6 +84,25 @@ def test_random_rows_get_the_same_tokens(sessions: Sessions, vocab: int) -> None
             assert two == one, "the number of threads shows"
 
 
+@pytest.mark.parametrize("temperature", [2e-5, 0.01, 0.7, 50.0, 1e30])
+@pytest.mark.parametrize("vocab", [1, 15, 272, 2900])
+def test_extreme_temperatures_and_logits(sessions: Sessions, temperature: float, vocab: int) -> None:
+    """Rows far from 0, rows that differ in the last bits only, masked blocks and lanes, and rows of two values."""
+    random = np.random.default_rng(vocab)
+    shares = [1.0, 0.999999, 0.9, 0.5, 0.1, 1e-9]
+    choices = [Choice(params(seed, temperature=temperature, top_p=shares[seed % 6])) for seed in range(120)]
+    logits = random.standard_normal((len(choices), vocab)).astype(np.float32)
+    logits[0::5] = logits[0::5] * 30 - 9000
+    logits[1::5] = 1 + np.round(logits[1::5] * 4) * np.float32(2**-23)
+    logits[2::5, 256:2816] = -np.inf
+    logits[2::10, 1:256:2] = -np.inf
+    logits[3::5] = np.where(logits[3::5] > 1.5, 2.0, -1.5)
+    samplers = [make(choices, vocab, session) for session in (None, sessions.two_threads)]
+    for _ in range(3):
+        expected, native = (draw(sampler, logits, range(len(choices))) for sampler in samplers)
+        assert_same(native, expected, choices)
+
+
 def test_large_vocabulary(sessions: Sessions) -> None:
     vocab = 151936
     random = np.random.default_rng(7)

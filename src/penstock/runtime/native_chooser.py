@@ -38,6 +38,14 @@ class NativeChooser:
         self.sampling(logits, rows, edits, most)
         return self.read()
 
+    def take(self, rows: NDArray[np.int64]) -> bool:
+        """Have the sampling op choose for these rows when it is run in a program; False where a row wants more."""
+        if self.edits or (self._batch.logprobs[rows] >= 0).any():
+            return False
+        self._wanted = []
+        self.sampling.take(rows)
+        return True
+
     @property
     def edits(self) -> bool:
         """Whether there are rows whose logits are edited, or were in the last call: those are handed over anew for

@@ -17,6 +17,7 @@
 namespace emulated {
 
 using Words = int32_t __attribute__((vector_size(64)));
+using Unsigned = uint32_t __attribute__((vector_size(64)));
 
 template <class To, class From>
 inline To as(const From& from) {
@@ -93,9 +94,12 @@ inline __m512 shuffle_f32x4(__m512 a, __m512 b, int order) {
   });
 }
 inline __mmask16 cmp_ps_mask(__m512 a, __m512 b, int predicate) {
-  if (predicate != _CMP_UNORD_Q) __builtin_trap();
+  if (predicate != _CMP_UNORD_Q && predicate != _CMP_GT_OQ) __builtin_trap();
   __mmask16 mask = 0;
-  for (int i = 0; i < 16; ++i) mask |= static_cast<__mmask16>((a[i] != a[i] || b[i] != b[i]) << i);
+  for (int i = 0; i < 16; ++i) {
+    const bool holds = predicate == _CMP_GT_OQ ? a[i] > b[i] : a[i] != a[i] || b[i] != b[i];
+    mask |= static_cast<__mmask16>(holds << i);
+  }
   return mask;
 }
 inline __m256 castps512_ps256(__m512 x) {
@@ -119,7 +123,12 @@ inline __m512i loadu_si512(const void* p) { return as<__m512i>(loadu_ps(p)); }
 inline void storeu_si512(void* p, __m512i x) { std::memcpy(p, &x, sizeof x); }
 inline __m512i and_si512(__m512i a, __m512i b) { return a & b; }
 inline __m512i xor_si512(__m512i a, __m512i b) { return a ^ b; }
-inline __m512i add_epi32(__m512i a, __m512i b) { return as<__m512i>(as<Words>(a) + as<Words>(b)); }
+inline __m512i add_epi32(__m512i a, __m512i b) { return as<__m512i>(as<Unsigned>(a) + as<Unsigned>(b)); }  // wraps
+inline __m512i mullo_epi32(__m512i a, __m512i b) { return as<__m512i>(as<Unsigned>(a) * as<Unsigned>(b)); }
+inline __m512i min_epu32(__m512i a, __m512i b) {
+  const auto left = as<Unsigned>(a), right = as<Unsigned>(b);
+  return as<__m512i>(left < right ? left : right);
+}
 inline __m512i slli_epi32(__m512i a, int count) { return as<__m512i>(as<Words>(a) << count); }
 inline __m512i srai_epi32(__m512i a, int count) { return as<__m512i>(as<Words>(a) >> count); }
 inline __m512i srli_epi32(__m512i a, int count) {
@@ -253,6 +262,10 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_xor_si512 emulated::xor_si512
 #undef _mm512_add_epi32
 #define _mm512_add_epi32 emulated::add_epi32
+#undef _mm512_mullo_epi32
+#define _mm512_mullo_epi32 emulated::mullo_epi32
+#undef _mm512_min_epu32
+#define _mm512_min_epu32 emulated::min_epu32
 #undef _mm512_slli_epi32
 #define _mm512_slli_epi32 emulated::slli_epi32
 #undef _mm512_srai_epi32

@@ -1,17 +1,18 @@
 // Sampling: a token of every row of logits, one row to a thread, so that a row's token depends on that row alone.
 //
 // runtime/sampler_reference.py defines the tokens, runtime/noise.py the noise. Nothing is sorted but the few best, and
-// what is needed is taken of every block of 256 tokens, in a pass over the logits, one over the tokens' hashes, and one
-// more over the logits where a share of the mass decides:
+// what is needed is taken of every lane (16 tokens, 16 apart) of every block of 256 tokens, in a pass over the logits and
+// one over the tokens' hashes:
 //
-// - the greatest logit, of all and of each of 16 lanes: enough to find the few best among few blocks;
-// - the mass: the sum of the weights w = exp((logit - best) / T);
-// - the least hash. A token's score is log w + gumbel(hash), and gumbel(hash) <= -log u with u = (hash + 1/2) / 2^32.
-//   So no token of a block scores more than log(greatest w / least u), and once one token's score is known, few blocks
-//   are left in which a better one can be: only there are tokens looked at one by one.
+// - the greatest logit: enough to find the few best among few lanes;
+// - the least hash. A token's score is log w + gumbel(hash) with the weight w = exp((logit - best) / T), and
+//   gumbel(hash) <= -log u with u = (hash + 1/2) / 2^32. So no token of a lane scores more than log(greatest w / least
+//   u), and once one token's score is known, few lanes are left in which a better one can be: only there are tokens
+//   looked at one by one.
 //
 // A share of the mass (top_p) is never summed over sorted tokens: the winner among all tokens is drawn, and kept if
-// the tokens ahead of it hold less than the share; if not, the winner among those ahead of it is next.
+// the tokens ahead of it hold less than the share; if not, the winner among those ahead of it is next. Unless the winner
+// is the likeliest token, which is kept whatever the share, this takes one more pass over the logits.
 
 #include "survey.h"
 
@@ -29,6 +30,9 @@ struct Contender {
   int64_t token;
   double score;
 
+  // Lanes of lower bounds hold no better one.
+  float reach() const { return static_cast<float>(std::exp(score) * (1 - kBoundSlack) * 0x1p-32); }
+
   // Whether a token of that log p and hash does better: equal scores go to whoever was there first.
   void challenge(int64_t other, double log_p, uint32_t hash) {
     // -log u is at most this, as u is at least a power of two: two logarithms less for nearly all.
@@ -39,58 +43,47 @@ struct Contender {
   }
 };
 
-// Of the blocks that reach the floor; the others' are 0.
+// Of the blocks that reach the floor; the others' are 0, and their lanes' are not set.
 void set_bounds(const Row& row, const Draw& draw, float floor) {
-  std::fill(row.maxima + row.blocks, row.maxima + row.blocks + 16, -kInfinity);
-  for (int64_t b = 0; b < row.blocks; b += 16) {
-    store(row.bounds + b, add_weights(zero_f(), sub(load(row.maxima + b), splat(row.top)), draw.scale()));
-  }
   for (int64_t b = 0; b < row.blocks; ++b) {
-    row.least[b] = 0;
+    row.bounds[b] = 0;
     if (row.maxima[b] < floor) continue;
-    row.least[b] = draw.noise.of_block(b * kBlock).least();
-  }
-  for (int64_t b = 0; b < row.blocks; ++b) {
-    const float bound = row.bounds[b] / (static_cast<float>(row.least[b]) + 0.5f);
-    row.bounds[b] = row.maxima[b] < floor ? 0.0f : bound;
+    const F16 weights = Fine::weights(sub(load(row.lanes + 16 * b), splat(row.top)), draw.scale());
+    const F16 bounds = div(weights, add(draw.noise.least_hashes(b * kBlock), splat(0.5f)));
+    store(row.lane_bounds + 16 * b, bounds);
+    row.bounds[b] = largest(bounds);
   }
 }
 
-// Lets the tokens of one block challenge the leader: those of at least `floor` that come before `border`.
+// Lets those tokens of a block challenge the leader that may do better, are of at least `floor` and come before `border`.
 void contest(const Row& row, const Draw& draw, int64_t b, float floor, const Place& border, Contender& leader) {
-  uint32_t hashes[kBlock];
-  const Noise noise = draw.noise.of_block(b * kBlock);
-  for (uint32_t i = 0; i < kBlock; ++i) hashes[i] = noise.hash(i);
-  // To reach the leader, even the block's best logit needs a hash this small.
-  const double weight = row.bounds[b] * (row.least[b] + 0.5);
-  const double small = weight * std::exp(-leader.score) * 0x1p32 * (1 + kBoundSlack);
-  const auto reach = static_cast<uint32_t>(std::min(small, 4294967295.0));
-  const int64_t count = std::min(kBlock, row.vocab - b * kBlock);
-  for (int64_t i = 0; i < count; ++i) {
-    if (hashes[i] > reach) continue;
-    const int64_t token = b * kBlock + i;
-    const float value = row.logits[token];
-    if (value < floor || !border.follows(value, token)) continue;
-    leader.challenge(token, (value - static_cast<double>(row.top)) / draw.temperature, hashes[i]);
+  const float reach = leader.reach();
+  for (int64_t lane = 16 * b; lane < 16 * (b + 1); ++lane) {
+    if (row.lane_bounds[lane] < reach) continue;
+    const int64_t first = b * kBlock + lane % 16;
+    for (int64_t token = first; token < std::min(row.vocab, first + kBlock); token += 16) {
+      const float value = row.logits[token];
+      if (value < floor || !border.follows(value, token)) continue;
+      leader.challenge(token, (value - static_cast<double>(row.top)) / draw.temperature, draw.noise.hash(token));
+    }
   }
 }
 
 // The token of the greatest log p + noise among those of at least `floor` that come before `border`: the best token is
 // always one.
 int64_t winner(const Row& row, const Draw& draw, float floor, const Place& border) {
-  Contender leader{row.best, gumbel(draw.noise.hash(static_cast<uint32_t>(row.best)))};
+  Contender leader{row.best, gumbel(draw.noise.hash(row.best))};
   const float least = std::max(floor, border.value);
-  int64_t first = 0;
-  for (int64_t b = 1; b < row.blocks; ++b) {
-    if (row.maxima[b] >= least && (row.bounds[b] > row.bounds[first] || row.maxima[first] < least)) first = b;
+  int64_t first = row.best / kBlock;
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    if (row.bounds[b] > row.bounds[first] && row.maxima[b] >= least) first = b;
   }
   contest(row, draw, first, floor, border, leader);
-  const auto reach = [&] { return static_cast<float>(std::exp(leader.score) * (1 - kBoundSlack) * 0x1p-32); };
-  float reached = reach();
+  float reach = leader.reach();
   for (int64_t b = 0; b < row.blocks; ++b) {
-    if (row.bounds[b] < reached || b == first || row.maxima[b] < least) continue;
+    if (row.bounds[b] < reach || row.maxima[b] < least || b == first) continue;
     contest(row, draw, b, floor, border, leader);
-    reached = reach();
+    reach = leader.reach();
   }
   return leader.token;
 }
@@ -131,49 +124,76 @@ bool outside_exactly(const Row& row, const Draw& draw, const Place& border) {
   return ahead >= draw.top_p * all;
 }
 
-// The mass of a block's tokens ahead of `border`.
-float mass_ahead(const Row& row, const Draw& draw, int64_t b, const Place& border) {
-  float ahead[kBlock];
-  const float* x = row.block(b);
-  const int64_t equals = std::clamp<int64_t>(border.token - b * kBlock, 0, kBlock);  // those before it count
-  for (int64_t i = 0; i < equals; ++i) ahead[i] = x[i] >= border.value ? x[i] : -kInfinity;
-  for (int64_t i = equals; i < kBlock; ++i) ahead[i] = x[i] > border.value ? x[i] : -kInfinity;
-  return block_mass(ahead, row.top, draw.scale());
+struct Masses {
+  double ahead, all;  // of a place; its own token is not ahead
+};
+
+// Those of a block of which the tokens of logits above `limit` are ahead.
+template <class Weights>
+Masses block_masses(const float* x, float limit, float reference, float scale) {
+  F16 ahead = zero_f(), all = zero_f();
+  for (int64_t i = 0; i < kBlock; i += 16) {
+    const F16 logits = load(x + i), weights = Weights::weights(sub(logits, splat(reference)), scale);
+    ahead = add(ahead, where_greater(logits, splat(limit), weights));
+    all = add(all, weights);
+  }
+  return {sum(ahead), sum(all)};
 }
 
-// Whether the tokens ahead of `border` hold the share top_p already. Blocks are summed until that is certain, whatever
-// the others hold.
+// Those of the block that the border's token is in: equals before it are ahead.
+template <class Weights>
+Masses own_block_masses(const float* x, int64_t place, float reference, float scale) {
+  float ahead[kBlock];
+  for (int64_t i = 0; i < place; ++i) ahead[i] = x[i] >= x[place] ? x[i] : -kInfinity;
+  for (int64_t i = place; i < kBlock; ++i) ahead[i] = x[i] > x[place] ? x[i] : -kInfinity;
+  return {block_mass<Weights>(ahead, reference, scale), block_mass<Weights>(x, reference, scale)};
+}
+
+template <class Weights>
+Masses masses(const Row& row, const Draw& draw, const Place& border) {
+  const int64_t own = border.token / kBlock;
+  const float scale = draw.scale(), below = std::nextafter(border.value, -kInfinity);
+  Masses total{0, 0};
+  for (int64_t b = 0; b < row.blocks; ++b) {
+    const float* x = row.block(b);
+    const Masses here = row.maxima[b] < border.value ? Masses{0, block_mass<Weights>(x, row.top, scale)}
+                        : b == own ? own_block_masses<Weights>(x, border.token % kBlock, row.top, scale)
+                                   : block_masses<Weights>(x, b < own ? below : border.value, row.top, scale);
+    total.ahead += here.ahead;
+    total.all += here.all;
+  }
+  return total;
+}
+
+enum class Verdict { inside, outside, open };
+
+// Whether the tokens ahead of `border` hold the share top_p already, if weights as coarse as these can tell.
+template <class Weights>
+Verdict judge(const Row& row, const Draw& draw, const Place& border) {
+  const Masses total = masses<Weights>(row, draw, border);
+  // That ahead >= top_p (ahead + behind).
+  const double ahead = (1 - draw.top_p) * total.ahead, behind = draw.top_p * (total.all - total.ahead);
+  const double uncertainty = kShareUncertainty * total.all;
+  if (ahead / Weights::kExcess > behind + uncertainty) return Verdict::outside;
+  if (ahead + uncertainty < behind / Weights::kExcess) return Verdict::inside;
+  return Verdict::open;
+}
+
 bool outside(const Row& row, const Draw& draw, const Place& border) {
-  double mass = 0, rest = 0, ahead = 0;
-  for (int64_t b = 0; b < row.blocks; ++b) {
-    mass += row.masses[b];
-    if (row.maxima[b] >= border.value) rest += row.masses[b];
-  }
-  const double share = draw.top_p * mass, uncertainty = kShareUncertainty * mass;
-  for (int64_t b = 0; b < row.blocks; ++b) {
-    if (row.maxima[b] < border.value) continue;
-    if (ahead - uncertainty > share) return true;
-    if (ahead + rest + uncertainty < share) return false;
-    ahead += mass_ahead(row, draw, b, border);
-    rest -= row.masses[b];
-  }
-  if (std::abs(ahead - share) <= uncertainty) return outside_exactly(row, draw, border);
-  return ahead >= share;
+  Verdict verdict = judge<Coarse>(row, draw, border);
+  if (verdict == Verdict::open) verdict = judge<Fine>(row, draw, border);
+  return verdict == Verdict::open ? outside_exactly(row, draw, border) : verdict == Verdict::outside;
 }
 
 int64_t draw_token(const Row& row, const Draw& draw) {
   const float floor = std::max(min_p_floor(row, draw), draw.top_p < 1 ? top_p_floor(row, draw) : -kInfinity);
   set_bounds(row, draw, floor);
   Place border{-kInfinity, row.vocab};  // behind all
-  for (bool weighed = false;; weighed = true) {
+  for (;;) {
     const int64_t token = winner(row, draw, floor, border);
     border = {row.logits[token], token};
     // The best token is always kept, and a share of 1 keeps all, those of no weight included.
-    if (token == row.best || draw.top_p >= 1) return token;
-    for (int64_t b = 0; b < row.blocks && !weighed; ++b) {
-      row.masses[b] = block_mass(row.block(b), row.top, draw.scale());
-    }
-    if (!outside(row, draw, border)) return token;
+    if (token == row.best || draw.top_p >= 1 || !outside(row, draw, border)) return token;
   }
 }
 
@@ -188,14 +208,14 @@ int64_t draw_of_top_k(const Row& row, const Draw& draw) {
   for (int64_t i = 0; draw.top_p < 1 && i < draw.top_k; ++i) mass += std::exp(log_p(i));
   const double least = std::log(draw.min_p);
   double ahead = 0;
-  Contender leader{row.best, gumbel(draw.noise.hash(static_cast<uint32_t>(row.best)))};
+  Contender leader{row.best, gumbel(draw.noise.hash(row.best))};
   for (int64_t i = 0; i < draw.top_k; ++i) {
     if (draw.top_p < 1) {
       if (i > 0 && ahead >= draw.top_p * mass) break;
       ahead += std::exp(log_p(i));
     }
     if (log_p(i) < least) continue;
-    leader.challenge(token(i), log_p(i), draw.noise.hash(static_cast<uint32_t>(token(i))));
+    leader.challenge(token(i), log_p(i), draw.noise.hash(token(i)));
   }
   return leader.token;
 }
@@ -205,7 +225,7 @@ int64_t draw_of_top_k(const Row& row, const Draw& draw) {
 // log of the sum of exp(logits).
 double log_sum_exp(const Row& row) {
   double total = 0;
-  for (int64_t b = 0; b < row.blocks; ++b) total += block_mass(row.block(b), row.top, kLog2E);
+  for (int64_t b = 0; b < row.blocks; ++b) total += block_mass<Fine>(row.block(b), row.top, kLog2E);
   return row.top + std::log(total);
 }
 

@@ -90,6 +90,12 @@ class NativeSampling:
         self._session.run(op)
         return self.chosen()
 
+    def take(self, rows: NDArray[np.int64]) -> None:
+        """Have the op, where it is run in a program from now on, sample these. None wants logprobs or has edits."""
+        self._count.value = len(rows)
+        self.rows[: len(rows)] = rows
+        self.op.edits = None
+
     def chosen(self) -> Chosen:
         """What the op's last run gave."""
         count = self._count.value

@@ -22,33 +22,38 @@ struct Noise {
     k1 = static_cast<uint32_t>(key >> 32);
   }
 
-  // That of the tokens from `first` on, a multiple of kBlock, by their places in a block.
-  Noise of_block(int64_t first) const {
-    Noise noise = *this;
-    noise.k0 ^= static_cast<uint32_t>(first);
-    return noise;
-  }
-
-  // Written so that a compiler turns a loop over it into vectors.
-  uint32_t hash(uint32_t token) const {
-    const uint32_t x = unfinished(token);
+  uint32_t hash(int64_t token) const {
+    uint32_t x = static_cast<uint32_t>(token) ^ k0;
+    x = (x ^ (x >> 17)) * kFactors[0];
+    x ^= k1;
+    x = (x ^ (x >> 11)) * kFactors[1];
+    x = (x ^ (x >> 15)) * kFactors[2];
     return x ^ (x >> 14);
   }
 
-  uint32_t unfinished(uint32_t token) const {
-    uint32_t x = token ^ k0;
-    x = (x ^ (x >> 17)) * 0xed5ad4bbu;
-    x ^= k1;
-    x = (x ^ (x >> 11)) * 0xac4c1b51u;
-    return (x ^ (x >> 15)) * 0x31848babu;
+  // What no hash in a lane of a block is below, but for float's rounding; the block's tokens begin with `first`.
+  F16 least_hashes(int64_t first) const {
+    // Tokens of a block differ in their last 8 bits, which x >> 17 does not see. In a lane, four of these take all 16
+    // values: their order is free, so that what follows a product is the product plus a constant.
+    const uint32_t x = static_cast<uint32_t>(first) ^ k0;
+    const I16 same = repeat((x ^ (x >> 17)) & ~0xf0u);
+    I16 product = mul(exclusive_or(same, load(kLanes)), repeat(kFactors[0])), least = splat(-1);
+    for (int i = 0; i < kBlock / 16; ++i) {
+      I16 y = exclusive_or(product, repeat(k1));
+      y = mul(exclusive_or(y, shift_right<11>(y)), repeat(kFactors[1]));
+      y = mul(exclusive_or(y, shift_right<15>(y)), repeat(kFactors[2]));
+      least = min_unsigned(least, y);
+      product = add(product, repeat(16 * kFactors[0]));
+    }
+    // y ^ (y >> 14) >= y - (y >> 14). Without its last bit y has no sign.
+    return mul(to_float(shift_right<1>(least)), splat(2 * (1 - 0x1p-14f)));
   }
 
-  // No hash of a block's tokens is less, and one is less than that plus its 2^13th part: x ^ (x >> 14) >= x - (x >> 14).
-  uint32_t least() const {
-    uint32_t least = UINT32_MAX;
-    for (uint32_t i = 0; i < kBlock; ++i) least = std::min(least, unfinished(i));
-    return least - (least >> 14);
-  }
+ private:
+  static constexpr uint32_t kFactors[] = {0xed5ad4bb, 0xac4c1b51, 0x31848bab};
+  static constexpr int32_t kLanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+  static I16 repeat(uint32_t x) { return splat(static_cast<int32_t>(x)); }
 };
 
 inline double gumbel(uint32_t hash) { return -std::log(-std::log1p(-((hash + 0.5) * 0x1p-32))); }
@@ -75,56 +80,68 @@ struct Place {  // in the order best first, equal logits by ascending id
 struct Row {
   const float* logits;
   int64_t vocab, blocks;
-  float* maxima;    // [blocks], padded with -inf to whole vectors
-  float* masses;    // [blocks], relative to the best token's weight
-  float* bounds;    // [blocks], greatest weight / (least hash + 1/2)
-  float* lanes;     // [blocks][16], the greatest of every 16th logit
-  uint32_t* least;  // [blocks], the least hash (see Noise::least)
-  uint64_t* room;   // [vocab + 16], for a selection
-  float* tail;      // [kBlock], the last block
-  float top;        // the best logit
-  int64_t best;     // its token, the lowest of equals
+  float* lanes;        // [blocks][16], the greatest of every 16th logit
+  float* lane_bounds;  // [blocks][16], its weight / (least hash + 1/2)
+  float* maxima;       // [blocks], the greatest of the lanes'
+  float* bounds;       // [blocks], the same
+  float* tail;         // [kBlock], the last block
+  uint64_t* room;      // [vocab], for a selection
+  float top;           // the best logit
+  int64_t best;        // its token, the lowest of equals
 
   const float* block(int64_t b) const { return b == blocks - 1 ? tail : logits + b * kBlock; }
 
   static size_t bytes(int64_t vocab) {
-    const int64_t padded = divide_up(vocab, kBlock) + 16;
-    return padded * (3 * sizeof(float) + 16 * sizeof(float) + sizeof(uint32_t)) + (vocab + 16) * sizeof(uint64_t) +
-           kBlock * sizeof(float);
+    return (divide_up(vocab, kBlock) * (2 * 16 + 2) + kBlock) * sizeof(float) + vocab * sizeof(uint64_t);
   }
 
   Row(const float* logits, int64_t vocab, std::byte* memory)
       : logits(logits), vocab(vocab), blocks(divide_up(vocab, kBlock)), top(-kInfinity), best(0) {
-    const int64_t padded = blocks + 16;
-    room = reinterpret_cast<uint64_t*>(memory);
-    maxima = reinterpret_cast<float*>(room + vocab + 16);
-    masses = maxima + padded;
-    bounds = masses + padded;
-    lanes = bounds + padded;
-    tail = lanes + 16 * padded;
-    least = reinterpret_cast<uint32_t*>(tail + kBlock);
+    lanes = reinterpret_cast<float*>(memory);
+    lane_bounds = lanes + 16 * blocks;
+    maxima = lane_bounds + 16 * blocks;
+    bounds = maxima + blocks;
+    tail = bounds + blocks;
+    room = reinterpret_cast<uint64_t*>(tail + kBlock);
   }
 };
 
-// sums + 2^(x scale), to about 3e-6, relative, for x <= 0; nothing is added below 2^-126.5. The polynomial is a minimax
-// one, of as few terms as the uncertainty of a share allows (see sampling.h).
-inline F16 add_weights(F16 sums, F16 x, float scale) {
-  // Adding 1.5 2^23 leaves no bits for a fraction; n + 127, at the sum's end, is the exponent of 2^n.
-  constexpr float kRounding = 12582912.0f + 127.0f;
-  x = max(splat(-127.0f / scale), x);
-  const F16 shifted = fma(x, splat(scale), splat(kRounding));
-  const F16 r = fma(x, splat(scale), sub(splat(kRounding), shifted));
-  F16 p = fma(splat(9.570102207e-3f), r, splat(5.591785908e-2f));
-  p = fma(p, r, splat(2.402474433e-1f));
-  p = fma(p, r, splat(6.931217909e-1f));
-  p = fma(p, r, splat(9.999992847e-1f));
-  return fma(p, to_exponent(shifted), sums);
-}
+// 2^(x scale), to about 3e-6, relative, for x <= 0; 0 below 2^-126.5. The polynomial is a minimax one, of as few terms
+// as the uncertainty of a share allows (see sampling.h).
+struct Fine {
+  static constexpr double kExcess = 1;
+
+  static F16 weights(F16 x, float scale) {
+    // Adding 1.5 2^23 leaves no bits for a fraction; n + 127, at the sum's end, is the exponent of 2^n.
+    constexpr float kRounding = 12582912.0f + 127.0f;
+    x = max(splat(-127.0f / scale), x);
+    const F16 shifted = fma(x, splat(scale), splat(kRounding));
+    const F16 r = fma(x, splat(scale), sub(splat(kRounding), shifted));
+    F16 p = fma(splat(9.570102207e-3f), r, splat(5.591785908e-2f));
+    p = fma(p, r, splat(2.402474433e-1f));
+    p = fma(p, r, splat(6.931217909e-1f));
+    p = fma(p, r, splat(9.999992847e-1f));
+    return mul(p, to_exponent(shifted));
+  }
+};
+
+// Never less, but for rounding, and at most kExcess times as much, in a third of the operations: straight lines between
+// the powers of 2, which is what a float's bits are, read as a number. (1 + r) / 2^r is at most 1.06148.
+struct Coarse {
+  static constexpr double kExcess = 1.0616;
+
+  static F16 weights(F16 x, float scale) {
+    return as_floats(to_int(max(zero_f(), fma(x, splat(0x1p23f * scale), splat(127 * 0x1p23f)))));
+  }
+};
 
 // The sum of 2^((x - reference) scale) over a block.
+template <class Weights>
 inline float block_mass(const float* x, float reference, float scale) {
   F16 sums = zero_f();
-  for (int64_t i = 0; i < kBlock; i += 16) sums = add_weights(sums, sub(load(x + i), splat(reference)), scale);
+  for (int64_t i = 0; i < kBlock; i += 16) {
+    sums = add(sums, Weights::weights(sub(load(x + i), splat(reference)), scale));
+  }
   return sum(sums);
 }
 
@@ -132,22 +149,23 @@ inline float block_mass(const float* x, float reference, float scale) {
 bool survey(Row& row) {
   const int64_t last = (row.blocks - 1) * kBlock;
   for (int64_t i = 0; i < kBlock; ++i) row.tail[i] = last + i < row.vocab ? row.logits[last + i] : -kInfinity;
-  F16 not_finite = zero_f();  // NaN once a NaN or +inf was seen
+  F16 all_not_finite = zero_f();
   float top = -kInfinity;
   for (int64_t b = 0; b < row.blocks; ++b) {
     const float* x = row.block(b);
-    F16 best = splat(-kInfinity);
+    F16 best = splat(-kInfinity), not_finite = zero_f();  // NaN once a NaN or +inf was seen
     for (int64_t i = 0; i < kBlock; i += 16) {
       const F16 v = load(x + i);
       best = max(best, v);
       not_finite = fma(max(splat(-kLargest), v), zero_f(), not_finite);
     }
+    all_not_finite = add(all_not_finite, not_finite);
     store(row.lanes + 16 * b, best);
     row.maxima[b] = largest(best);
     top = std::max(top, row.maxima[b]);
   }
   row.top = top;
-  const float flag = sum(not_finite);
+  const float flag = sum(all_not_finite);
   if (flag != flag || top == -kInfinity) return false;
   const int64_t b = std::find(row.maxima, row.maxima + row.blocks, top) - row.maxima;
   row.best = b * kBlock + (std::find(row.block(b), row.block(b) + kBlock, top) - row.block(b));
