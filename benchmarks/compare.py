@@ -28,7 +28,7 @@ Row = dict[str, Any]
 def ours(model: str, flags: str, cases: str) -> list[Row]:
     """One run of `penstock bench throughput`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "penstock.cli.main", "bench", "throughput", model, *shlex.split(flags)]
+        command = [sys.executable, "-m", "penstock", "bench", "throughput", model, *shlex.split(flags)]
         subprocess.run([*command, "--cases", cases, "--runs", "1", "--json", file.name], check=True, stdout=sys.stderr)
         rows: list[Row] = json.loads(Path(file.name).read_text())
         return rows

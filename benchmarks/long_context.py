@@ -24,8 +24,9 @@ from penstock.config import EngineConfig
 from penstock.config.weights import stored_as
 from penstock.messages import NewSequence, SamplingParams, StepPlan
 from penstock.messages import Work as Unit
-from penstock.runtime import ModelRunner, load_runner
+from penstock.runtime.load import load_runner
 from penstock.runtime.pages import SCALE_BYTES
+from penstock.runtime.runner import ModelRunner
 
 CONTEXT, SEQUENCES = 16_384, (1, 4)  # of the decode
 PROMPT, CHUNK = 8192, 512  # tokens of the prompt, and of a step of it

@@ -20,7 +20,7 @@ from penstock.bench.roofline import Machine, measure
 from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps
 from penstock.bench.work import Work
 from penstock.config import EngineConfig
-from penstock.runtime import load_runner
+from penstock.runtime.load import load_runner
 
 SHAPE = "moe"
 CONTEXT = 256  # tokens of each sequence in the KV cache

@@ -28,7 +28,7 @@ def ready(url: str) -> bool:
 def start_once(model: str, quantization: str, port: int) -> float:
     """Seconds until the server is ready; it is stopped again."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, "--port", str(port)]
+    command = [sys.executable, "-m", "penstock", "serve", model, "--port", str(port)]
     command += ["--quantization", quantization]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

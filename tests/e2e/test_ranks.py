@@ -9,11 +9,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.server import Server, alive, children, serving, status, wait_for
-from tests.e2e.test_death import started
-
-# Together in one process, which has what one rank says from one server for all.
-pytestmark = pytest.mark.xdist_group("served-ranks")
+from tests.e2e.server import Server, serving, status, wait_for
+from tests.e2e.test_death import errors_of, started
+from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--dtype", "float32", "--step-deadline", "20")
 PROMPTS = ["import os\n", "def main():\n    ", "class Stack:\n    def __init__(self"]
@@ -59,10 +57,6 @@ def test_killing_a_rank_ends_every_stream_with_a_report(tmp_path: Path) -> None:
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
         wait_for(lambda: status(server.url + "/readyz") == 503, 3, "readiness to turn false")
-        for stream in streams:
-            stream.join(10)
-            assert stream.broken is None
-            assert stream.ended - killed < 3
-            assert stream.lines[-1] == "data: [DONE]"
-            assert f"rank 1 (pid {ranks[1]}) was killed by SIGKILL" in stream.lines[-2]
+        for error in errors_of(streams, killed, 3):
+            assert f"rank 1 (pid {ranks[1]}) was killed by SIGKILL" in error
         wait_for(lambda: not any(map(alive, [engine, *ranks])), 2, "every process to end")

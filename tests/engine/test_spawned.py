@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from socket import MSG_PEEK
 
 import pytest
@@ -20,6 +21,17 @@ def test_leaving_ends_it_and_leaves_nothing() -> None:
         assert alive(spawned.process.pid)
     assert not alive(spawned.process.pid)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_an_interrupt_while_it_imports_is_not_for_it() -> None:
+    settings = config(Scenario())
+    with Spawned(ENGINE) as spawned:
+        spawned.process.send_signal(signal.SIGINT)
+        spawned.tell(settings)
+        client = await connect(settings, spawned)
+        spawned.process.send_signal(signal.SIGINT)
+        assert (await ask(client, request("a", 4, 3))).reasons == {0: "length"}
+    await client.close()
 
 
 async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_over() -> None:

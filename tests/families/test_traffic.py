@@ -15,11 +15,12 @@ HIDDEN, VOCAB = 64, 307  # of every model there; 5 layers
     ("split", "expected"),
     [
         (Split(), [StepBytes()]),
-        (Split(2), [StepBytes(sum=11 * 3 * HIDDEN * 2), StepBytes(sum=11 * 3 * HIDDEN * 2, gather=2 * 153 * 4)]),
+        # The embedding and 4 layers' sums of three tokens, the last layer's of two.
+        (Split(2), [StepBytes(sum=(9 * 3 + 2 * 2) * 128), StepBytes(sum=(9 * 3 + 2 * 2) * 128, gather=2 * 153 * 4)]),
         (Split(1, 2), [StepBytes(send=3 * HIDDEN * 2), StepBytes()]),
         (
             Split(2, 2),  # 3 layers and the embedding, then 2
-            [StepBytes(7 * 384, 0, 384)] * 2 + [StepBytes(4 * 384), StepBytes(4 * 384, 2 * 153 * 4)],
+            [StepBytes(7 * 384, 0, 384)] * 2 + [StepBytes(2 * 384 + 512), StepBytes(2 * 384 + 512, 2 * 153 * 4)],
         ),
     ],
     ids=str,
@@ -33,7 +34,7 @@ def test_links_carry_parts_to_and_from_every_other_rank_and_states_to_the_next_s
     sums = bytes_per_step(spec, Place(Split(4), 0), 3, 2, 4).sum
     assert bytes_on_link(spec, Split(4), 3, 2, 4) == 3 * sums + 2 * (VOCAB - 77) * 4
     assert bytes_on_link(spec, Split(1, 3), 3, 2, 4) == 2 * 3 * HIDDEN * 4
-    assert bytes_on_link(spec, Split(2, 2), 3, 2, 4) == (11 + 1) * 3 * HIDDEN * 4 + 2 * 153 * 4
+    assert bytes_on_link(spec, Split(2, 2), 3, 2, 4) == ((9 + 1) * 3 + 2 * 2) * HIDDEN * 4 + 2 * 153 * 4
     assert bytes_on_link(spec, Split(), 3, 2, 4) == 0
 
 

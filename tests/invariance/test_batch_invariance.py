@@ -17,7 +17,7 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.messages import GenerateRequest, KVGroup, SamplingParams
-from penstock.runtime import load_runner
+from penstock.runtime.load import load_runner
 from penstock.runtime.sampler_reference import is_close
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.checkpoints import tiny_model, write_tiny_checkpoint

@@ -21,7 +21,8 @@ from penstock.kernels import (
     select_packing,
 )
 from penstock.messages import GenerateRequest, KVGroup, StepPlan, TokenDelta
-from penstock.runtime import DeviceRunner, ModelRunner
+from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import StepKernels
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.weights.load import load_parameters

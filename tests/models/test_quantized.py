@@ -4,9 +4,9 @@ import importlib.util
 import math
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,21 +16,15 @@ from torch import Tensor
 from penstock.cli.embedded import default_model
 from penstock.config.weights import schemes
 from penstock.families import ModelSpec, load_spec
-from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_kernels, select_packing
+from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_packing
 from penstock.kernels.linear import DenseWeight, TorchLinear
 from penstock.kernels.moe import TorchExperts
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.packing import PackedWeight, pack
 from penstock.kernels.native.session import native_session
-from penstock.messages import NewSequence, SamplingParams
-from penstock.models import Decoder
-from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.inputs import StepInputs, segments
-from penstock.runtime.pages import KVPages
 from penstock.weights.load import load_parameters
+from tests.models.logits import Checkpoint, kernels_on, logits_of
 
-Checkpoint = Callable[..., Path]
-BLOCK_SIZE = 16
 WINDOW = 320  # tokens; of each held-out module one
 # By how much perplexity may grow, for weights and pages.
 LIMITS = (("int8", torch.bfloat16, 0.005), ("none", torch.int8, 0.002), ("int4", torch.bfloat16, 0.04))
@@ -38,34 +32,10 @@ LIMITS = (("int8", torch.bfloat16, 0.005), ("none", torch.int8, 0.002), ("int4",
 pytestmark = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
 
 
-def kernels_for(spec: ModelSpec, platform: Platform, dtype: torch.dtype) -> Kernels:
-    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, tuple(layer.head_dim for layer in spec.layers)))
-
-
-@torch.inference_mode()
-def logits_of(
-    decoder: Decoder, kernels: Kernels, spec: ModelSpec, tokens: list[int], page_dtype: torch.dtype
-) -> Tensor:
-    """After every token of a sequence computed in one step."""
-    count = -(-len(tokens) // BLOCK_SIZE)
-    pages = KVPages(spec, [1 + count] * len(spec.windows), BLOCK_SIZE, page_dtype)
-    batch = PersistentBatch(1, count * BLOCK_SIZE, BLOCK_SIZE, len(spec.windows))
-    tables = (tuple(range(1, 1 + count)),) * len(spec.windows)
-    for group in range(len(spec.windows)):
-        pages.clear(group, tables[group])
-    batch.add(NewSequence(0, tuple(tokens), len(tokens), 0, tables, SamplingParams(seed=0, max_tokens=1), 0))
-    units = segments(batch, [batch.row(0)], [len(tokens)], [False])
-    step = StepInputs(batch, spec.windows, units.tokens).fill(
-        units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
-    )
-    return decoder.logits(decoder.forward(step, pages.layers))
-
-
-def quantised(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantization: str) -> tuple[Decoder, Kernels]:
-    kernels = kernels_for(spec, detect_platform(), dtype)
+def quantised(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantization: str) -> tuple[dict[str, Any], Kernels]:
     packing = select_packing(detect_platform(), Needs(dtype), quantization)
     parameters = load_parameters(folder, spec, dtype, packing=packing, progress=False)
-    return Decoder(spec, parameters, kernels), kernels
+    return parameters, kernels_on(detect_platform(), spec, dtype)
 
 
 # -- fidelity -----------------------------------------------------------------------------------------------------
@@ -124,15 +94,16 @@ def test_logits_are_those_of_the_dequantised_weights(
     folder = tiny_checkpoint(variant)
     spec = load_spec(folder)
     tokens = torch.randint(spec.vocab_size, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-    torch_kernels = kernels_for(spec, Platform("cpu", "AVX2", False), torch.float32)
-    dense, rounded = (
-        logits_of(
-            Decoder(spec, dense_parameters(folder, spec, quantization), kernels), kernels, spec, tokens, torch.float32
+    torch_kernels = kernels_on(Platform("cpu", "AVX2", False), spec)
+    weights = dense_parameters(folder, spec, quantization)
+    dense, rounded, ours = (
+        logits_of(spec, parameters, kernels, [tokens])[0]
+        for parameters, kernels in (
+            (weights, torch_kernels),
+            (weights, rounding(torch_kernels, spec)),
+            quantised(folder, spec, torch.float32, quantization),
         )
-        for kernels in (torch_kernels, rounding(torch_kernels, spec))
     )
-    decoder, kernels = quantised(folder, spec, torch.float32, quantization)
-    ours = logits_of(decoder, kernels, spec, tokens, torch.float32)
     allowed = (rounded - dense).norm().item()
     assert 0 < allowed < 0.2 * dense.norm().item()
     assert (ours - dense).norm().item() <= 1.1 * allowed
@@ -162,11 +133,11 @@ def held_out_windows(spec: ModelSpec, tokenizer: Tokenizer) -> list[list[int]]:
 def perplexity(
     folder: Path, spec: ModelSpec, windows: list[list[int]], quantization: str, page_dtype: torch.dtype
 ) -> float:
-    decoder, kernels = quantised(folder, spec, torch.bfloat16, quantization)
+    parameters, kernels = quantised(folder, spec, torch.bfloat16, quantization)
     total, count = 0.0, 0
     for window in windows:
-        logits = logits_of(decoder, kernels, spec, window, page_dtype)[:-1]
-        total += torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:]), reduction="sum").item()
+        (logits,) = logits_of(spec, parameters, kernels, [window], chunk=WINDOW, dtype=page_dtype)
+        total += torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:]), reduction="sum").item()
         count += len(window) - 1
     return math.exp(total / count)
 

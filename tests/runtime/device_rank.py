@@ -8,7 +8,7 @@ import torch
 from penstock.config import Place
 from penstock.engine.rank_wire import Start
 from penstock.engine.worker import work
-from penstock.runtime import DeviceRunner
+from penstock.runtime.device_runner import DeviceRunner
 from penstock.runtime.load_device import load_on
 from tests.runtime.test_load_device import HERE, MIB, PLAIN, Memory
 

@@ -20,8 +20,10 @@ from penstock.config import EngineConfig, Place
 from penstock.families import load_spec, shard
 from penstock.kernels import Needs, Platform, detect_platform, select_kernels
 from penstock.messages import Capacity, StepPlan, StepResult
-from penstock.runtime import DeviceRunner, ModelRunner, load_host_runner
+from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.load import load_host_runner
 from penstock.runtime.load_device import join_mesh
+from penstock.runtime.runner import ModelRunner
 from penstock.runtime.shared_memory import share
 from penstock.weights.load import load_parameters
 

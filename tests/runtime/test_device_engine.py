@@ -16,7 +16,8 @@ from penstock.engine.life import Backend, model_eos
 from penstock.engine.local_ranks import LocalRanks
 from penstock.engine.workers import WorkersExecutor
 from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
-from penstock.runtime import DeviceRunner, load_device
+from penstock.runtime import load_device
+from penstock.runtime.device_runner import DeviceRunner
 from penstock.runtime.load_device import load_on
 from tests.runtime.test_load_device import HERE, PLAIN, Memory, config
 

@@ -26,7 +26,7 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime import DeviceRunner
+from penstock.runtime.device_runner import DeviceRunner
 from penstock.runtime.results import NOT_FINITE
 from penstock.runtime.sampling_batch import ALL_BANNED
 from penstock.runtime.sampling_batch import NOT_FINITE as LOGITS_NOT_FINITE
@@ -380,7 +380,6 @@ def test_tokens_are_a_requests_own_whatever_happens(seed: int, tiny_checkpoint: 
 
 async def test_an_engine_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real model behind EngineCore and InProcessExecutor, with the device's runner in the place of the CPU's."""
-    from penstock import runtime
     from tests.engine import test_model
 
     expected = await test_model.answers(in_process=True)
@@ -390,7 +389,7 @@ async def test_an_engine_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded.append(make_device_runner(test_model.MODEL, max_num_seqs=config.max_num_seqs))
         return loaded[0]
 
-    monkeypatch.setattr(runtime, "load_runner", load)
+    monkeypatch.setattr("penstock.runtime.load.load_runner", load)
     given = await test_model.answers(in_process=True)
     assert loaded and loaded[0].capacity.depth == 2
     assert [answer.choices for answer in given] == [answer.choices for answer in expected]

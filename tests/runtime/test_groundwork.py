@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from penstock.config import DoesNotFit, EngineConfig
 from penstock.kernels import Needs, Platform, detect_platform, select_packing
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
-from penstock.runtime import ModelRunner, groundwork, load_runner
+from penstock.runtime import groundwork
 from penstock.runtime.groundwork import Groundwork
+from penstock.runtime.load import load_runner
+from penstock.runtime.runner import ModelRunner
 from tests.weights.peak_memory import anonymous_mib
 
 Checkpoint = Callable[..., Path]

@@ -13,10 +13,11 @@ from penstock.config import ConfigError, DoesNotFit, EngineConfig, Place
 from penstock.config.memory import gpu_budget
 from penstock.kernels import Needs, Platform, select_kernels, select_packing
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
-from penstock.runtime import load_device, load_gpu_runner, load_host_runner, load_runner
+from penstock.runtime import load_device
 from penstock.runtime.cache_root import cache_root, numerics
 from penstock.runtime.device_memory import CudaMemory, Usage
-from penstock.runtime.load_device import load_on
+from penstock.runtime.load import load_host_runner, load_runner
+from penstock.runtime.load_device import load_gpu_runner, load_on
 from penstock.runtime.rehearsal import rehearsal_blocks, rehearse
 
 Checkpoint = Callable[..., Path]
@@ -58,8 +59,9 @@ def first_tokens(runner: Any) -> list[tuple[int, ...]]:
         for i in range(3)
     )
     prompts: StepResult = runner.execute(StepPlan(1, tuple(Work(n.seq, n.num_prompt, True) for n in new), new))
-    decode: StepResult = runner.execute(StepPlan(2, tuple(Work(n.seq, 1, True) for n in new)))
-    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.results, strict=True)]
+    work = tuple(Work(n.seq, 1, True) for n in new)
+    decode: StepResult = runner.execute(StepPlan(2, work))
+    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.answers(work), strict=True)]
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])

@@ -31,9 +31,8 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime import ModelRunner
 from penstock.runtime.mesh import Mesh
-from penstock.runtime.runner import NOT_FINITE
+from penstock.runtime.runner import NOT_FINITE, ModelRunner
 from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge
 from tests.models.serving import Server, make_runner, outputs
@@ -198,7 +197,7 @@ def test_a_failed_sequence_fails_alone_on_all_ranks(
     good, bad = tuple(range(20, 60)), (*range(30, 40), BAD_TOKEN, *range(50, 70))
     alone = make_runner(poisoned)
     alone.execute(StepPlan(1, (Work(1, 40, True),), (start(1, good, 1),)))
-    expected = [alone.execute(StepPlan(n, (Work(1, 1, True),))).results[0].token_ids for n in (2, 3)]
+    expected = [alone.execute(StepPlan(n, (Work(1, 1, True),))).token_ids for n in (2, 3)]
 
     ranks = processes.load(poisoned, split, device=device)
     new = (start(1, good, 1), start(2, bad, 20, prompt_logprobs=1), start(3, good, 40, logit_bias={999: 1.0}))
@@ -253,7 +252,8 @@ def test_stages_take_plans_while_others_are_under_way(processes: Processes, tiny
     for i, ids in enumerate(tokens):
         new = (start(i, ids, 1 + 10 * i),)
         expected.append([alone.execute(StepPlan(0, (Work(i, 30, True),), new)).results])
-        expected[i] += [alone.execute(StepPlan(0, (Work(i, 1, True),))).results for _ in range(6)]
+        work = (Work(i, 1, True),)
+        expected[i] += [alone.execute(StepPlan(0, work)).answers(work) for _ in range(6)]
 
     ranks = processes.load(tiny_checkpoint("qwen3"), BOTH)
     got: list[list[Any]] = [[], []]

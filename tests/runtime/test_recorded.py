@@ -1,5 +1,6 @@
 """A recorded step gives the bits of an eager one."""
 
+from collections import Counter
 from collections.abc import Callable
 from ctypes import c_int64
 from pathlib import Path
@@ -7,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.library import Engine, LinearOp, instruction_sets
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.session import Session
-from penstock.messages import GenerateRequest, SamplingParams
+from penstock.messages import GenerateRequest, NewSequence, SamplingParams, StepPlan, Work
 from tests.models.serving import Server, make_runner
 
 Checkpoint = Callable[..., Path]
@@ -34,6 +35,28 @@ def test_a_recorded_step_is_an_eager_one(variant: str, dtype: str, tiny_checkpoi
         for recorded in (True, False)
     ]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_the_last_layer_is_finished_only_for_tokens_that_are_sampled_after(
+    variant: str, tiny_checkpoint: Checkpoint
+) -> None:
+    """A chunk within a prompt has no use for it; the prompt's end has, for one token."""
+    runner = make_runner(tiny_checkpoint(variant))
+    layers, groups = len(runner.pages.layers), len(runner.capacity.groups)
+    tables = tuple(tuple(range(1, 9)) for _ in range(groups))
+    sampling = SamplingParams(seed=0, max_tokens=4, temperature=0.0)
+    prompt = NewSequence(1, tuple(range(7, 37)), 30, 0, tables, sampling, 0)
+    plans = [StepPlan(1, (Work(1, 20, False),), (prompt,)), StepPlan(2, (Work(1, 10, True),))]
+    for plan, finished in zip(plans, (0, 1), strict=True):
+        with runner.profile() as timed:
+            runner.execute(plan)
+        products = Counter(each.label for each in timed if isinstance(each.op, LinearOp))
+        assert products["qkv"] == layers
+        assert products["output"] == products["gate_up"] == products["down"] == layers - 1 + finished
+        assert products["head"] == finished
+        cells = [each.op.rows for each in timed if isinstance(each.op, LinearOp)]
+        assert len(set(cells)) == 1 + finished and cells.count(cells[-1]) == (4 if finished else len(cells))
 
 
 def test_a_program_uses_memory_again_that_no_tensor_needs_any_more() -> None:

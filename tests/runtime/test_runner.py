@@ -18,8 +18,8 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime import DeviceRunner, ModelRunner
-from penstock.runtime.runner import NOT_FINITE
+from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.runner import NOT_FINITE, ModelRunner
 from tests.checkpoints import tiny_model
 from tests.models.serving import Server, make_device_runner, make_runner, outputs
 
@@ -58,8 +58,9 @@ class Driver:
     def step(self, *work: Work, **changes: object) -> tuple[SequenceResult, ...]:
         self.plan_id += 1
         result = self.runner.execute(StepPlan(self.plan_id, work, **changes))  # type: ignore[arg-type]
-        assert result.plan_id == self.plan_id and [r.seq for r in result.results] == [w.seq for w in work]
-        return result.results
+        answers = result.answers(work)
+        assert result.plan_id == self.plan_id and [r.seq for r in answers] == [w.seq for w in work]
+        return answers
 
     def tokens(self, seq: int, count: int) -> list[int]:
         """`count` decode steps."""

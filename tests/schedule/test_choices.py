@@ -134,9 +134,9 @@ def test_a_failure_ends_every_choice_of_its_request() -> None:
     sim.step()
     plan = sim.plan()
     assert plan is not None
-    good = sim.executor.result()
+    good = sim.executor.result().answers(plan.work)
     bad = SequenceResult(plan.work[1].seq, error="broken")
-    result = StepResult(plan.plan_id, (good.results[0], bad, good.results[2]))
+    result = StepResult(plan.plan_id, (good[0], bad, good[2]))
     deltas = sim.scheduler.apply(result, sim.now)
     assert [(d.choice, d.finish_reason) for d in deltas] == [(0, None), (0, "error"), (1, "error"), (2, "error")]
     sim.check_drained()

@@ -10,7 +10,7 @@ from penstock.bench.roofline import Machine
 from penstock.bench.work import Work, work
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming
 from penstock.messages import Work as Unit
-from penstock.runtime import ModelRunner
+from penstock.runtime.runner import ModelRunner
 
 HOST = ("inputs", "launch", "sampler", "rest")  # see StepTiming; the launch is what a forward takes beside its ops
 WHOLE = "step"

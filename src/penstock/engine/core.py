@@ -17,6 +17,7 @@ from penstock.messages import (
     GenerateRequest,
     QueueFull,
     RequestRejected,
+    StepResult,
     TokenDelta,
     check_sampling,
 )
@@ -55,7 +56,9 @@ class EngineCore:
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results are not in
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
-        self._out = Step(EngineStats())  # the next message in the making, with the stats of the last
+        self._idle = True  # the last turn found nothing to do
+        self._out = Step(EngineStats())  # the next message in the making
+        self._told = 0  # steps that the client has been told of
         self._stop_reason: str | None = None
 
     def run(self) -> str:
@@ -64,15 +67,15 @@ class EngineCore:
             self._receive()
             if self._stop_reason is not None:
                 return self._stop_reason
-            self._admit()
+            if self._backlog:
+                self._admit()
             self._advance()
             self._send()
 
     def _receive(self) -> None:
         """Obey the commands that have come; with nothing to do, sleep for one, and look after the executor."""
-        idle = not (self._backlog or self._outstanding or self._scheduler.has_work)
-        commands = self._port.receive(wait=HEALTH_SECONDS if idle else 0.0)
-        if idle:
+        commands = self._port.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
+        if self._idle:
             self._executor.health()
             self._meter.resume()
         for command in commands:
@@ -92,20 +95,35 @@ class EngineCore:
             self._executor.submit(plan)
             self._outstanding += 1
         if self._outstanding:
+            self._idle = False
             result = self._executor.result()
             self._outstanding -= 1
-            self._out.deltas.extend(self._scheduler.apply(result, self._clock()))
-            self._meter.step(result.timing)
-        elif self._scheduler.has_work:
+            self._take(result)
+            return
+        self._idle = not self._backlog
+        if self._scheduler.has_work:
             raise RuntimeError("the scheduler has work but plans none of it")
+
+    def _take(self, result: StepResult) -> None:
+        """Apply a result. Where it gave tokens and nothing else, they leave at once, in a message of their own."""
+        now = self._clock()
+        tokens = self._scheduler.follow(result, now)
+        if tokens is None:
+            self._out.deltas.extend(self._scheduler.apply(result, now))
+        self._meter.step(result.timing)
+        if tokens is not None:
+            if self._port.post_tokens(tokens, self._meter.seconds, self._scheduler.blocks):
+                self._told = self._meter.steps
+            else:
+                self._out.deltas.extend(tokens.deltas())
 
     def _send(self) -> None:
         """One message with all there is to say since the last, if there is anything."""
-        out = self._out
-        if self._meter.steps > out.stats.steps or out.deltas or out.rejected or out.aborted or out.replies:
+        out, steps = self._out, self._meter.steps
+        if steps > self._told or out.deltas or out.rejected or out.aborted or out.replies:
             stats = self._scheduler.stats(*self._meter.seconds)
             self._port.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
-            self._out = Step(stats)
+            self._out, self._told = Step(stats), steps
 
     def _obey(self, command: Command | Rejected) -> None:
         now = self._clock()

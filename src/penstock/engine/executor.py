@@ -1,12 +1,14 @@
 """The executor that runs a model in the engine's own process."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.messages import Capacity, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from penstock.runtime import DeviceRunner, ModelRunner
+    from penstock.runtime.device_runner import DeviceRunner
+    from penstock.runtime.runner import ModelRunner
 
 
 class InProcessExecutor:
@@ -15,22 +17,19 @@ class InProcessExecutor:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._runner: DeviceRunner | ModelRunner | None = None
+        self.submit: Callable[[StepPlan], None] = _not_started
+        self.result: Callable[[], StepResult] = _not_started
 
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
         from penstock.runtime.groundwork import Groundwork
 
         groundwork = Groundwork(self._config) if self._config.device == "cpu" else None
-        from penstock.runtime import load_runner  # here and not above: it imports torch
+        from penstock.runtime.load import load_runner  # here and not above: it imports torch
 
-        self._runner = load_runner(self._config, groundwork)
-        return self._runner.capacity
-
-    def submit(self, plan: StepPlan) -> None:
-        self._started().submit(plan)
-
-    def result(self) -> StepResult:
-        return self._started().result()
+        self._runner = runner = load_runner(self._config, groundwork)
+        self.submit, self.result = runner.submit, runner.result
+        return runner.capacity
 
     def health(self) -> None:
         """Nothing ends here but with the engine."""
@@ -38,10 +37,10 @@ class InProcessExecutor:
     def close(self) -> None:
         """Give the model's memory back. May be called at any time, also twice."""
         runner, self._runner = self._runner, None
+        self.submit = self.result = _not_started
         if runner is not None:
             runner.close()
 
-    def _started(self) -> "DeviceRunner | ModelRunner":
-        if self._runner is None:
-            raise RuntimeError("the executor has not been started, or is closed")
-        return self._runner
+
+def _not_started(*_: object) -> NoReturn:
+    raise RuntimeError("the executor has not been started, or is closed")

@@ -4,7 +4,6 @@ Nothing stands between the two: no thread of a library's own has to wake up for 
 processors that all compute would hold up a step.
 """
 
-import contextlib
 import socket
 
 LENGTH_BYTES = 4
@@ -28,20 +27,22 @@ class Frames:
         """Whether the socket has not taken all, for want of room: `flush` tries again."""
         return bool(self._unsent)
 
-    def send(self, frame: bytes) -> None:
-        """OverflowError from 4 GiB on. Where the other end is closed, frames go nowhere: `receive` tells of it."""
-        self._unsent += len(frame).to_bytes(LENGTH_BYTES, "little")
-        self._unsent += frame
-        self.flush()
+    def send(self, frame: bytes) -> bool:
+        """True when nothing is left to `flush`. OverflowError from 4 GiB on. Where the other end is closed, frames go
+        nowhere: `receive` tells of it."""
+        data = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        if self._unsent:
+            self._unsent += data
+            return self.flush()
+        sent = self._give(data)
+        if sent < len(data):
+            self._unsent += data[sent:]
+        return sent == len(data)
 
     def flush(self) -> bool:
         """Hand the socket what it has not taken yet; True when nothing is left."""
         if self._unsent:
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    del self._unsent[: self._socket.send(self._unsent)]
-                except (BrokenPipeError, ConnectionResetError):
-                    self._unsent.clear()
+            del self._unsent[: self._give(self._unsent)]
         return not self._unsent
 
     def receive(self, most: int) -> list[bytes]:
@@ -65,6 +66,15 @@ class Frames:
     def close(self) -> None:
         """What the socket has taken still arrives."""
         self._socket.close()
+
+    def _give(self, data: bytes | bytearray) -> int:
+        """How many bytes of it are off our hands."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            return len(data)
 
     def _complete(self, most: int) -> list[bytes]:
         """Take frames of which every byte has come."""

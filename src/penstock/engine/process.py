@@ -26,7 +26,6 @@ def serve(backend: Backend) -> int:
     gc.disable()  # until it is ready: there is much to import and to load, and none of it is garbage
     logging.basicConfig(format="engine %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the client decides what it means
     end = int(sys.argv[1])
     os.set_inheritable(end, False)
     with open(STDIN, "rb", closefd=False) as stdin:

@@ -8,8 +8,20 @@ import time
 
 from penstock.engine.frames import Frames
 from penstock.engine.merge import StepBuffer
-from penstock.engine.port import COMMANDS_AT_ONCE
-from penstock.engine.wire import Command, Failed, Ready, Rejected, Step, Stop, decode_command, encode
+from penstock.engine.port import COMMANDS_AT_ONCE, Blocks, Seconds
+from penstock.engine.wire import (
+    Command,
+    Failed,
+    Ready,
+    Rejected,
+    Step,
+    Stop,
+    Tokens,
+    decode_command,
+    encode,
+    encode_choices,
+)
+from penstock.messages import NextTokens, TokenDelta
 
 LINGER_SECONDS = 1.0  # for the last word to get through
 
@@ -24,6 +36,9 @@ class SocketPort:
     def __init__(self, end: socket.socket) -> None:
         self._frames = Frames(end)
         self._late = StepBuffer()
+        self._behind = False  # the client is: some is late, or has left in part
+        self._choices: tuple[TokenDelta, ...] = ()  # of the tokens posted last
+        self._encoded = encode_choices(())
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._arrivals = select.poll()
         self._arrivals.register(self._frames, select.POLLIN)
@@ -33,7 +48,8 @@ class SocketPort:
     def receive(self, *, wait: float) -> list[Command | Rejected]:
         if wait and not self._more:
             self._sleep(wait)
-        self._send_late()
+        if self._behind:
+            self._send_late()
         if self._stop is not None:
             return [self._stop]
         if not (self._more or self._arrivals.poll(0)):  # which says so sooner than an exception of the socket's
@@ -46,15 +62,24 @@ class SocketPort:
         return [command for frame in frames if (command := decode_command(frame)) is not None]
 
     def post(self, step: Step) -> None:
-        if self._late or self._frames.unsent:
+        if self._behind:
             self._late.push(step)
         else:
-            self._frames.send(encode(step))
+            self._behind = not self._frames.send(encode(step))
+
+    def post_tokens(self, tokens: NextTokens, seconds: Seconds, blocks: Blocks) -> bool:
+        if self._behind:
+            return False
+        if tokens.choices is not self._choices:
+            self._choices, self._encoded = tokens.choices, encode_choices(tokens.choices)
+        message = Tokens(self._encoded, tokens.steps, tokens.token_ids, seconds, blocks)
+        self._behind = not self._frames.send(encode(message))
+        return True
 
     def announce(self, event: Ready | Failed) -> None:
         """Waits a moment for a client that is behind; without it, the end of this process has to say enough."""
         if self._settle():
-            self._frames.send(encode(event))
+            self._behind = not self._frames.send(encode(event))
 
     def stop(self, reason: str) -> None:
         """Let the next `receive` return a Stop. May be called from a signal handler."""
@@ -73,8 +98,7 @@ class SocketPort:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
-            behind = self._late or self._frames.unsent
-            poll.register(self._frames, select.POLLIN | (select.POLLOUT if behind else 0))
+            poll.register(self._frames, select.POLLIN | (select.POLLOUT if self._behind else 0))
             for descriptor, events in poll.poll(math.ceil(left * 1000)):
                 if descriptor == self._wake or events & ~select.POLLOUT:
                     return
@@ -94,6 +118,8 @@ class SocketPort:
 
     def _send_late(self) -> bool:
         """As far as there is room; whether nothing is left."""
-        if self._frames.flush() and self._late:
-            self._frames.send(encode(self._late.take()))
-        return not (self._late or self._frames.unsent)
+        sent = self._frames.flush()
+        if sent and self._late:
+            sent = self._frames.send(encode(self._late.take()))
+        self._behind = not sent
+        return sent

@@ -5,10 +5,11 @@ Who starts it first and looks into its own settings afterwards has both done at 
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ class Spawned:
             held.callback(self.socket.close)
             stdin, self._lifeline = os.pipe()
             held.callback(os.close, self._lifeline)
-            with other, open(stdin, "rb") as pipe:
+            with other, open(stdin, "rb") as pipe, _deaf_to_interrupts():
                 end = other.fileno()
                 self.process = subprocess.Popen([*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,))
             held.callback(self._reap)
@@ -63,3 +64,14 @@ class Spawned:
         """Kills only where starting up was interrupted: else the process is known to have ended."""
         self.process.kill()
         self.process.wait()
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process started here is never interrupted, not even while it imports: a terminal's Ctrl-C reaches it too, and
+    the client decides what it means."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

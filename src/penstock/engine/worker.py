@@ -218,7 +218,8 @@ def hold_port() -> socket.socket:
 
 
 def load_rank(start: Start) -> Runner:
-    from penstock.runtime import load_gpu_runner, load_host_runner  # here and not above: it imports torch
+    from penstock.runtime.load import load_host_runner  # here and not above: it imports torch
+    from penstock.runtime.load_device import load_gpu_runner
 
     config, place = start.config, Place(start.config.split, start.rank)
     if config.device == "cpu":

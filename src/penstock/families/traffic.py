@@ -27,17 +27,18 @@ def bytes_per_step(spec: ModelSpec, place: Place, tokens: int, sampled: int, ele
     """What the rank at `place` of a model hands over in a step of `tokens` tokens after `sampled` of which another is
     chosen (with prompt logprobs: or would be). `element_size` is an activation's, in bytes.
 
-    A sum follows the embedding, and in every layer attention's output and the MLP's.
+    A sum follows the embedding, and in every layer attention's output and the MLP's: in the last layer of all, for the
+    tokens alone after which another is chosen.
     """
     split = place.split
-    rows = tokens * spec.hidden_size * element_size
-    layers = stage_layers(len(spec.layers), split.pipeline, place.stage)
-    sums = 2 * len(layers) + place.first if split.tensor > 1 else 0
+    row = spec.hidden_size * element_size
+    layers = len(stage_layers(len(spec.layers), split.pipeline, place.stage))
+    summed = tokens * (place.first + 2 * (layers - place.last)) + sampled * 2 * place.last if split.tensor > 1 else 0
     columns = len(part(spec.vocab_size, split.tensor, place.tensor_rank))
     return StepBytes(
-        sum=sums * rows,
+        sum=summed * row,
         gather=sampled * columns * LOGIT_BYTES if place.last and place.tensor_rank > 0 else 0,
-        send=0 if place.last else rows,
+        send=0 if place.last else tokens * row,
     )
 
 

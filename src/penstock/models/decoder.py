@@ -41,6 +41,32 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """What `forward` gives of a step's tokens, or of some of them.
+
+    Where the head is, the last layer is left off after its attention, which has written all keys and values by then:
+    the rest, a fiftieth of a prompt's work, is done by `logits` for those tokens alone that are asked for."""
+
+    states: Tensor  # [tokens, hidden]
+    attended: Tensor | None = None  # [tokens, heads * head_dim], what that attention gave, where the head is
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Hidden":
+        return self.mapped(lambda tensor: tensor[rows])
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Hidden":
+        """A function of both."""
+        return Hidden(function(self.states), None if self.attended is None else function(self.attended))
+
+    @property
+    def latest(self) -> Tensor:
+        """What was computed last: NaN or infinite in a token's row if one of its keys or values is."""
+        return self.states if self.attended is None else self.attended
+
+
+@dataclass(frozen=True)
 class _Layer:
     """A layer's spec and its parameters, the matrices as the kernels packed them."""
 
@@ -99,11 +125,10 @@ class Decoder:
             tensors += [getattr(layer, field.name) for field in fields(layer) if field.name != "spec"]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
-    def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
-        """Hidden states [tokens, hidden] of the last layer here, before the final norm. Writes keys and values to
-        `caches`, one per layer."""
-        kernels, spec = self._kernels, self._spec
-        linear, eps, offset = kernels.linear, spec.norm_eps, spec.norm_offset
+    def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
+        """All layers here, the rest of the last excepted where the head is. Writes keys and values to `caches`, one per
+        layer."""
+        kernels = self._kernels
         rotations = {
             key: kernels.attention.rotation(step.positions, frequencies, self._dtype)
             for key, frequencies in self._frequencies.items()
@@ -111,23 +136,22 @@ class Decoder:
         hidden = self._embed(step)
         addend: Tensor | None = None  # the last block's output where a norm follows it: joins in the next block's norm
         for layer, cache in zip(self._layers, caches, strict=True):
-            norm = kernels.norm_before(layer.qkv)
-            normed, hidden = norm(hidden, addend, layer.attention_norm, eps, offset)
-            qkv = linear(normed, layer.qkv)
             rotation = rotations[(layer.spec.rope, layer.spec.head_dim)]
-            attended = self._attend(layer, qkv, rotation, step.groups[layer.spec.kv_group], cache)
-            hidden, addend = self._join(partial(linear, attended, layer.output), layer.attention_post_norm, hidden)
-            norm = kernels.norm_before(layer.mlp.only_reader)
-            normed, hidden = norm(hidden, addend, layer.mlp_norm, eps, offset)
-            hidden, addend = self._join(partial(layer.mlp, kernels, normed), layer.mlp_post_norm, hidden)
+            group = step.groups[layer.spec.kv_group]
+            hidden, attended = self._attend(layer, hidden, addend, rotation, group, cache)
+            if self._norm is not None and layer is self._layers[-1]:
+                return Hidden(hidden, attended)
+            hidden, addend = self._finish(layer, attended, hidden)
         # For the sum alone: any norm's weight will do.
-        return hidden if addend is None else kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)[1]
+        eps, offset = self._spec.norm_eps, self._spec.norm_offset
+        return Hidden(hidden if addend is None else kernels.rms_norm(hidden, addend, layer.mlp_norm, eps, offset)[1])
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
+    def logits(self, hidden: Hidden) -> Tensor | None:
         """fp32 [rows, vocab] of rows that `forward` gave; None on ranks that have but helped another to them."""
         spec = self._spec
+        states, addend = self._finish(self._layers[-1], hidden.attended, hidden.states)
         norm = self._kernels.norm_before(self._head)
-        normed, _ = norm(hidden, None, self._norm, spec.norm_eps, spec.norm_offset)
+        normed, _ = norm(states, addend, self._norm, spec.norm_eps, spec.norm_offset)
         logits = self._kernels.linear.logits(normed, self._head)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 
@@ -141,10 +165,21 @@ class Decoder:
         collectives.sum(part)
         return part
 
-    def _attend(self, layer: _Layer, qkv: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
-        attention, spec = self._kernels.attention, layer.spec
+    def _attend(
+        self,
+        layer: _Layer,
+        hidden: Tensor,
+        addend: Tensor | None,
+        rotation: Any,
+        group: GroupInput,
+        cache: LayerCache,
+    ) -> tuple[Tensor, Tensor]:
+        """A layer's part up to attention: (hidden states with the addend, what attention gave)."""
+        kernels, attention, spec = self._kernels, self._kernels.attention, layer.spec
+        norm = kernels.norm_before(layer.qkv)
+        normed, hidden = norm(hidden, addend, layer.attention_norm, self._spec.norm_eps, self._spec.norm_offset)
         query = attention.store(
-            qkv,
+            kernels.linear(normed, layer.qkv),
             spec.num_heads,
             layer.qk_norm,
             rotation,
@@ -156,7 +191,16 @@ class Decoder:
             self._spec.norm_offset,
         )
         attended = attention(query, cache.keys, cache.values, group.attention, spec.attention_scale)
-        return attended.view(-1, spec.num_heads * spec.head_dim)
+        return hidden, attended.view(-1, spec.num_heads * spec.head_dim)
+
+    def _finish(self, layer: _Layer, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A layer's part after attention: (hidden states, what is still to be added to them)."""
+        kernels, eps, offset = self._kernels, self._spec.norm_eps, self._spec.norm_offset
+        output = partial(kernels.linear, attended, layer.output)
+        hidden, addend = self._join(output, layer.attention_post_norm, hidden)
+        norm = kernels.norm_before(layer.mlp.only_reader)
+        normed, hidden = norm(hidden, addend, layer.mlp_norm, eps, offset)
+        return self._join(partial(layer.mlp, kernels, normed), layer.mlp_post_norm, hidden)
 
     def _join(
         self, block: Callable[[Tensor | None], Tensor], post_norm: Tensor | None, hidden: Tensor

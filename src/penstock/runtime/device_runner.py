@@ -305,12 +305,12 @@ class DeviceRunner:
             here.send(planned.graph.hidden)
             return None if self._sampler is None else planned.graph.logits[:sampled]
         hidden = here.forward(planned.shape, planned.attention)
-        here.send(hidden)
+        here.send(hidden.states)
         if not self._place.last:
             return None
         # Where a token is sampled after every token computed, the sampler finds it.
         if self._sampler is not None and not planned.decodes:
-            found["finite"] = hidden.sum(-1, dtype=torch.float32).isfinite()
+            found["finite"] = hidden.latest.sum(-1, dtype=torch.float32).isfinite()
         for i, (row, k, first, count, offset) in enumerate(step.slices):
             logits = here.logits(hidden[offset : offset + count])
             if logits is not None and self._sampler is not None:

@@ -76,7 +76,7 @@ class DecodeGraphs:
         step, count = self._step, shape.sequences
         hidden = step.forward(shape)
         if not step.last:
-            self._hidden[:count].copy_(hidden)
+            self._hidden[:count].copy_(hidden.states)
             return
         logits = step.logits(hidden)
         if logits is not None:

@@ -19,7 +19,7 @@ from penstock.kernels.native.attention import Prepared
 from penstock.kernels.native.library import FiniteOp
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
-from penstock.models import Decoder, LayerCache, StepInput
+from penstock.models import Decoder, Hidden, LayerCache, StepInput
 from penstock.runtime.inputs import StepInputs
 
 
@@ -52,15 +52,15 @@ class RecordedDecoder:
             self._hidden = model.forward(inputs.step(inputs.tensors, self.rooms), caches)
         self._finite = np.zeros(tokens, np.bool_)
         with session.record() as self._check:
-            cell, dtype = addressof(self.tokens), DTYPES[self._hidden.dtype]
-            where = (self._hidden.data_ptr(), self._finite.ctypes.data, spec.hidden_size, dtype)
-            session.run(FiniteOp(cell, *where))
+            latest = self._hidden.latest
+            where = (latest.data_ptr(), self._finite.ctypes.data, latest.shape[1], DTYPES[latest.dtype])
+            session.run(FiniteOp(addressof(self.tokens), *where))
         self._logits: Tensor | None = None
         if not spec.has_head:
             return
         with session.record() as self._head:
             # Where all rows of a step are sampled, they are in place.
-            rows = self._head.input(self._hidden[:logit_rows], self._logit_rows)
+            rows = self._hidden.mapped(lambda tensor: self._head.input(tensor[:logit_rows], self._logit_rows))
             self._logits = model.logits(rows)
 
     def prepare(self, group: int, batch: AttentionBatch) -> Prepared:
@@ -68,7 +68,7 @@ class RecordedDecoder:
         self.rooms[group].fill(batch)
         return self.rooms[group]
 
-    def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Tensor:
+    def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
         """`step` is what its inputs were filled with last, and `caches` are those it was recorded with."""
         if step.token_ids.data_ptr() != self._token_ids.data_ptr():
             raise ValueError("a recorded step computes what its own inputs hold")
@@ -76,16 +76,21 @@ class RecordedDecoder:
         self.run(self._forward)
         return self._hidden[:count]
 
+    def resize(self, count: int) -> None:
+        """Have a program that holds ours compute, and give logits of, so many rows."""
+        self.tokens.value = self._logit_rows.value = count
+
     def finite(self) -> NDArray[np.bool_]:
         """Of the rows that `forward` gave, those that hold neither NaN nor infinity."""
         self.run(self._check)
         return self._finite[: self.tokens.value]
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
+    def logits(self, hidden: Hidden) -> Tensor | None:
         """Of at most `logit_rows` rows. They take the place of the first of those that `forward` gave."""
         count = self._logit_rows.value = len(hidden)
-        if hidden.data_ptr() != self._hidden.data_ptr():
-            self._hidden[:count] = hidden
+        for place, given in ((self._hidden.states, hidden.states), (self._hidden.latest, hidden.latest)):
+            if given.data_ptr() != place.data_ptr():
+                place[:count] = given
         self.run(self._head)
         return None if self._logits is None else self._logits[:count]
 
@@ -103,7 +108,7 @@ class RecordedDecoder:
 
     @property
     def programs(self) -> tuple[Program, Program]:
-        """From a step's inputs to its hidden states, and from its first rows to logits."""
+        """From a step's inputs to what `forward` gives, and from its first rows to logits."""
         return self._forward, self._head
 
     def run(self, program: Program) -> None:

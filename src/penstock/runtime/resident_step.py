@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.resident import Prepared, ResidentRows, StepArrays, describe_units
-from penstock.models import Decoder, GroupInput, LayerCache, StepInput
+from penstock.models import Decoder, GroupInput, Hidden, LayerCache, StepInput
 from penstock.runtime.inputs import Segments
 from penstock.runtime.mesh import Mesh
 from penstock.runtime.resident import Change
@@ -99,13 +99,13 @@ class ResidentStep:
         if self._mesh is not None and self._hidden is not None:
             self._mesh.receive(self._hidden[: shape.tokens])
 
-    def send(self, hidden: Tensor) -> None:
+    def send(self, states: Tensor) -> None:
         """To the next stage, if there is one: its hidden states, padding included. No part of a captured step."""
         if self._mesh is not None and not self.last:
-            self._mesh.send(hidden)
+            self._mesh.send(states)
 
-    def forward(self, shape: Shape, planned: Sequence[Any] = ()) -> Tensor:
-        """Hidden states [tokens, hidden]. `planned` is what attention that plans on the host made of each KV group."""
+    def forward(self, shape: Shape, planned: Sequence[Any] = ()) -> Hidden:
+        """As of Decoder.forward. `planned` is what attention that plans on the host made of each KV group."""
         arrays, state, tokens = self.arrays, self._state, shape.tokens
         self._kernels.fill(state, arrays, shape.sequences, self._block_size)
         seen = planned or [
@@ -126,13 +126,13 @@ class ResidentStep:
         inputs = StepInput(arrays.token_ids[:tokens], arrays.positions[:tokens], tuple(groups), hidden)
         return self._model.forward(inputs, self._caches)
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
-        """fp32 [rows, vocab] of rows of hidden states; None on ranks that have but helped another to them."""
+    def logits(self, hidden: Hidden) -> Tensor | None:
+        """As of Decoder.logits."""
         return self._model.logits(hidden)
 
-    def last_logits(self, hidden: Tensor, count: int) -> Tensor | None:
-        """Of the `count` rows of the step's hidden states that are sampled."""
-        return self.logits(hidden.index_select(0, self._described[7, :count]))
+    def last_logits(self, hidden: Hidden, count: int) -> Tensor | None:
+        """Of the `count` of the step's tokens that are sampled after."""
+        return self.logits(hidden[self._described[7, :count]])
 
     def advance(self, shape: Shape, sampled: int, tokens: Tensor | None = None) -> None:
         """The rows have computed the step's tokens, and `sampled` of them are each followed by one: int64 `tokens`

@@ -24,7 +24,7 @@ from penstock.messages import (
     StepTiming,
     Work,
 )
-from penstock.models import Decoder
+from penstock.models import Decoder, Hidden
 from penstock.runtime.batch import PersistentBatch
 from penstock.runtime.capacity import measured_capacity
 from penstock.runtime.decoding import Decoding
@@ -80,7 +80,6 @@ class ModelRunner:
         tokens, dtype = config.max_num_batched_tokens, getattr(torch, config.dtype)
         hidden = None if self._place.first else torch.zeros(tokens, spec.hidden_size, dtype=dtype)
         self._inputs = StepInputs(self._batch, spec.windows, tokens, hidden)
-        self._planned: _Planned | None = None  # the last plan's work
         self._submitted: deque[StepPlan] = deque()
         self._sampler: Sampler | None = None
         if self._place.reports:
@@ -119,15 +118,20 @@ class ModelRunner:
         """Compute a plan; its result, on the rank that reports. Raises RuntimeError for a plan that contradicts those
         before it, MeshError where other ranks are not there."""
         began = time.perf_counter()
-        self._apply(plan)
-        return self._repeat(plan, began) if self._repeats(plan) else self._compute(plan, began)
+        if plan.new or plan.gone or plan.blocks or plan.copies:
+            self._apply(plan)
+        decoding = self._decoding
+        if decoding is None:
+            return self._compute(plan, began)
+        again = decoding.left and not plan.new and not plan.gone and plan.work == decoding.work
+        return self._decode(decoding, plan, began) if again or decoding.begin(plan.work) else self._compute(plan, began)
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan, began: float) -> StepResult | None:
         """Any step. `began`: when its execution did."""
         if self._kernels.session:  # while the inputs are made
             self._kernels.session.wake()
-        planned = self._planned = self._units_of(plan)
+        planned = self._units_of(plan)
         units = planned.units
         forward = sample = preparing = 0.0
         sampled, prompt_logprobs = Sampled([], [], {}), {}
@@ -139,10 +143,10 @@ class ModelRunner:
             began_forward = time.perf_counter()
             hidden = self._model.forward(inputs, self.pages.layers)
             if self._mesh is not None and not self._place.last:
-                self._mesh.send(hidden)
+                self._mesh.send(hidden.states)
             kept = None
             if self._batch.prompt_logprobs and self._place.last and not planned.decodes:
-                kept = hidden.clone()  # logits may take the place of what they are computed from
+                kept = hidden.mapped(torch.clone)  # logits may take the place of what they are computed from
             logits = self._logits(planned, hidden) if self._place.last else None
             began_sampling = time.perf_counter()
             self._batch.num_computed[units.rows] += units.length
@@ -155,9 +159,10 @@ class ModelRunner:
         if not self._place.reports:
             return None
         if self._decoding:
-            self._decoding.follow(planned.decodes)
-        results = self._results(planned, sampled, prompt_logprobs)
-        return StepResult(plan.plan_id, results, StepTiming(forward, sample, time.perf_counter() - began, preparing))
+            self._decoding.follow(plan.work if planned.decodes and not self._batch.errors else (), planned.sampled)
+        results, token_ids = self._results(planned, sampled, prompt_logprobs)
+        timing = StepTiming(forward, sample, time.perf_counter() - began, preparing)
+        return StepResult(plan.plan_id, results, timing, token_ids)
 
     def learn(self, result: StepResult) -> None:
         """On ranks that do not report: what an earlier plan gave, before one that builds upon it. Sequences that have
@@ -264,25 +269,25 @@ class ModelRunner:
         )
         return _Planned(plan.work, rows, units, units.rows[units.sample], units.decodes and len(able) == len(rows))
 
-    # -- the last step again, a token further -----------------------------------------------------------------
-
-    def _repeats(self, plan: StepPlan) -> bool:
-        if self._decoding is None or self._planned is None or not self._decoding.possible:
-            return False
-        return plan.work == self._planned.work and not (plan.new or plan.gone or self._batch.errors)
-
-    def _repeat(self, plan: StepPlan, began: float) -> StepResult:
-        assert self._decoding is not None and self._planned is not None
-        began_forward = time.perf_counter()
-        sampled = self._decoding.run()
-        forward = time.perf_counter() - began_forward  # the sampler's part is not told from it
-        self._note(sampled, self._planned.sampled)
-        results = self._results(self._planned, sampled, {})
-        return StepResult(plan.plan_id, results, StepTiming(forward, total=time.perf_counter() - began))
+    def _decode(self, decoding: Decoding, plan: StepPlan, began: float) -> StepResult:
+        """A step of which `decoding` makes all in one call."""
+        token_ids = decoding.run()
+        results: tuple[SequenceResult, ...] = ()
+        if token_ids is None:
+            sampled, rows, token_ids = decoding.read(), decoding.rows, ()
+            self._note(sampled, rows)
+            each = rows.tolist()
+            results = sequence_results(
+                plan.work, each, each, sampled.token_ids, sampled.logprobs, {}, self._batch.errors, decodes=True
+            )
+            if self._batch.errors:
+                decoding.follow((), rows)
+        timing = StepTiming(decoding.seconds, total=time.perf_counter() - began)
+        return StepResult(plan.plan_id, results, timing, token_ids)
 
     # -- after the forward pass -------------------------------------------------------------------------------
 
-    def _logits(self, planned: _Planned, hidden: Tensor) -> Tensor | None:
+    def _logits(self, planned: _Planned, hidden: Hidden) -> Tensor | None:
         """Of the rows that are sampled. Sequences that have failed get an error in the batch."""
         if planned.decodes:
             return self._model.logits(hidden)
@@ -293,7 +298,7 @@ class ModelRunner:
             return None
         return self._model.logits(hidden[torch.from_numpy(units.offset[1:][units.sample] - 1)])
 
-    def _fail_where_not_finite(self, units: Segments, hidden: Tensor) -> None:
+    def _fail_where_not_finite(self, units: Segments, hidden: Hidden) -> None:
         """Find sequences of which any token came out as NaN or infinite: their keys and values must not be shared.
 
         Where a token is sampled after every token computed, the sampler finds it.
@@ -301,12 +306,12 @@ class ModelRunner:
         if isinstance(self._model, RecordedDecoder):
             finite = self._model.finite()
         else:
-            finite = torch.isfinite(hidden.sum(-1, dtype=torch.float32)).numpy()
+            finite = torch.isfinite(hidden.latest.sum(-1, dtype=torch.float32)).numpy()
         if not finite.all():
             for row in units.rows.repeat(units.length)[~finite].tolist():
                 self._batch.errors[row] = NOT_FINITE
 
-    def _prompt_logprobs(self, units: Segments, hidden: Tensor) -> dict[int, bytes]:
+    def _prompt_logprobs(self, units: Segments, hidden: Hidden) -> dict[int, bytes]:
         """Packed rows by batch row, for the prompt tokens that follow tokens computed now."""
         batch = self._batch
         packed: dict[int, list[bytes]] = {}
@@ -335,15 +340,19 @@ class ModelRunner:
 
     def _results(
         self, planned: _Planned, sampled: Sampled, prompt_logprobs: Mapping[int, bytes]
-    ) -> tuple[SequenceResult, ...]:
-        """One for each unit of work."""
-        return sequence_results(
+    ) -> tuple[tuple[SequenceResult, ...], tuple[int, ...]]:
+        """One for each unit of work; or their tokens, where that is all there is to say and nobody else is told."""
+        errors = self._batch.errors
+        if planned.decodes and not errors and self._mesh is None and not any(sampled.logprobs):
+            return (), tuple(sampled.token_ids)
+        results = sequence_results(
             planned.work,
             planned.rows,
             planned.sampled.tolist(),
             sampled.token_ids,
             sampled.logprobs,
             prompt_logprobs,
-            self._batch.errors,
+            errors,
             decodes=planned.decodes,
         )
+        return results, ()

@@ -1,9 +1,4 @@
-"""The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument.
-
-Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. Who
-needs a block that is not there takes it from the last running sequence in that order, which starts over later; the
-first is never preempted, and alone it fits, so every step moves something.
-"""
+"""The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
 from collections import deque
 
@@ -12,6 +7,7 @@ from penstock.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
+    NextTokens,
     QueueFull,
     RequestRejected,
     SequenceResult,
@@ -22,14 +18,15 @@ from penstock.messages import (
     row_size,
 )
 from penstock.schedule.admission import check_memory, check_request
-from penstock.schedule.cache import Hit, KVCache
+from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.log import Aborted, Added, Applied, CacheReset, Event, EventLog, Finished, Planned, Started
+from penstock.schedule.planner import Planner
 from penstock.schedule.policy import QueuePolicy, by_priority
 from penstock.schedule.roster import Roster
 from penstock.schedule.sequence import Phase, Request, Sequence
-from penstock.schedule.shares import take_share
-from penstock.schedule.step import Outstanding, StepDraft
+from penstock.schedule.step import Outstanding
+from penstock.schedule.stretch import Stretch, stretch_of
 
 
 class Scheduler:
@@ -46,19 +43,18 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._depth = capacity.depth
-        self._late_ids = capacity.late_ids
-        # Where plans cannot build upon each other, they share the tokens as they share the sequences.
-        self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
+        self._repeats = capacity.depth == 1 and not config.num_drafts  # a plan may be the one before, again
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self._roster = Roster()
+        self._planner = Planner(config, capacity, self._cache, self._roster)
         self._outstanding: deque[Outstanding] = deque()
-        self._gone: list[int] = []  # for the next plan
+        self._stretch: Stretch | None = None  # while it lasts, its sequences are behind
         self._next_sequence = 1
         self._next_plan = 1
-        self._steps = self._preemptions = self._prefix_queries = self._prefix_hits = self._computed_tokens = 0
+        self._steps = self._computed_tokens = 0
         self._record(Started(config, capacity, incarnation))
 
     # -- requests come and go ---------------------------------------------------------------------------------
@@ -86,6 +82,7 @@ class Scheduler:
                     f"{self._roster.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
                     f"retry later or raise max_waiting"
                 )
+        self._end_stretch()
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._roster.add(state)
@@ -100,6 +97,7 @@ class Scheduler:
         sequence = state.choices.get(choice) if state is not None else None
         if sequence is None:
             return []
+        self._end_stretch()
         self._record(Finished(request_id, choice, reason, keep, now))
         return [self._end(sequence, reason, min(max(keep, 0), sequence.num_output), now)]
 
@@ -108,6 +106,7 @@ class Scheduler:
         state = self._roster.requests.get(request_id)
         if state is None:
             return []
+        self._end_stretch()
         self._record(Aborted(request_id, now))
         return self._end_request(state, "abort", "", now)
 
@@ -122,143 +121,68 @@ class Scheduler:
         """The next step. None where there is nothing to do until a request is added or a result applied."""
         if len(self._outstanding) >= self._depth or not self._roster.requests:
             return None
-        self._record(Planned(now))
-        step = StepDraft(self._budget)
-        if self._late_ids:
-            self._continue_running(step)
-        else:
-            self._continue_known(step)
-        self._admit_waiting(step, now)
+        if self._log is not None:
+            self._log.append(Planned(now))
+        if self._stretch is not None:
+            plan = self._continue_stretch(self._stretch)
+            if plan is not None:
+                return plan
+            self._end_stretch()
+        step = self._planner.draft(len(self._outstanding), now)
         if not step.work:
             return None
-        plan, outstanding = step.seal(self._next_plan, tuple(self._gone))
-        self._gone.clear()
+        plan, outstanding = step.seal(self._next_plan, tuple(self._planner.gone))
+        self._planner.gone.clear()
         self._next_plan += 1
         self._outstanding.append(outstanding)
         self._cache.submitted(plan.plan_id)
         return plan
 
-    def _continue_running(self, step: StepDraft) -> None:
-        """Plan work for running sequences, as far as there are blocks."""
-        running = self._roster.running  # loses sequences at its end only: preempted ones, not yet visited
-        per_decode = 1 + self._config.num_drafts
-        work, sequences = step.work, step.sequences
-        decodes = 0
-        for index, sequence in enumerate(running):
-            end = sequence.planned + 1
-            if end == sequence.expected and end <= sequence.slots and per_decode == 1:
-                # The common case, written out: one token with room for it.
-                if end < sequence.limit:
-                    sequence.planned = end
-                    sequence.expected = end + 1
-                    sequence.in_flight += 1
-                    work.append(sequence.decode)
-                    sequences.append(sequence)
-                    decodes += 1
-            else:
-                # Whoever comes later keeps the tokens of a decode, however long this one's prompt is.
-                reserved = (len(running) - index - 1) * per_decode
-                self._extend(sequence, step.budget - decodes - reserved, step)
-        step.budget -= decodes
-
-    def _continue_known(self, step: StepDraft) -> None:
-        """The same where a plan may not build upon a token that is yet to be sampled."""
-        per_decode = 1 + self._config.num_drafts
-        sequences, decodes = take_share(self._roster.running, self._depth, len(self._outstanding))
-        for sequence in sequences:
-            decodes -= sequence.planned + 1 == sequence.expected
-            if sequence.phase is Phase.RUNNING:  # not preempted for one before it
-                self._extend(sequence, step.budget - decodes * per_decode, step)
-
-    def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
-        """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
-        target = sequence.target
-        end = min(target, sequence.planned + allowance)
-        if end <= sequence.planned:
-            return
-        if end == sequence.planned + 1 == sequence.expected:
-            end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
-        if end > sequence.slots:
-            reach = self._cache.reach(sequence)
-            if reach == sequence.planned:
-                if not self._take_block(sequence):
-                    return
-                reach = self._cache.reach(sequence)
-            end = min(end, reach)
-        if end > sequence.slots:
-            step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
-        step.add(sequence, end, max(end - target, 0))
-
-    def _take_block(self, sequence: Sequence) -> bool:
-        """Preempt later sequences until every group has a block. False where only waiting helps.
-
-        That is for a result, which lifts a fence, or, with all later ones gone, for an earlier sequence to end.
-        """
-        pools = self._cache.pools
-        while not all(pool.available for pool in pools):
-            if all(pool.available or pool.fenced for pool in pools):
-                return False
-            victim = self._roster.running[-1]
-            if victim is sequence:
-                return False
-            self._preempt(victim)
-        return True
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Start a sequence over. Tokens still in flight are kept when they come; it waits for them."""
-        self._roster.preempt(victim)
-        self._cache.free(victim)
-        self._gone.append(victim.id)
-        victim.preemptions += 1
-        self._preemptions += 1
-
-    def _admit_waiting(self, step: StepDraft, now: float) -> None:
-        """Start waiting sequences in order, each only if all its known tokens fit. Nobody overtakes.
-
-        So nothing is admitted while a running sequence lacks a block, nor what was preempted in this very step.
-        """
-        waiting, running = self._roster.waiting, self._roster.running
-        while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
-            sequence = waiting[0]
-            if sequence.in_flight:
-                return
-            # A block to spare while others run, so that an admission is not undone by the next block they need.
-            hit = self._cache.find(sequence, spare=1 if running else 0)
-            if hit is None:
-                return
-            self._note_start(sequence, hit.computed, now)
-            self._start(sequence, hit, step)
-
-    def _start(self, sequence: Sequence, hit: Hit, step: StepDraft) -> None:
-        self._roster.start(sequence)
-        self._cache.start(sequence, hit)
-        end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
-        self._cache.grow(sequence, end)
-        if hit.tails:
-            step.copies += self._cache.copies(sequence, hit)
-            step.tails.append(hit.tails)
-        step.introduce(sequence)
-        step.add(sequence, end, 0)
-
-    def _note_start(self, sequence: Sequence, computed: int, now: float) -> None:
-        """Time and prefix hits count for the first start only, not for a return after preemption."""
-        state = sequence.request
-        if not state.started:
-            state.cached_tokens = min(computed, sequence.num_prompt)
-            if self._config.enable_prefix_caching and not sequence.wants_rows:
-                self._prefix_queries += sequence.num_prompt
-                self._prefix_hits += state.cached_tokens
-        if sequence.started < 0:
-            sequence.started = now
+    def _continue_stretch(self, stretch: Stretch) -> StepPlan | None:
+        """The same work again; None where it is over, or lacks a block."""
+        if not stretch.left:
+            return None
+        stretch.left -= 1
+        blocks: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
+        if lacking := stretch.lacking():
+            for sequence in lacking:
+                self._settle(sequence)
+            if any(pool.available < len(lacking) for pool in self._cache.pools):
+                return None
+            blocks = tuple([(s.id, self._cache.grow(s, s.slots + 1)) for s in lacking])
+        number = self._next_plan
+        self._next_plan = number + 1
+        self._outstanding.append(Outstanding(number, stretch.sequences, stretch.work, ()))
+        return StepPlan(number, stretch.work, (), blocks)
 
     # -- results ----------------------------------------------------------------------------------------------
 
+    def follow(self, result: StepResult, now: float) -> NextTokens | None:
+        """As `apply`, where the result gives those choices that the last one gave tokens another one each, and does
+        nothing else; None, and nothing is done, where it may do more."""
+        stretch = self._stretch
+        if stretch is None or not self._outstanding or self._outstanding[0].plan_id != result.plan_id:
+            return None
+        tokens = stretch.take(result.token_ids, now)
+        if tokens is not None:
+            if self._log is not None:
+                self._log.append(Applied(result, now))
+            self._outstanding.popleft()
+            self._steps += 1
+            self._computed_tokens += len(stretch.work)
+        return tokens
+
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
         """Take the result of the oldest outstanding plan. ValueError where it is not an answer to that plan."""
+        followed = self.follow(result, now)
+        if followed is not None:
+            return followed.deltas()
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
-        step.check_answer(result)
+        answers = result.answers(step.work)
+        step.check_answer(result.plan_id, answers)
+        self._end_stretch()
         self._record(Applied(result, now))
         self._outstanding.popleft()
         self._cache.applied(step.plan_id, step.tails)
@@ -266,7 +190,7 @@ class Scheduler:
         self._computed_tokens += sum([work.count for work in step.work])
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
-        for sequence, work, answer in zip(step.sequences, step.work, result.results, strict=True):
+        for sequence, work, answer in zip(step.sequences, step.work, answers, strict=True):
             sequence.in_flight -= 1
             tokens, ids = sequence.tokens, answer.token_ids
             length = len(tokens)
@@ -292,7 +216,33 @@ class Scheduler:
             delta = self._advance(sequence, work, answer, now)
             if delta is not None:
                 deltas.append(delta)
+        if result.token_ids:
+            self._begin_stretch()
         return deltas
+
+    def _begin_stretch(self) -> None:
+        """Where nothing but the sequences that run decides on the next plan, and no other is outstanding."""
+        running = self._roster.running
+        full = len(running) >= self._config.max_num_seqs
+        if self._repeats and not self._planner.gone and (full or not self._roster.waiting):
+            self._stretch = stretch_of(running, self._cache.block_size, self._incarnation)
+
+    def _end_stretch(self) -> None:
+        """Before anything looks at a sequence, or changes which of them run."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is None:
+            return
+        if self._outstanding:
+            self._cache.submitted(self._outstanding[0].plan_id)
+        stretch.end(bool(self._outstanding))
+        for sequence in stretch.sequences:
+            self._settle(sequence)
+
+    def _settle(self, sequence: Sequence) -> None:
+        """What it has computed in a stretch."""
+        if sequence.computed >= sequence.next_fill:
+            self._cache.settle(sequence)
+            sequence.quiet = min(sequence.limit, sequence.next_fill + 1)
 
     def _advance(self, sequence: Sequence, work: Work, answer: SequenceResult, now: float) -> TokenDelta | None:
         """Take what one unit of work gave."""
@@ -401,8 +351,7 @@ class Scheduler:
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.RUNNING:
-            self._cache.free(sequence)
-            self._gone.append(sequence.id)
+            self._planner.forget(sequence)
         self._roster.remove(sequence)
 
     # -- looking in -------------------------------------------------------------------------------------------
@@ -411,6 +360,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a result is awaited or a request has not ended."""
         return bool(self._roster.requests or self._outstanding)
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """How many are held and how many cached, by KV group: of the stats, what steps change that only give tokens."""
+        return tuple([(pool.held, pool.reusable) for pool in self._cache.pools])
 
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
@@ -424,9 +378,9 @@ class Scheduler:
             blocks_total=tuple(pool.total for pool in pools),
             blocks_held=tuple(pool.held for pool in pools),
             blocks_cached=tuple(pool.reusable for pool in pools),
-            preemptions=self._preemptions,
-            prefix_queries=self._prefix_queries,
-            prefix_hits=self._prefix_hits,
+            preemptions=self._planner.preemptions,
+            prefix_queries=self._planner.prefix_queries,
+            prefix_hits=self._planner.prefix_hits,
             computed_tokens=self._computed_tokens,
             step_seconds=step_seconds,
             forward_seconds=forward_seconds,
@@ -435,6 +389,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
+        if self._stretch is not None:
+            self._stretch.tell()
         running = self._roster.running
         self._roster.check()
         self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])

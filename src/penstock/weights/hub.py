@@ -57,6 +57,8 @@ def locate_model(
         if revision is not None:
             raise HubError(f"{name} is a folder, which has no revisions; leave --revision {revision} out")
         return folder
+    if name and folder.is_file():
+        raise HubError(f"{name} is a file; name the folder of a model's config.json and safetensors")
     if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         raise HubError(f"{name!r} is neither a folder nor a hub id such as 'org/model'; check the path")
     patterns = CONFIG_FILES + TOKENIZER_FILES + (WEIGHT_FILES if weights else ())

@@ -12,8 +12,11 @@ from msgspec.structs import replace
 from penstock.config import EngineConfig
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
 from penstock.messages.logprobs import unpack_rows
-from penstock.runtime import DeviceRunner, ModelRunner, load_device, load_host_runner, load_runner
+from penstock.runtime import load_device
+from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.load import load_host_runner, load_runner
 from penstock.runtime.load_device import load_on
+from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import triton_step
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU

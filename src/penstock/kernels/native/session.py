@@ -77,7 +77,13 @@ _CODES: dict[type[Any], tuple[int, str]] = {
     FiniteOp: (FINITE, "finite"),
 }
 _NAMES = dict(_CODES.values())
-_PRODUCTS = {"attention": "output", "gate_up": "down", "output": "router", "route": "shared_gate"}  # by what was before
+_PRODUCTS = {  # by what was before: a program of the head's begins within a layer
+    "": "output",
+    "attention": "output",
+    "gate_up": "down",
+    "output": "router",
+    "route": "shared_gate",
+}
 
 
 class TimedOp(NamedTuple):

@@ -1,0 +1,157 @@
+"""What the next step computes.
+
+Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. Who
+needs a block that is not there takes it from the last running sequence in that order, which starts over later; the
+first is never preempted, and alone it fits, so every step moves something.
+"""
+
+from penstock.messages import Capacity
+from penstock.schedule.cache import Hit, KVCache
+from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.roster import Roster
+from penstock.schedule.sequence import Phase, Sequence
+from penstock.schedule.shares import take_share
+from penstock.schedule.step import StepDraft
+
+
+class Planner:
+    """Drafts steps from a scheduler's roster and cache, and moves sequences between the lines of the one and blocks of
+    the other as they start and are preempted."""
+
+    def __init__(self, config: SchedulerConfig, capacity: Capacity, cache: KVCache, roster: Roster) -> None:
+        self._config = config
+        self._depth = capacity.depth
+        self._late_ids = capacity.late_ids
+        # Where plans cannot build upon each other, they share the tokens as they share the sequences.
+        self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
+        self._cache = cache
+        self._roster = roster
+        self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
+        self.preemptions = self.prefix_queries = self.prefix_hits = 0
+
+    def draft(self, outstanding: int, now: float) -> StepDraft:
+        """The next step, beside so many plans that are outstanding. It has no work where there is nothing to do."""
+        step = StepDraft(self._budget)
+        if self._late_ids:
+            self._continue_running(step)
+        else:
+            self._continue_known(step, outstanding)
+        self._admit_waiting(step, now)
+        return step
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free a running sequence's blocks here, and with the next plan what the executor has of it."""
+        self._cache.free(sequence)
+        self.gone.append(sequence.id)
+
+    def _continue_running(self, step: StepDraft) -> None:
+        """Plan work for running sequences, as far as there are blocks."""
+        running = self._roster.running  # loses sequences at its end only: preempted ones, not yet visited
+        per_decode = 1 + self._config.num_drafts
+        work, sequences = step.work, step.sequences
+        decodes = 0
+        for index, sequence in enumerate(running):
+            end = sequence.planned + 1
+            if end == sequence.expected and end <= sequence.slots and per_decode == 1:
+                # The common case, written out: one token with room for it.
+                if end < sequence.limit:
+                    sequence.planned = end
+                    sequence.expected = end + 1
+                    sequence.in_flight += 1
+                    work.append(sequence.decode)
+                    sequences.append(sequence)
+                    decodes += 1
+            else:
+                # Whoever comes later keeps the tokens of a decode, however long this one's prompt is.
+                reserved = (len(running) - index - 1) * per_decode
+                self._extend(sequence, step.budget - decodes - reserved, step)
+        step.budget -= decodes
+
+    def _continue_known(self, step: StepDraft, outstanding: int) -> None:
+        """The same where a plan may not build upon a token that is yet to be sampled."""
+        per_decode = 1 + self._config.num_drafts
+        sequences, decodes = take_share(self._roster.running, self._depth, outstanding)
+        for sequence in sequences:
+            decodes -= sequence.planned + 1 == sequence.expected
+            if sequence.phase is Phase.RUNNING:  # not preempted for one before it
+                self._extend(sequence, step.budget - decodes * per_decode, step)
+
+    def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
+        """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
+        target = sequence.target
+        end = min(target, sequence.planned + allowance)
+        if end <= sequence.planned:
+            return
+        if end == sequence.planned + 1 == sequence.expected:
+            end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
+        if end > sequence.slots:
+            reach = self._cache.reach(sequence)
+            if reach == sequence.planned:
+                if not self._take_block(sequence):
+                    return
+                reach = self._cache.reach(sequence)
+            end = min(end, reach)
+        if end > sequence.slots:
+            step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
+        step.add(sequence, end, max(end - target, 0))
+
+    def _take_block(self, sequence: Sequence) -> bool:
+        """Preempt later sequences until every group has a block. False where only waiting helps.
+
+        That is for a result, which lifts a fence, or, with all later ones gone, for an earlier sequence to end.
+        """
+        pools = self._cache.pools
+        while not all(pool.available for pool in pools):
+            if all(pool.available or pool.fenced for pool in pools):
+                return False
+            victim = self._roster.running[-1]
+            if victim is sequence:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Start a sequence over. Tokens still in flight are kept when they come; it waits for them."""
+        self._roster.preempt(victim)
+        self.forget(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+
+    def _admit_waiting(self, step: StepDraft, now: float) -> None:
+        """Start waiting sequences in order, each only if all its known tokens fit. Nobody overtakes.
+
+        So nothing is admitted while a running sequence lacks a block, nor what was preempted in this very step.
+        """
+        waiting, running = self._roster.waiting, self._roster.running
+        while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
+            sequence = waiting[0]
+            if sequence.in_flight:
+                return
+            # A block to spare while others run, so that an admission is not undone by the next block they need.
+            hit = self._cache.find(sequence, spare=1 if running else 0)
+            if hit is None:
+                return
+            self._note_start(sequence, hit.computed, now)
+            self._start(sequence, hit, step)
+
+    def _start(self, sequence: Sequence, hit: Hit, step: StepDraft) -> None:
+        self._roster.start(sequence)
+        self._cache.start(sequence, hit)
+        end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
+        self._cache.grow(sequence, end)
+        if hit.tails:
+            step.copies += self._cache.copies(sequence, hit)
+            step.tails.append(hit.tails)
+        step.introduce(sequence)
+        step.add(sequence, end, 0)
+
+    def _note_start(self, sequence: Sequence, computed: int, now: float) -> None:
+        """Time and prefix hits count for the first start only, not for a return after preemption."""
+        state = sequence.request
+        if not state.started:
+            state.cached_tokens = min(computed, sequence.num_prompt)
+            if self._config.enable_prefix_caching and not sequence.wants_rows:
+                self.prefix_queries += sequence.num_prompt
+                self.prefix_hits += state.cached_tokens
+        if sequence.started < 0:
+            sequence.started = now
