@@ -14,7 +14,7 @@ serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

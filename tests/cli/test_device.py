@@ -62,7 +62,7 @@ def test_auto_imports_no_torch() -> None:
 @pytest.mark.parametrize("command", ["serve", "run"])
 def test_a_gpu_that_is_not_there_is_one_clear_line(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", command, "--device", "cuda"],
+        [sys.executable, "-m", "penstock", command, "--device", "cuda"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,7 +14,7 @@ HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "huggingface_hub", "toke
 
 
 def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli.main", *arguments]
+    command = [sys.executable, "-m", "penstock", *arguments]
     return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=120, check=False)
 
 
@@ -62,11 +62,20 @@ def test_version(told: Told) -> None:
         (("plan", "--kv-cache-memory", "1KiB"), ("--kv-cache-memory",)),
         (("plan", "--config", "no-such-file.yaml"), ("no-such-file.yaml",)),
         (("bench", "throughput", "--cases", "8x"), ("8x", "NxIN/OUT")),
+        (("bench", "throughput", "--cases", "1x8/8,1x99999/4"), ("--cases 1x99999/4 takes 100003", "at most 2048")),
+        (("bench", "latency", "--cases", "1x50/15", "--max-model-len", "64"), ("--cases 1x50/15 takes 65", "is 64")),
+        (("bench", "latency", "--cases", "1x2/2", "--max-model-len", "32"), ("warm-up takes 40", "--max-model-len")),
+        (("bench", "step", "--context", "99999"), ("--context 99999", "at most 2048")),
         (("bench", "step", "--rows", "1,0"), ("--rows", "1,0")),
         (("bench", "kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
         (("bench", "kernels", "--isa", "mmx"), ("--isa", "mmx")),
         (("bench", "serve", "--slo", "speed=1"), ("ttft", "speed=1")),
+        (("bench", "serve", "--slo", "ttft=soon"), ("ttft=soon", "in seconds")),
         (("bench", "serve", "--request-rate", "0"), ("--request-rate", "0")),
+        (("bench", "serve", "--output-len", "9-3"), ("--output-len", "LOW-HIGH", "9-3")),
+        (("bench", "kernels", "--threads", "9999"), ("--threads 9999", "cores")),
+        (("run", "Once upon a time"), ("'Once upon a time'", "before the prompt", "standard input")),
+        (("plan", __file__), ("test_help.py is a file", "folder")),
         (("plan", "--json", "no-such-folder/plan.json"), ("--json", "no-such-folder")),
         (("plan", "--max-num-seqs", "100000000"), ("does not fit", "set --max-num-seqs")),
         (("plan", "--hardware", "8xH1000"), ("--hardware", "8xH1000", "H100")),
@@ -88,7 +97,7 @@ def test_a_mistake_ends_the_process_with_2_and_no_traceback() -> None:
 
 def test_a_full_disk_is_one_clear_line() -> None:
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "penstock.cli.main", "plan"]
+        command = [sys.executable, "-m", "penstock", "plan"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr == "penstock: [Errno 28] No space left on device\n"

@@ -39,7 +39,7 @@ def test_a_quantised_model_writes() -> None:
 
 
 def test_without_native_kernels_it_says_what_to_do() -> None:
-    command = (sys.executable, "-m", "penstock.cli.main", "run", str(default_model()), "x", "--quantization", "int8")
+    command = (sys.executable, "-m", "penstock", "run", str(default_model()), "x", "--quantization", "int8")
     without = {**os.environ, "PENSTOCK_ISA": "none"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=without)
     assert done.returncode != 0 and "Traceback" not in done.stderr

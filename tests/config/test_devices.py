@@ -58,4 +58,4 @@ def test_what_is_no_hardware_is_refused_with_what_is(text: str, words: str) -> N
 
 
 def test_speeds() -> None:
-    assert parse_speed(" 25GB/s ") == parse_speed("25GB") == 25 * 10**9
+    assert parse_speed("--link", " 25GB/s ") == parse_speed("--link", "25GB") == 25 * 10**9

@@ -95,6 +95,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         gather(file=path)
     assert words in str(caught.value) and str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_too_large(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from tests.e2e.server import Server, serving
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Tests that share it belong to the xdist group "embedded-server"."""
     log: Path = tmp_path_factory.mktemp("serve") / "log"
     with serving(log, "--max-num-seqs", "16", "--kv-cache-memory", "64MiB") as running:
         yield running

@@ -12,6 +12,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.e2e.bound import bound
+from tests.engine.processes import alive, children
+
+TICK = 0.05
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -19,32 +24,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def children(pid: int) -> list[int]:
-    """Direct children of a process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            text = stat.read_text()
-            if int(text.rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def wait_for(condition, seconds: float, what: str):  # type: ignore[no-untyped-def]
-    """The first true value of `condition()`; AssertionError when `seconds` pass without one."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    """The first true value of `condition()`; AssertionError when `seconds` pass without one, those not counted in
+    which this process was stopped."""
+    for _ in range(round(seconds / TICK)):
         if value := condition():
             return value
-        time.sleep(0.05)
+        time.sleep(TICK)
     raise AssertionError(f"waited {seconds} s for {what}")
 
 
@@ -84,11 +70,11 @@ class Server:
 def serving(log: Path, *flags: str, model: str | None = None, ready_within: float = 90) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", *([model] if model else [])]
+    command = [sys.executable, "-m", "penstock", "serve", *([model] if model else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [*command, "--port", str(port), "--threads", "1", *flags],
+            bound([*command, "--port", str(port), "--threads", "1", *flags]),
             stdout=sink,
             stderr=sink,
             env=environment,

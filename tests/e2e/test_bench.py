@@ -33,7 +33,6 @@ def test_throughput_writes_its_figures_beside_the_roofline(tmp_path: Path) -> No
         assert row["case"] in done.stdout
 
 
-@pytest.mark.xdist_group("embedded-server")
 def test_a_running_server_is_loaded_and_its_goodput_counted(tmp_path: Path, server: Server) -> None:
     file = tmp_path / "out.json"
     done = penstock(
@@ -57,7 +56,7 @@ def test_run_streams_one_completion_and_says_the_same_again() -> None:
 def test_run_without_a_prompt_is_a_session() -> None:
     """In a real terminal: two prompts, an error in between that ends its turn only, and Ctrl-D."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "penstock.cli.main", "run", "--max-tokens", "4", "--max-model-len", "64", *SMALL]
+    command = [sys.executable, "-m", "penstock", "run", "--max-tokens", "4", "--max-model-len", "64", *SMALL]
     process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     os.close(theirs)
     os.write(ours, b"import \n" + b"x = 1; " * 60 + b"\nclass \n\x04")

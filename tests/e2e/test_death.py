@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import Server, alive, gauge, serving, status, wait_for
+from penstock.cli.embedded import default_model
+from tests.e2e.server import Server, gauge, serving, status, wait_for
+from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--threads", "1")  # others compute here as well
 ERROR = 'data: {"error":'  # how an event begins that is one; a model may well write the word
@@ -46,6 +50,16 @@ def started(server: Server, count: int, max_tokens: int = 1800) -> list[Stream]:
     return streams
 
 
+def errors_of(streams: list[Stream], killed: float, seconds: float) -> list[str]:
+    """What the streams end with, all of them within so many seconds of that time."""
+    for stream in streams:
+        stream.join(10)
+        assert stream.broken is None
+        assert stream.ended - killed < seconds
+        assert stream.lines[-1] == "data: [DONE]" and stream.lines[-2].startswith(ERROR)
+    return [stream.lines[-2] for stream in streams]
+
+
 def running(server: Server) -> float:
     return gauge(httpx.get(server.url + "/metrics").text, "penstock_num_requests_running")
 
@@ -56,12 +70,7 @@ def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> N
         killed = time.monotonic()
         os.kill(server.engine_pid, signal.SIGKILL)
         wait_for(lambda: status(server.url + "/readyz") == 503, 2, "readiness to turn false")
-        for stream in streams:
-            stream.join(10)
-            assert stream.broken is None
-            assert stream.ended - killed < 2.5
-            assert stream.lines[-1] == "data: [DONE]"
-            assert stream.lines[-2].startswith(ERROR)
+        assert len(errors_of(streams, killed, 2.5)) == 8
         refused = httpx.post(server.url + "/v1/completions", json={"model": "x", "prompt": "x"})
         assert refused.status_code in (404, 503)
         assert running(server) == 0
@@ -90,3 +99,30 @@ def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path) -> None:
             assert stream.lines[-1] == "data: [DONE]"
             assert not [line for line in stream.lines if line.startswith(ERROR)]
         assert server.process.wait(20) == 0
+
+
+def test_run_says_once_that_its_engine_died() -> None:
+    command = [sys.executable, "-m", "penstock", "run", str(default_model()), "import os\n", "--max-tokens", "1800"]
+    with subprocess.Popen([*command, *FLAGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)  # it writes
+        (engine,) = children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        told = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 1
+    assert told == "penstock: the engine process was killed by SIGKILL: the machine may be out of memory\n"
+
+
+def test_no_server_of_these_tests_outlives_them() -> None:
+    code = (
+        "import subprocess; from tests.e2e.bound import bound\n"
+        "print(subprocess.Popen(bound(['sleep', '60'])).pid, flush=True)\n"
+        "input()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = int(process.stdout.readline())
+        wait_for(lambda: Path(f"/proc/{started}/comm").read_text() == "sleep\n", 20, "the command to start")
+        process.kill()
+    wait_for(lambda: not alive(started), 5, "the command to end")

@@ -10,8 +10,6 @@ import pytest
 from tests.cli.test_help import penstock
 from tests.e2e.server import Server, gauge, status, wait_for
 
-pytestmark = pytest.mark.xdist_group("embedded-server")
-
 CODE = "def area(width, height):\n    "
 
 

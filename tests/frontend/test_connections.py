@@ -191,15 +191,23 @@ async def test_a_client_that_does_not_read_is_cut_off(make_site: Callable[..., S
         assert site.engine.aborted == [site.engine.requests[0].request_id]
 
 
-async def test_stopping_lets_streams_finish(site: Site) -> None:
-    site.says("hello world")
+@contextlib.asynccontextmanager
+async def stream_in_flight(
+    site: Site,
+) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None], asyncio.Task[httpx.Response]]]:
+    """A client of a server, the server, and an answer that goes on when `site.engine.gate` is set."""
     site.engine.gate = asyncio.Event()
     sock = listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     running = asyncio.create_task(serve(site.app, sock, site.engine))
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
         stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
         await until(lambda: site.engine.running == 1)
+        yield http, running, stream
+
+
+async def test_stopping_lets_streams_finish(site: Site) -> None:
+    site.says("hello world")
+    async with stream_in_flight(site) as (http, running, stream):
         os.kill(os.getpid(), signal.SIGTERM)
         await until(lambda: site.app.lifecycle.draining)
         assert (await http.post("/v1/completions", json=PROMPT)).status_code == 503
@@ -211,19 +219,21 @@ async def test_stopping_lets_streams_finish(site: Site) -> None:
         await asyncio.wait_for(running, 20)
     assert site.engine.closed
     with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        await asyncio.open_connection("127.0.0.1", http.base_url.port)
+
+
+async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
+    sock = listen("127.0.0.1", 0)
+    await asyncio.wait_for(
+        serve(site.app, sock, site.engine, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20
+    )
+    assert site.app.lifecycle.draining and site.engine.closed
 
 
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 async def test_stopping_ends_streams_that_take_too_long(make_site: Callable[..., Site], how: str) -> None:
     site = make_site(drain_timeout=0.2 if how == "timeout" else 60)
-    site.engine.gate = asyncio.Event()
-    sock = listen("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    running = asyncio.create_task(serve(site.app, sock, site.engine))
-    async with httpx.AsyncClient(base_url=url) as http:
-        stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
-        await until(lambda: site.engine.running == 1)
+    async with stream_in_flight(site) as (_, running, stream):
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: site.app.lifecycle.draining)
         if how == "second signal":

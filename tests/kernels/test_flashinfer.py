@@ -152,7 +152,7 @@ def test_it_computes_where_it_is_asked_for_and_can() -> None:
 
 
 def test_fp8_pages_are_not_for_it() -> None:
-    with pytest.raises(CannotQuantize, match=r"FlashInfer does not read.*--attention-backend triton"):
+    with pytest.raises(CannotQuantize, match=r"fp8 needs the attention of our GPU kernels.* it is flashinfer"):
         check_kv_dtype(GPU, ASKED, "float8_e4m3fn")
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from penstock.config import EngineConfig
 from penstock.config.memory import pool_bytes
+from penstock.engine.child import die_at_end_of_input
 from penstock.engine.client import StreamingClient
 from penstock.engine.launch import launch
 from penstock.families import load_spec, rank_facts
@@ -61,14 +62,21 @@ def loopback_up() -> None:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[None]:
-    """Two nodes with room for two threads each."""
+    """Two nodes with room for two threads each. They end with this block, and with whoever holds the other end of our
+    standard input."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     command += ["--num-cpus=2", "--object-store-memory=80000000"]
     head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
-    nodes = []
+    nodes: list[subprocess.Popen[bytes]] = []
+
+    def stop() -> None:
+        for node in reversed(nodes):
+            node.terminate()
+
+    die_at_end_of_input(stop)
     try:
         for arguments in (head, [f"--address=127.0.0.1:{port}"]):
             log = (folder / f"node{len(nodes)}.log").open("wb")
@@ -81,8 +89,7 @@ def cluster(folder: Path) -> Iterator[None]:
         os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
         yield
     finally:
-        for node in reversed(nodes):
-            node.terminate()
+        stop()
         for node in nodes:
             try:
                 node.wait(20)

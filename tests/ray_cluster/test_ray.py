@@ -1,5 +1,6 @@
 """Ranks on the nodes of a Ray cluster."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,9 @@ def own_network() -> list[str]:
 def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies(tiny_checkpoint: Callable[..., Path]) -> None:
     folders = [str(tiny_checkpoint(case.variant)) for case in CASES]
     command = [*own_network(), sys.executable, "-m", "tests.ray_cluster.session", *folders]
-    session = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    stdin, lifeline = os.pipe()
+    with open(stdin, "rb") as pipe, open(lifeline, "wb"):
+        session = subprocess.run(command, stdin=pipe, capture_output=True, text=True, timeout=400)
     assert session.returncode == 0, session.stdout + session.stderr
     assert "no rank is left" in session.stdout
 

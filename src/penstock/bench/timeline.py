@@ -1,5 +1,6 @@
 """When the tokens of each request came, and what follows from that."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -50,13 +51,13 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """ "ttft=0.5,tpot=0.05", in seconds. ValueError for another key."""
+        """ "ttft=0.5,tpot=0.05", in seconds. ValueError for another key, or no number."""
         limits: dict[str, float] = {}
         for part in filter(None, (piece.strip() for piece in text.split(","))):
-            key, _, value = part.partition("=")
-            if key not in ("ttft", "tpot", "e2e"):
+            match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)", part)
+            if match is None:
                 raise ValueError(f"an SLO names ttft, tpot or e2e in seconds, such as ttft=0.5,tpot=0.05; not {part!r}")
-            limits[key] = float(value)
+            limits[match[1]] = float(match[2])
         return cls(**limits)
 
     def met(self, line: Timeline) -> bool:

@@ -18,11 +18,12 @@ from penstock.bench.online import first_model, run_load
 from penstock.bench.roofline import Machine, least_seconds, measure
 from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, Span, mixed, parse_cases
+from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file, write_file
-from penstock.cli.prepare import Prepared, prepare
+from penstock.cli.prepare import Prepared
+from penstock.cli.room import Room, prepare_room
 from penstock.config import EngineConfig, stored_as
-from penstock.engine.launch import launch
 from penstock.engine.processors import off
 from penstock.families import model_facts
 
@@ -97,7 +98,7 @@ def offline(
     """Cases through an engine of their own process, without a server."""
     check_file("--json", json_file)
     wanted = parse_cases(cases)
-    prepared = prepare(model, {**_room_for(wanted), **flags})
+    prepared = prepare_room(model, flags, _room_for(wanted))
     engine = prepared.resolved.engine
     machine, roofline = None, "benchmarks/gpu.py measures a GPU's roofline"
     if engine.device == "cpu":  # before the engine runs, which would share the cores with what is measured
@@ -138,12 +139,13 @@ def step(
     """Decode steps of a runner in this process."""
     from penstock.bench.flame import flame
     from penstock.bench.step import Steps, room
-    from penstock.runtime import load_host_runner
+    from penstock.runtime.load import load_host_runner
 
     check_file("--json", json_file)
     check_file("--plot", plot)
     cases = parse_counts("--rows", rows)
-    prepared = prepare(model, {"max_model_len": room(context, cases, steps), "max_num_seqs": max(cases), **flags})
+    asked = f"--context {context} with --rows {rows} and --steps {steps}"
+    prepared = prepare_room(model, flags, Room(asked, room(context, cases, steps), 0, max(cases)))
     engine = prepared.resolved.engine
     if engine.device == "cuda":
         raise ValueError("--device is cuda, but this times the ops of a CPU's native kernels: set --device cpu")
@@ -192,7 +194,10 @@ def kernels(isa: str | None, threads: int, ops: str | None, json_file: str | Non
     available = instruction_sets()
     if isa not in (None, *available) or not available:
         raise ValueError(f"--isa {isa or '(default)'}: this build and processor have {', '.join(available) or 'none'}")
-    threads = threads or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    if threads > cores:
+        raise ValueError(f"--threads {threads}: this process may use {cores} cores; set --threads {cores} or less")
+    threads = threads or cores
     with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic") as status:
         torch_reaches = measure("bfloat16", threads)
         torch.set_num_threads(1)
@@ -220,10 +225,22 @@ def parse_counts(flag: str, text: str) -> list[int]:
     return counts
 
 
-def _room_for(cases: Sequence[Case]) -> dict[str, Any]:
-    """Settings under which every case runs as one batch. A flag the user gives wins."""
-    longest = max(case.prompt_len + case.output_len for case in (WARM_UP, *cases))
-    return {"max_model_len": longest + 16, "max_num_seqs": max(32, *(case.count for case in cases))}
+def _room_for(cases: Sequence[Case]) -> Room:
+    """In which every case runs as one batch."""
+    longest = max((WARM_UP, *cases), key=_tokens)
+    asked = "the warm-up" if longest is WARM_UP else f"--cases {longest}"
+    return Room(asked, _tokens(longest), 16, max(32, *(case.count for case in cases)))
+
+
+def _tokens(case: Case) -> int:
+    return case.prompt_len + case.output_len
+
+
+def _span(flag: str, text: str) -> Span:
+    try:
+        return Span.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
 
 
 def _why(error: Exception) -> str:
@@ -242,12 +259,9 @@ def _machine(machine: Machine) -> str:
 
 
 async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
-    client = await launch(prepared.resolved.engine)
-    try:
+    async with own_engine(prepared.resolved.engine) as client:
         with off(client.info.cpu):
             return await run_cases(client, cases, runs)
-    finally:
-        await client.close()
 
 
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
@@ -259,8 +273,8 @@ def online(url: str, model: str | None, api_key: str | None, load: Load, json_fi
     slo = Slo.parse(load.slo) if load.slo else None
     items = mixed(
         load.num_prompts,
-        Span.parse(load.input_len),
-        Span.parse(load.output_len),
+        _span("--input-len", load.input_len),
+        _span("--output-len", load.output_len),
         load.vocab_size,
         shared_prefix=load.shared_prefix,
         rate=load.request_rate,

@@ -167,18 +167,25 @@ def bench_serve(
 
 
 def main() -> None:
-    """The console entry: errors meant for a user are one line, not a traceback."""
+    """Errors meant for a user are one line, not a traceback."""
     try:
         app()
-    except ValueError as error:  # bad settings, models and checkpoints: each says what to change
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a terminal that is gone
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        status = _status(error)
+        if status is None:
+            raise
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(status)
 
 
-if __name__ == "__main__":
-    main()
+def _status(error: Exception) -> int | None:
+    """How a command ends by an error; None for one that says something to programmers only."""
+    from penstock.messages import EngineError
+
+    if isinstance(error, ValueError):  # bad settings, models and checkpoints: each says what to change
+        return 2
+    if isinstance(error, OSError | EngineError):  # a full disk, a terminal that is gone, an engine that died
+        return 1
+    return None

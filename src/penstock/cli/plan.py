@@ -100,9 +100,8 @@ def _splits(found: Found, machine: Hardware, devices: Devices, asked: Resolved |
             resolved = asked
         else:
             try:
-                resolved = found.resolve(
-                    machine, **_settings_of(split), threads=None
-                )  # those given are for another split
+                # The threads given are for the split given.
+                resolved = found.changed("another split", **_settings_of(split), threads=None).resolve(machine)
             except DoesNotFit:
                 continue
         engine, ranks = resolved.engine, found.divide(split, group)

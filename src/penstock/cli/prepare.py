@@ -1,7 +1,7 @@
 """From what the user typed to a complete configuration: find the model, read what it is, resolve every setting."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -36,13 +36,14 @@ class Found:
     divide: Divide
     given: Given
 
-    def resolve(self, hardware: Hardware, **changes: object) -> Resolved:
-        """Every setting, some of them changed. Raises ConfigError, CannotSplit and DoesNotFit."""
-        given = self.given
-        if changes:
-            sources = {**given.sources, **dict.fromkeys(changes, "another split")}
-            given = Given(given.settings.model_copy(update=changes), sources)
-        return resolve(given, self.divide, hardware, folder=str(self.folder))
+    def changed(self, source: str, **changes: object) -> "Found":
+        """The same with other settings, which `source` has said."""
+        sources = {**self.given.sources, **dict.fromkeys(changes, source)}
+        return replace(self, given=Given(self.given.settings.model_copy(update=changes), sources))
+
+    def resolve(self, hardware: Hardware) -> Resolved:
+        """Every setting. Raises ConfigError, CannotSplit and DoesNotFit."""
+        return resolve(self.given, self.divide, hardware, folder=str(self.folder))
 
 
 def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
@@ -65,7 +66,11 @@ def prepare(model: str | None, flags: Flags) -> Prepared:
 
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
     """
-    found = find(model, flags)
+    return prepare_found(find(model, flags))
+
+
+def prepare_found(found: Found) -> Prepared:
+    """As `prepare`, of a model that has been found."""
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
     check_runs(resolved, hardware)

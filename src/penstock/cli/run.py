@@ -3,14 +3,15 @@
 import asyncio
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec.structs import replace
 from rich.console import Console
 
+from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.prepare import prepare
-from penstock.engine.launch import launch
-from penstock.messages import EngineClient, EngineError, GenerateRequest, RequestRejected, SamplingParams
+from penstock.messages import EngineClient, GenerateRequest, RequestRejected, SamplingParams
 from penstock.text import ChatTemplateError, OutputText, Tokenizer
 
 
@@ -92,19 +93,15 @@ async def _interactive(session: Session, name: str) -> None:
 async def _main(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
     prepared = prepare(model, flags)
     tokenizer = Tokenizer.load(prepared.folder)
-    client = await launch(replace(prepared.resolved.engine, log_level="warning"))
-    try:
+    async with own_engine(replace(prepared.resolved.engine, log_level="warning")) as client:
         session = Session(client, tokenizer, wanted)
         if prompt is None and sys.stdin.isatty():
             await _interactive(session, prepared.resolved.engine.name)
         else:
             await session.answer(sys.stdin.read() if prompt is None else prompt)
-    finally:
-        await client.close()
 
 
 def run(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
-    try:
-        asyncio.run(_main(model, prompt, wanted, flags))
-    except EngineError as error:
-        raise ValueError(str(error)) from error
+    if model is not None and prompt is None and any(map(str.isspace, model)) and not Path(model).exists():
+        raise ValueError(f"{model!r} is no model: name one before the prompt, or give the prompt on standard input")
+    asyncio.run(_main(model, prompt, wanted, flags))

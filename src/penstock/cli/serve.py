@@ -79,9 +79,12 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
     )
     app = create_app(served, server, Metrics(CollectorRegistry()))
     host, port = sock.getsockname()[:2]
-    seconds = time.monotonic() - started
-    logging.getLogger("penstock.serve").info(
-        "serving %s on http://%s:%s, ready after %.1f s", served.name, host, port, seconds
-    )
+
+    def ready() -> None:
+        seconds = time.monotonic() - started
+        logging.getLogger("penstock.serve").info(
+            "serving %s on http://%s:%s, ready after %.1f s", served.name, host, port, seconds
+        )
+
     with off(client.info.cpu):
-        await serve_http(app, sock, client)
+        await serve_http(app, sock, client, ready=ready)

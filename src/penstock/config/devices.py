@@ -105,22 +105,22 @@ def parse_devices(text: str, device: Literal["cpu", "cuda"] = "cpu") -> Devices:
         raise ValueError(f"--hardware {text!r} has {count} devices: name 1 to {MAX_DEVICES}")
     memory, bandwidth, link = parts
     capability = CAPABILITIES.get(kind.upper(), "")
-    speeds = parse_speed(bandwidth), parse_speed(link)
+    speeds = parse_speed("--hardware", bandwidth), parse_speed("--hardware", link)
     device = "cuda" if capability else device
     return Devices(text.strip(), count, parse_bytes(memory), *speeds, device=device, capability=capability)
 
 
 def with_link(devices: Devices, link: str | None) -> Devices:
     """With another link, where one is given."""
-    return devices if link is None else replace(devices, link=parse_speed(link))
+    return devices if link is None else replace(devices, link=parse_speed("--link", link))
 
 
-def parse_speed(text: str) -> int:
-    """Bytes a second of '25GB/s' or '25GB', at least 1."""
+def parse_speed(flag: str, text: str) -> int:
+    """Bytes a second of '25GB/s' or '25GB', at least 1. ValueError names the flag."""
     try:
         speed = parse_bytes(text.strip().removesuffix("/s"))
     except ValueError:
         speed = 0
     if speed < 1:
-        raise ValueError(f"{text!r} is no speed; write for example 25GB/s")
+        raise ValueError(f"{flag}: {text!r} is no speed; write for example 25GB/s")
     return speed

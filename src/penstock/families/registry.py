@@ -43,10 +43,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in FAMILIES]
     if not known:
-        named = ", ".join(map(repr, architectures)) or "none is named"
-        raise UnsupportedModel(
-            f"config.json: architecture {named} is not supported; supported: {', '.join(sorted(FAMILIES))}"
-        )
+        named = ", ".join(map(repr, architectures))
+        what = f"architecture {named} is not supported" if named else "no architecture is named"
+        raise UnsupportedModel(f"config.json: {what}; supported: {', '.join(sorted(FAMILIES))}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")

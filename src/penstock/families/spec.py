@@ -2,7 +2,6 @@
 from this alone.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,11 +162,6 @@ class ModelSpec:
         return self.vocab_total or self.vocab_size
 
     @property
-    def has_embedding(self) -> bool:
-        """Whether token ids become hidden states here: not in a later stage of a pipeline."""
-        return any(parameter.name == "embedding.weight" for parameter in self.parameters)
-
-    @property
     def has_head(self) -> bool:
         """Whether hidden states become logits here, by the final norm and the head: not in an earlier stage."""
         return any(parameter.name == "norm.weight" for parameter in self.parameters)
@@ -183,9 +177,3 @@ class ModelSpec:
 
     def num_parameters(self) -> int:
         return sum(parameter.size for parameter in self.parameters)
-
-    def tensor_names(self) -> Iterator[str]:
-        """Every checkpoint tensor the parameters are read from."""
-        for parameter in self.parameters:
-            for source in parameter.sources:
-                yield source.name

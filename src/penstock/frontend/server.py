@@ -6,7 +6,7 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import cast
 
@@ -51,8 +51,16 @@ def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
     return sock
 
 
-async def serve(app: Access, sock: socket.socket, client: EngineClient, *, stop: asyncio.Event | None = None) -> None:
-    """Serves on a listening socket until SIGTERM or SIGINT; or until `stop` is set, where it is given.
+async def serve(
+    app: Access,
+    sock: socket.socket,
+    client: EngineClient,
+    *,
+    stop: asyncio.Event | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves on a listening socket until SIGTERM or SIGINT; or until `stop` is set, where it is given. `ready` is
+    called once requests are answered and a signal lets them finish.
 
     Then it takes no new requests, lets those in flight finish for at most the limits' `drain_timeout`, and closes the
     client and the socket. A second signal cuts the waiting short. What is still in flight then ends with the engine's
@@ -72,7 +80,7 @@ async def serve(app: Access, sock: socket.socket, client: EngineClient, *, stop:
         timeout_keep_alive=int(app.limits.keep_alive_timeout),
         timeout_graceful_shutdown=5,  # to write out what is left; requests have had `drain_timeout` already
     )
-    server = _Server(config)
+    server = _Server(config, ready)
     async with _stopping(stop) as (stopping, hurry):
         running = asyncio.create_task(server.serve(sockets=[sock]))
         stopped = asyncio.create_task(stopping.wait())
@@ -107,6 +115,14 @@ async def _drain(app: Access, hurry: asyncio.Event) -> None:
 
 class _Server(uvicorn.Server):
     """Leaves signals to us. uvicorn would stop listening at once; we answer 503 until the last stream has ended."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

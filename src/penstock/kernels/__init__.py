@@ -65,14 +65,10 @@ def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
 
 def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
     provider = PAGED_ATTENTION.select(platform, needs).name
-    if provider == "flashinfer":
-        raise CannotQuantize(
-            "--kv-cache-dtype fp8 has a scale for each token and head, which FlashInfer does not read; leave it at "
-            "auto, or set --attention-backend triton"
-        )
     if provider not in ("triton", "triton_fixed"):
         raise CannotQuantize(
-            f"--kv-cache-dtype fp8 needs the GPU kernels, but the device is {platform.device}; leave it at auto"
+            f"--kv-cache-dtype fp8 needs the attention of our GPU kernels, but on this {platform.device} device it is "
+            f"{provider}; leave it at auto"
         )
     if odd := [dim for dim in needs.head_dims if dim % 4]:  # scales, of four bytes, lie behind the heads'
         raise CannotQuantize(

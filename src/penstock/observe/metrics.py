@@ -17,6 +17,7 @@ from penstock.observe.model import REASONS, EngineView, Latencies, ModelMetrics
 from penstock.observe.series import Histogram
 
 _PREFIXES = ("penstock_", "vllm:")
+_IDLE = EngineStats()
 
 
 class Metrics:
@@ -49,15 +50,10 @@ class Metrics:
         return encoder(self.registry), content_type
 
 
-# An engine that has ended runs nothing, whatever it said last.
 _GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] = (
-    ("num_requests_running", "Requests in the running batch.", lambda engine, stats: engine.healthy * stats.running),
-    ("num_requests_waiting", "Requests waiting to run.", lambda engine, stats: engine.healthy * stats.waiting),
-    (
-        "kv_cache_usage_perc",
-        "Share of KV blocks held by requests, 1 = all.",
-        lambda engine, stats: engine.healthy * stats.kv_usage,
-    ),
+    ("num_requests_running", "Requests in the running batch.", lambda _, stats: stats.running),
+    ("num_requests_waiting", "Requests waiting to run.", lambda _, stats: stats.waiting),
+    ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
     ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(engine.healthy)),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (
@@ -104,8 +100,10 @@ class _Exposition:
 
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.values()}
+        # An engine that has ended runs nothing, whatever it said last.
+        load = {model.name: stats[model.name] if model.engine.healthy else _IDLE for model in self._models.values()}
         for prefix in _PREFIXES:
-            yield from self._gauges(prefix, stats)
+            yield from self._gauges(prefix, load)
             yield from self._counters(prefix, stats)
             yield from self._histograms(prefix)
         yield from self._genai()
@@ -115,11 +113,11 @@ class _Exposition:
             answered.add_metric(key, count)
         yield answered
 
-    def _gauges(self, prefix: str, stats: dict[str, EngineStats]) -> Iterator[Metric]:
+    def _gauges(self, prefix: str, load: dict[str, EngineStats]) -> Iterator[Metric]:
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(prefix + name, text, labels=["model_name"])
             for model in self._models.values():
-                gauge.add_metric([model.name], value(model.engine, stats[model.name]))
+                gauge.add_metric([model.name], value(model.engine, load[model.name]))
             yield gauge
         # num_gpu_blocks is vLLM's name for the pool's size, on any device.
         labels = ["model_name", "block_size", "num_gpu_blocks", "cache_dtype"]
