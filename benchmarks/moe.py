@@ -24,14 +24,17 @@ from penstock.runtime.load import load_runner
 
 SHAPE = "moe"
 CONTEXT = 256  # tokens of each sequence in the KV cache
-BYTES, READS = 512 << 20, 25  # of a read of memory, and how many tell its bandwidth
+BYTES, READS = 512 << 20, 9  # of a read of memory, and how many tell its bandwidth
+STEADY = 0.9  # of a round's two bandwidths, the lower over the higher: else nobody knows what its steps had
+LEAST_STEADY = 5  # rounds
 DTYPES = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 class Round(NamedTuple):
     steps: list[Breakdown]  # for each number of rows
-    machine: Machine  # as it was before or after, whichever is faster; or as fast as the experts were read
+    machine: Machine  # as it was before and after, on average; or as fast as the experts were read
     best: float  # bytes a second of the fastest read, which a step cannot count on
+    steady: bool  # before and after agree
 
 
 @contextmanager
@@ -45,10 +48,8 @@ def unpinned(cpus: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, pinned)
 
 
-def read_rate() -> tuple[float, float]:
+def read_rate(data: torch.Tensor) -> tuple[float, float]:
     """(median, best) bytes a second that torch's threads read from memory: a step's time is a median too."""
-    data = torch.ones(BYTES // 8, dtype=torch.int64)
-    data.sum()
     rates = []
     for _ in range(READS):
         began = time.perf_counter()
@@ -58,7 +59,7 @@ def read_rate() -> tuple[float, float]:
 
 
 def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: int, cpus: set[int]) -> list[Round]:
-    """The machine and the model in turns, as the machine's speed changes with what else it does."""
+    """The machine and the model in short turns, as the machine's speed changes with what else it does."""
     config = EngineConfig(
         model=str(folder),
         name=SHAPE,
@@ -68,6 +69,7 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
         quantization=quantization,
         threads=len(cpus),
     )
+    data = torch.ones(BYTES // 8, dtype=torch.int64)
 
     with unpinned(cpus):
         flops = measure(config.dtype, config.threads, quantized=quantization != "none").flops
@@ -75,19 +77,21 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     def reads() -> tuple[float, float]:
         with unpinned(cpus):
             torch.set_num_threads(config.threads)
-            return read_rate()
+            return read_rate(data)
 
-    done, before = [], reads()
+    done = []
     for _ in range(count):
         runner = load_runner(config, progress=False)
-        found = Steps(runner, CONTEXT, rows, steps).measure(Machine(before[0], flops))
-        runner.close()
+        decoding = Steps(runner, CONTEXT, rows, steps)
+        before = reads()
+        found = decoding.measure(Machine(before[0], flops))
         after = reads()
+        runner.close()
         experts = [line for step in found for line in step.lines if line.name == "experts"]
-        bandwidth = max(before[0], after[0], *((line.gb_s or 0.0) * 1e9 for line in experts))
+        bandwidth = max((before[0] + after[0]) / 2, *((line.gb_s or 0.0) * 1e9 for line in experts))
         flops = max(flops, *((line.gflop_s or 0.0) * 1e9 for line in experts))
-        done.append(Round(found, Machine(bandwidth, flops), max(before[1], after[1])))
-        before = after
+        steady = min(before[0], after[0]) >= STEADY * max(before[0], after[0])
+        done.append(Round(found, Machine(bandwidth, flops), max(before[1], after[1]), steady))
     return done
 
 
@@ -99,7 +103,11 @@ def times_roofline(line: Line, machine: Machine) -> float:
 
 
 def figures(quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
-    """Medians over the rounds, of the `index`-th number of rows."""
+    """Medians over the rounds in which the machine was steady, of the `index`-th number of rows."""
+    taken = len(done)
+    done = [each for each in done if each.steady]
+    if len(done) < LEAST_STEADY:
+        raise SystemExit(f"bandwidth held still in {len(done)} of {taken} rounds, {LEAST_STEADY} are needed: try again")
     steps = [each.steps[index] for each in done]
 
     def median(of: Callable[[Breakdown, Machine], float], digits: int) -> float:
@@ -113,6 +121,7 @@ def figures(quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
     return {
         "weights": DTYPES[quantization],
         "rows": steps[0].rows,
+        "steady_rounds": len(done),
         "step_times_roofline": median(lambda s, m: times_roofline(line(s, WHOLE), m), 3),
         "experts_times_roofline": median(lambda s, m: times_roofline(line(s, "experts"), m), 3),
         "experts_gb_s": median(lambda s, m: line(s, "experts").gb_s or 0.0, 2),
@@ -131,8 +140,8 @@ def main() -> None:
     )
     arguments.add_argument("--rows", default="1,8")
     arguments.add_argument("--quantization", default="none,int8")
-    arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--steps", type=int, default=8, help="of each number of rows, in a round")
+    arguments.add_argument("--rounds", type=int, default=20)
+    arguments.add_argument("--steps", type=int, default=3, help="of each number of rows, in a round")
     args = arguments.parse_args()
     rows, cpus = [int(each) for each in args.rows.split(",")], os.sched_getaffinity(0)
     cases: list[dict[str, Any]] = []
