@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 INTERRUPTED = 130
 
@@ -11,8 +12,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     from penstock.cli.main import main as command
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    command()
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        command()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -170,8 +170,6 @@ def main() -> None:
     """Errors meant for a user are one line, not a traceback."""
     try:
         app()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except Exception as error:
         status = _status(error)
         if status is None:

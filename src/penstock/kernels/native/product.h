@@ -114,6 +114,26 @@ struct Kept {
   float* of(int64_t row, int64_t block) const { return sums + ((block - begin) * rows + row) * kColumns; }
 };
 
+// A tile's sums, between the registers and where they are kept. `Sum`: what they are, int32_t or float.
+template <class Sum, int M, int N, class Vector>
+[[gnu::always_inline]] inline void load_kept(const Kept& kept, int64_t row, int64_t block, Vector (&sums)[M][N]) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) sums[m][n] = load(reinterpret_cast<const Sum*>(kept.of(row + m, block + n)));
+  }
+}
+
+template <class Sum, int M, int N, class Vector>
+[[gnu::always_inline]] inline void store_kept(const Kept& kept, int64_t row, int64_t block,
+                                              const Vector (&sums)[M][N]) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) store(reinterpret_cast<Sum*>(kept.of(row + m, block + n)), sums[m][n]);
+  }
+}
+
 // How many blocks a tile of so many rows has.
 template <class Dot>
 constexpr int64_t blocks_beside(int64_t rows) {
@@ -139,17 +159,9 @@ inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int6
                          const Kept& kept) {
   using Sum = std::conditional_t<Dot::kInteger, int32_t, float>;
   typename Dot::Vector sums[M][N];
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) sums[m][n] = load(reinterpret_cast<const Sum*>(kept.of(row + m, block + n)));
-  }
+  load_kept<Sum>(kept, row, block, sums);
   dot_run<Dot, M, N>(x.words + row * x.stride + run.first * Dot::kWords * M, run, sums);
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) store(reinterpret_cast<Sum*>(kept.of(row + m, block + n)), sums[m][n]);
-  }
+  store_kept<Sum>(kept, row, block, sums);
 }
 
 // Of bytes whose products are summed in 16 bits, two lines at a time. The sums of more rows than two would not find room
@@ -158,16 +170,9 @@ template <class Dot, int M, int N>
 inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
   const auto* words = x.words + row * x.stride + run.first * M;
   const uint8_t *lines = run.lines, *ahead = run.ahead;
-  const auto sums_of = [&](int m, int n) { return reinterpret_cast<int32_t*>(kept.of(row + m, block + n)); };
   typename Dot::Vector sums[M][N];
   constexpr bool kInRegisters = M * N <= Dot::kTileSums && M <= 2;
-  if constexpr (kInRegisters) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) sums[m][n] = load(sums_of(m, n));
-    }
-  }
+  if constexpr (kInRegisters) load_kept<int32_t>(kept, row, block, sums);
   for (int64_t step = 0; step < run.steps; step += 2, words += 2 * M, lines += 2 * kLineBytes) {
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
@@ -180,20 +185,14 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
         if constexpr (kInRegisters) {
           sums[m][n] = Dot::add_lines(sums[m][n], words[m], first, words[M + m], second);
         } else {
-          int32_t* const kept_sums = sums_of(m, n);
-          store(kept_sums, Dot::add_lines(load(kept_sums), words[m], first, words[M + m], second));
+          auto* const place = reinterpret_cast<int32_t*>(kept.of(row + m, block + n));
+          store(place, Dot::add_lines(load(place), words[m], first, words[M + m], second));
         }
       }
     }
     ahead += 2 * run.ahead_step;
   }
-  if constexpr (kInRegisters) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) store(sums_of(m, n), sums[m][n]);
-    }
-  }
+  if constexpr (kInRegisters) store_kept<int32_t>(kept, row, block, sums);
 }
 
 // The sums of one group after the other, of which each is scaled before it is added. Inlined, its sums do not all find
@@ -225,11 +224,7 @@ template <class Dot, int M, int N>
     }
   };
   F16 totals[M][N];
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) totals[m][n] = load(kept.of(row + m, block + n));
-  }
+  load_kept<float>(kept, row, block, totals);
   for (int64_t group = begin; group < begin + run.steps / per_group; ++group) {
     I16 sums[M][N];
     sum_part(sums);
@@ -249,11 +244,7 @@ template <class Dot, int M, int N>
       for (int m = 0; m < M; ++m) totals[m][n] = fma(to_float(sums[m][n]), scale, totals[m][n]);
     }
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) store(kept.of(row + m, block + n), totals[m][n]);
-  }
+  store_kept<float>(kept, row, block, totals);
 }
 
 template <class Dot, int M, int N>

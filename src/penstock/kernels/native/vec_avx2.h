@@ -143,6 +143,12 @@ inline I16 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 to_int(F16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // to the nearest
 inline F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+// As int16, and as int8; what does not fit becomes the nearest that does.
+inline __m256i to_halves(I16 x) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8); }
+inline __m128i to_bytes(I16 x) {
+  const __m256i halves = to_halves(x);
+  return _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+}
 inline I16 load(const int32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
@@ -212,10 +218,9 @@ struct DotPage8 : DotPairs {  // of pages in int8
   static constexpr int kWords = 2, kLineValues = 4;
   // Of four values the first and the third are the low bytes of a lane's pairs.
   static void put(Piece* pieces, I16 x) {
-    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces),
-                        _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(order)));
+                        _mm256_shuffle_epi8(to_halves(x), _mm256_broadcastsi128_si256(order)));
   }
   static Vector widen(const uint8_t* line, int word) {
     const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
@@ -227,19 +232,14 @@ struct DotPage8 : DotPairs {  // of pages in int8
 // A word is four bytes, values of x with 128 added; a lane is four int8. The products of two lines are summed in 16
 // bits, which hold them as weights are packed (see packing.py), before `add_lines` adds them to the sums. What the 128
 // add is taken off where a column's sums start.
-struct DotInt8 {
-  using Word = int32_t;
+struct DotInt8 : DotPairs {
   using Piece = uint8_t;
-  using Vector = I16;
   using Wide = DotInt8;
-  static constexpr bool kInteger = true, kGrouped = false;
-  static constexpr int kTileSums = 4, kPanelRows = 8;
-  static constexpr int kWords = 1, kLineValues = 4, kOffset = 0, kMostSummed = 0;
+  static constexpr int kPanelRows = 8, kLineValues = 4;
   static Vector start(Vector column_sums) {
     const auto one = [](__m256i v) { return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(v, 7)); };
     return {one(column_sums.low), one(column_sums.high)};
   }
-  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
   static Vector add_lines(Vector sums, Word first, Vector first_line, Word second, Vector second_line) {
     const __m256i a = _mm256_set1_epi32(first), b = _mm256_set1_epi32(second), one = _mm256_set1_epi16(1);
     const auto half = [&](__m256i sum, __m256i x, __m256i y) {
@@ -249,25 +249,18 @@ struct DotInt8 {
     return {half(sums.low, first_line.low, second_line.low), half(sums.high, first_line.high, second_line.high)};
   }
   static void put(Piece* pieces, I16 x) {
-    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_xor_si128(to_bytes(x), _mm_set1_epi8(-128)));
   }
 };
 
 // A word is four int8, a lane four nibbles to which kOffset was added: none is negative, and a pair of products is
 // exact in int16. A lane holds two such sums: kMostSummed values along k are 32 products of 8 x 127 at most in each,
 // which fits. They start from what the offset will add to them, taken off: on the way they may wrap.
-struct DotNibbles {
-  using Word = int32_t;
+struct DotNibbles : DotPairs {
   using Piece = int8_t;
-  using Vector = I16;
   using Wide = DotNibbles;
-  static constexpr bool kInteger = true, kGrouped = true;
-  static constexpr int kTileSums = 4;
-  static constexpr int kWords = 1, kLineValues = 4, kOffset = 8, kMostSummed = 64;
-  static Vector zero() { return zero_i(); }
-  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
+  static constexpr bool kGrouped = true;
+  static constexpr int kLineValues = 4, kOffset = 8, kMostSummed = 64;
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
     const __m256i four = _mm256_set1_epi32(x);
     asm("vpaddw %1, %0, %0" : "+x"(sums.low) : "x"(_mm256_maddubs_epi16(weights.low, four)));
@@ -304,10 +297,8 @@ struct DotInt4 : DotNibbles {
   }
   // Of every eight values the even ones first: they are the low nibbles.
   static void put(Piece* pieces, I16 x) {
-    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(bytes, order));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(to_bytes(x), order));
   }
 };
 
