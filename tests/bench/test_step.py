@@ -44,6 +44,32 @@ def test_every_op_of_every_layer_is_timed(tiny_checkpoint: Callable[..., Path], 
         assert found.host_us == pytest.approx(sum(line.us for line in parts[-len(HOST) :]))
 
 
+def multiplied(steps: Steps, rows: int, name: str) -> list[float]:
+    """Floating-point operations of each of one step's ops of that name."""
+    return [done.flops for label, _, done in steps._step(rows).ops if label == name]
+
+
+@pytest.mark.parametrize("context", [0, 20])
+def test_a_prompts_ops_are_timed_with_all_their_tokens(tiny_checkpoint: Callable[..., Path], context: int) -> None:
+    small = runner(tiny_checkpoint("qwen3"))
+    found = Steps(small, context=context, rows=[1, 3], steps=2, prompt=24).measure(MACHINE)
+    assert [(each.rows, each.context, each.prompt, each.steps) for each in found] == [
+        (1, context, 24, 2),
+        (3, context, 24, 2),
+    ]
+
+
+def test_a_prompts_step_is_its_tokens_work_but_for_the_head(tiny_checkpoint: Callable[..., Path]) -> None:
+    prompts = Steps(runner(tiny_checkpoint("qwen3")), context=20, rows=[3], steps=1, prompt=24)
+    decoding = Steps(runner(tiny_checkpoint("qwen3")), context=20, rows=[3], steps=1)
+    for name in ("qkv", "output", "gate_up", "down"):
+        *layers, last = multiplied(decoding, 3, name)
+        # In the last layer nothing is computed behind attention but what is sampled from.
+        of_last = 24 * last if name == "qkv" else last
+        assert multiplied(prompts, 3, name) == [24 * each for each in layers] + [of_last], name
+    assert multiplied(prompts, 3, "head") == multiplied(decoding, 3, "head")
+
+
 def test_too_many_sequences_for_the_pool_are_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     small = runner(tiny_checkpoint("qwen3"), max_num_seqs=1)
     with pytest.raises(ValueError, match="--kv-cache-memory"):
@@ -52,6 +78,7 @@ def test_too_many_sequences_for_the_pool_are_refused(tiny_checkpoint: Callable[.
 
 def test_room_is_for_every_step() -> None:
     assert room(99, [1, 8], 6) == 128 and room(100, [1, 8], 6) == 256
+    assert room(0, [1, 8], 6, prompt=127) == 128 and room(100, [1, 8], 6, prompt=28) == 256
 
 
 def breakdown(**us: float) -> Breakdown:

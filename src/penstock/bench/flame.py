@@ -34,7 +34,8 @@ def flame(breakdowns: Sequence[Breakdown], title: str) -> str:
 
 def _step(step: Breakdown, top: float) -> list[str]:
     sequences = "1 sequence" if step.rows == 1 else f"{step.rows} sequences"
-    whole = f"{sequences}, {step.context:,} tokens of context: {_duration(step.us)} a step"
+    prompt = f"{step.prompt:,} tokens of each one's prompt, " if step.prompt else ""
+    whole = f"{sequences}, {prompt}{step.context:,} tokens of context: {_duration(step.us)} a step"
     drawn = [_text(MARGIN, top + 18, whole, size=13, weight=600)]
     left, narrow = float(MARGIN), []
     lines = {line.name: line for line in step.lines if line.name != WHOLE}

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: op by op, and what the host does around them."""
+"""Where the time of a step goes, decoding or a prompt's: op by op, and what the host does around them."""
 
 import statistics
 from collections.abc import Sequence
@@ -36,6 +36,7 @@ class Breakdown(msgspec.Struct, frozen=True):
     steps: int  # measured
     wall_us: float  # median by the clock: what disturbs the machine included
     lines: tuple[Line, ...]
+    prompt: int = 0  # tokens of its prompt that each computed; 0: they decoded
 
     @property
     def us(self) -> float:
@@ -55,13 +56,16 @@ class _Step(NamedTuple):
 
 
 class Steps:
-    """A runner with sequences that decode, each with a KV cache of `context` tokens that were never computed."""
+    """A runner with sequences, each with a KV cache of `context` tokens that were never computed.
 
-    def __init__(self, runner: ModelRunner, context: int, rows: Sequence[int], steps: int) -> None:
+    They decode, or, in each step anew, compute the next `prompt` tokens of their prompts.
+    """
+
+    def __init__(self, runner: ModelRunner, context: int, rows: Sequence[int], steps: int, prompt: int = 0) -> None:
         """With room for `steps` steps of each of `rows`. ValueError where the KV pool has too few blocks."""
         self._runner, self.context, self._cases, self._steps = runner, context, tuple(rows), steps
-        self._plan = 0
-        sequences, length = max(rows), room(context, rows, steps)
+        self._prompt, self._plan, self._held = prompt, 0, 0
+        sequences, length = max(rows), room(context, rows, steps, prompt)
         tables = []
         for group, pool in enumerate(runner.capacity.groups):
             needed, each = -(-length // runner.capacity.block_size), (pool.num_blocks - 1) // sequences
@@ -75,34 +79,40 @@ class Steps:
             runner.pages.groups[group][: 1 + sequences * held] = 0
             tables.append([tuple(1 + i + sequences * (j % held) for j in range(needed)) for i in range(sequences)])
         sampling = SamplingParams(seed=0, max_tokens=length, temperature=0.0)
-        vocab = runner.capacity.vocab_size
-        prompts = [tuple((17 * i + j) % vocab for j in range(context)) for i in range(sequences)]
-        self._execute(
-            new=tuple(
-                NewSequence(i, prompt, context, context - 1, blocks, sampling, 0)
-                for i, (prompt, blocks) in enumerate(zip(prompts, zip(*tables, strict=True), strict=True))
-            )
+        vocab, whole = runner.capacity.vocab_size, context + prompt
+        computed = context if prompt else context - 1
+        self._sequences = tuple(
+            NewSequence(i, tuple((17 * i + j) % vocab for j in range(whole)), whole, computed, blocks, sampling, 0)
+            for i, blocks in enumerate(zip(*tables, strict=True))
         )
+        if not prompt:
+            self._execute(new=self._sequences)
 
     def measure(self, machine: Machine) -> list[Breakdown]:
         """The cases in turns, so that a noisy machine disturbs all alike; the first turn is to warm up."""
         seen: dict[int, list[_Step]] = {rows: [] for rows in self._cases}
         for turn in range(self._steps + 1):
             for rows, steps in seen.items():
-                self._step(rows)  # the second of two with the same sequences is what decoding is mostly made of
+                if not self._prompt:
+                    self._step(rows)  # the second of two with the same sequences is what decoding is mostly made of
                 step = self._step(rows)
                 if turn:
                     steps.append(step)
-        context = self.context + len(self._cases) * (self._steps + 1)
+        context = self.context + (0 if self._prompt else len(self._cases) * (self._steps + 1))
         parts = {rows: _parts(steps) for rows, steps in seen.items()}
         # Where an op of ours is faster than torch's best, it is the roof.
         rates = (done.flops / seconds for each in parts.values() for _, seconds, done in each.values() if seconds)
         reached = Machine(machine.bandwidth, max(machine.flops, *rates))
-        return [_breakdown(rows, context, steps, parts[rows], reached) for rows, steps in seen.items()]
+        found = [_breakdown(rows, context, steps, parts[rows], reached) for rows, steps in seen.items()]
+        return [msgspec.structs.replace(each, prompt=self._prompt) for each in found]
 
     def _step(self, rows: int) -> _Step:
+        plan: dict[str, Any] = {"work": tuple(Unit(i, self._prompt or 1, True) for i in range(rows))}
+        if self._prompt:
+            plan |= {"gone": tuple(range(self._held)), "new": self._sequences[:rows]}
+            self._held = rows
         with self._runner.profile() as timed:
-            timing = self._execute(work=tuple(Unit(i, 1, True) for i in range(rows)))
+            timing = self._execute(**plan)
         return _Step(timing, [(label, seconds, work(op)) for label, op, seconds in timed])
 
     def _execute(self, **plan: Any) -> StepTiming:
@@ -114,9 +124,9 @@ class Steps:
         return result.timing
 
 
-def room(context: int, rows: Sequence[int], steps: int) -> int:
+def room(context: int, rows: Sequence[int], steps: int, prompt: int = 0) -> int:
     """Tokens of the longest sequence when all steps are done, in whole blocks of any usual size."""
-    return -(-(context + 2 * len(rows) * (steps + 1) + 1) // 128) * 128
+    return -(-(context + (prompt or 2 * len(rows) * (steps + 1)) + 1) // 128) * 128
 
 
 def _parts(steps: Sequence[_Step]) -> dict[str, _Part]:

@@ -134,9 +134,16 @@ STEP_COLUMNS = (
 
 
 def step(
-    model: str | None, rows: str, context: int, steps: int, plot: str | None, json_file: str | None, flags: Flags
+    model: str | None,
+    rows: str,
+    context: int,
+    prompt: int,
+    steps: int,
+    plot: str | None,
+    json_file: str | None,
+    flags: Flags,
 ) -> None:
-    """Decode steps of a runner in this process."""
+    """Steps of a runner in this process, that decode or compute prompts."""
     from penstock.bench.flame import flame
     from penstock.bench.step import Steps, room
     from penstock.runtime.load import load_host_runner
@@ -144,16 +151,20 @@ def step(
     check_file("--json", json_file)
     check_file("--plot", plot)
     cases = parse_counts("--rows", rows)
-    asked = f"--context {context} with --rows {rows} and --steps {steps}"
-    prepared = prepare_room(model, flags, Room(asked, room(context, cases, steps), 0, max(cases)))
+    if not context and not prompt:
+        raise ValueError("--context 0: a sequence that decodes has a token before it; set --context 1, or --prompt N")
+    asked = f"--context {context} with --rows {rows} and " + (f"--prompt {prompt}" if prompt else f"--steps {steps}")
+    longest = room(context, cases, steps, prompt)
+    prepared = prepare_room(model, flags, Room(asked, longest, 0, max(cases), max(cases) * prompt))
     engine = prepared.resolved.engine
     if engine.device == "cuda":
         raise ValueError("--device is cuda, but this times the ops of a CPU's native kernels: set --device cpu")
     machine = _measured(engine)
-    found = Steps(load_host_runner(engine), context, cases, steps).measure(machine)
+    found = Steps(load_host_runner(engine), context, cases, steps, prompt).measure(machine)
+    doing = f"x {prompt} tokens of prompt behind" if prompt else "decoding at"
     for each in found:
         title = (
-            f"{engine.name}, {stored_as(engine)}: {each.rows} decoding at {each.context} tokens of context; "
+            f"{engine.name}, {stored_as(engine)}: {each.rows} {doing} {each.context} tokens of context; "
             f"{each.wall_us:,.0f} µs by the clock"
         )
         show(title, STEP_COLUMNS, [msgspec.to_builtins(line) for line in each.lines])
@@ -163,7 +174,7 @@ def step(
     )
     keep(msgspec.to_builtins(found), json_file)
     if plot is not None:
-        drawn = flame(found, f"Where a decode step's time goes: {engine.name}, {stored_as(engine)}")
+        drawn = flame(found, f"Where a step's time goes: {engine.name}, {stored_as(engine)}")
         write_file("--plot", plot, drawn)
 
 

@@ -13,6 +13,7 @@ class Room(NamedTuple):
     tokens: int  # of that
     spare: int  # tokens more, where the model takes them
     rows: int  # sequences that run as one batch
+    step: int = 0  # tokens computed in one step; 0: as the engine chooses
 
 
 def prepare_room(model: str | None, flags: Flags, room: Room) -> Prepared:
@@ -26,5 +27,14 @@ def prepare_room(model: str | None, flags: Flags, room: Room) -> Prepared:
     if room.tokens > most:
         raise ConfigError(f"{room.asked} takes {room.tokens} tokens of context, but {why}; ask for {most} or fewer")
     wanted = {"max_model_len": min(room.tokens + room.spare, made_for), "max_num_seqs": room.rows}
+    if room.step:
+        most = found.given.settings.max_num_batched_tokens
+        if most is not None and room.step > most:
+            said = found.given.sources["max_num_batched_tokens"]
+            raise ConfigError(
+                f"{room.asked} is {room.step} tokens in a step, but --max-num-batched-tokens ({said}) is {most}; "
+                "raise it or ask for less"
+            )
+        wanted["max_num_batched_tokens"] = room.step
     unsaid = {name: value for name, value in wanted.items() if getattr(found.given.settings, name) is None}
     return prepare_found(found.changed(f"for {room.asked}", **unsaid))
