@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.bench.roofline import Machine, between
 from penstock.bench.timeline import Timeline, summarise
 from penstock.bench.workload import Case, Item, fixed
+from penstock.engine.processors import off
 from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
 
 WARM_UP = Case(1, 32, 8)
@@ -71,16 +73,25 @@ async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any
     }
 
 
-async def run_cases(client: EngineClient, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
+async def run_cases(
+    client: EngineClient, cases: Sequence[Case], runs: int, probe: Callable[[], Machine] | None = None
+) -> list[dict[str, Any]]:
     """The median run, by output tokens a second, of each case, with the engine's peak memory over all of them.
 
-    The cases take turns, so that drift hits all alike.
+    The cases take turns, so that drift hits all alike. With `probe` each has its "machine": as it was just before and
+    just after, on average.
     """
     await run_items(client, fixed(WARM_UP, client.info.vocab_size), "warm-up")
     results: dict[str, list[dict[str, Any]]] = {str(case): [] for case in cases}
+    before = None if probe is None else probe()
     for run in range(runs):
         for case in cases:
-            results[str(case)].append(await run_case(client, case, run))
+            with off(client.info.cpu):
+                row = await run_case(client, case, run)
+            if probe is not None and before is not None:
+                after = probe()
+                row["machine"], before = between(before, after), after
+            results[str(case)].append(row)
     medians = []
     for rows in results.values():
         rows.sort(key=lambda row: row["output_tok_s"])

@@ -10,13 +10,56 @@ from penstock.config import EngineConfig, ModelFacts
 from penstock.config.memory import token_bytes
 from penstock.config.weights import matmul_bytes
 
+SIDE = 1024  # of the matrices that are multiplied
+
 
 class Machine(msgspec.Struct, frozen=True):
     bandwidth: float  # bytes read per second, all threads
     flops: float  # multiply-adds counted twice, per second: the best GEMM torch has for the dtype
 
 
-def _rate(work: float, run: Callable[[], object], seconds: float = 0.5) -> float:
+def between(before: Machine, after: Machine) -> Machine:
+    """What a machine allowed that was measured before and after, on average."""
+    return Machine((before.bandwidth + after.bandwidth) / 2, (before.flops + after.flops) / 2)
+
+
+class Probe:
+    """Measures the machine when it is called, with all threads: reads of 512 MB, and products of matrices of 1024³ in
+    `dtype`, in float32 and, if `quantized`, in int8 with the native kernels."""
+
+    def __init__(self, dtype: str, threads: int = 0, *, quantized: bool = False) -> None:
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)
+        self._data = torch.ones(64 << 20, dtype=torch.int64)
+        self._products: list[Callable[[], object]] = []
+        for kind in {dtype, "float32"}:
+            left = torch.rand(SIDE, SIDE).to(getattr(torch, kind))
+            self._products.append(lambda left=left: left @ left)  # type: ignore[misc]
+        if quantized:
+            from penstock.kernels.native.library import Engine, instruction_sets
+            from penstock.kernels.native.linear import NativeLinear
+            from penstock.kernels.native.packing import pack
+            from penstock.kernels.native.session import Session
+
+            # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
+            linear = NativeLinear(Session(Engine(instruction_sets()[0], torch.get_num_threads())))
+            weight, x = pack(torch.rand(SIDE, SIDE), None, "int8"), left.float()
+            self._products.append(lambda: linear(x, weight))
+
+    def __call__(self, seconds: float = 0.5) -> Machine:
+        """The best rates seen, each over so many seconds of repetition."""
+        bandwidth = _rate(self._data.numel() * 8, self._data.sum, seconds)
+        return Machine(bandwidth, max(_rate(2.0 * SIDE**3, product, seconds) for product in self._products))
+
+
+def measure(dtype: str, threads: int = 0, *, quantized: bool = False) -> Machine:
+    """One measurement: about two seconds."""
+    return Probe(dtype, threads, quantized=quantized)()
+
+
+def _rate(work: float, run: Callable[[], object], seconds: float) -> float:
     """The best rate seen over `seconds` of repetition, after one run to warm up."""
     run()
     best, end = 0.0, time.perf_counter() + seconds
@@ -24,33 +67,6 @@ def _rate(work: float, run: Callable[[], object], seconds: float = 0.5) -> float
         run()
         best = max(best, work / (time.perf_counter() - start))
     return best
-
-
-def measure(dtype: str, threads: int = 0, *, quantized: bool = False) -> Machine:
-    """Reads 512 MB and multiplies matrices of 1024³ in `dtype`, in float32, and if `quantized` in int8 with the native
-    kernels; takes about two seconds."""
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
-    data = torch.ones(64 << 20, dtype=torch.int64)
-    bandwidth = _rate(data.numel() * 8, data.sum)
-    del data
-    flops, size = 0.0, 1024
-    for kind in {dtype, "float32"}:
-        left = torch.rand(size, size).to(getattr(torch, kind))
-        flops = max(flops, _rate(2.0 * size**3, lambda left=left: left @ left))  # type: ignore[misc]
-    if quantized:
-        from penstock.kernels.native.library import Engine, instruction_sets
-        from penstock.kernels.native.linear import NativeLinear
-        from penstock.kernels.native.packing import pack
-        from penstock.kernels.native.session import Session
-
-        # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
-        linear = NativeLinear(Session(Engine(instruction_sets()[0], torch.get_num_threads())))
-        weight, x = pack(torch.rand(size, size), None, "int8"), left.float()
-        flops = max(flops, _rate(2.0 * size**3, lambda: linear(x, weight)))
-    return Machine(bandwidth, flops)
 
 
 def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: Machine) -> float:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import aiohttp
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from penstock.bench.offline import WARM_UP, run_cases
 from penstock.bench.online import first_model, run_load
-from penstock.bench.roofline import Machine, least_seconds, measure
+from penstock.bench.roofline import Machine, Probe, least_seconds, measure
 from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, Span, mixed, parse_cases
 from penstock.cli.engine import own_engine
@@ -24,8 +25,9 @@ from penstock.cli.output import check_file, write_file
 from penstock.cli.prepare import Prepared
 from penstock.cli.room import Room, prepare_room
 from penstock.config import EngineConfig, stored_as
-from penstock.engine.processors import off
 from penstock.families import model_facts
+
+PROBE_SECONDS = 0.25  # of each rate, before and after each case
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "throughput": (
@@ -100,20 +102,20 @@ def offline(
     wanted = parse_cases(cases)
     prepared = prepare_room(model, flags, _room_for(wanted))
     engine = prepared.resolved.engine
-    machine, roofline = None, "benchmarks/gpu.py measures a GPU's roofline"
-    if engine.device == "cpu":  # before the engine runs, which would share the cores with what is measured
-        machine = _measured(engine)
-        roofline = _machine(machine)
     rows = asyncio.run(_run(prepared, wanted, runs))
-    if machine is not None:
-        _add_roofline(rows, wanted, prepared, machine)
+    roofline = "benchmarks/gpu.py measures a GPU's roofline"
+    if engine.device == "cpu":
+        roofline = "the roofline is of the machine as it was just before and after each case"
+        _add_roofline(rows, wanted, prepared)
     show(f"{engine.name}, {engine.dtype}: {roofline}", COLUMNS[columns], rows)
     keep(rows, json_file)
 
 
-def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: Prepared, machine: Machine) -> None:
+def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: Prepared) -> None:
+    """In the place of each row's "machine"."""
     facts = model_facts(prepared.spec)
     for case, row in zip(cases, rows, strict=True):
+        machine: Machine = row.pop("machine")
         least = least_seconds(case, facts, prepared.resolved.engine, machine)
         row["roofline_fraction"] = round(least / row["elapsed_s"], 4)
         row["roofline"] = {
@@ -270,9 +272,12 @@ def _machine(machine: Machine) -> str:
 
 
 async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
-    async with own_engine(prepared.resolved.engine) as client:
-        with off(client.info.cpu):
-            return await run_cases(client, cases, runs)
+    engine = prepared.resolved.engine
+    probe = None
+    if engine.device == "cpu":
+        probe = partial(Probe(engine.dtype, engine.threads, quantized=engine.quantization != "none"), PROBE_SECONDS)
+    async with own_engine(engine) as client:
+        return await run_cases(client, cases, runs, probe)
 
 
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
