@@ -39,6 +39,7 @@ LLAMA = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 0,
 }
+QWEN3_MOE = QWEN3 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "norm_topk_prob": True}
 QWEN2 = QWEN3 | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": False}
 SHAPES = {
     "qwen3-0.6b": QWEN3
@@ -54,9 +55,13 @@ SHAPES = {
     "deep": QWEN3
     | {"vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16}
     | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 40960},
-    # Where most of the weights are experts', and a token goes through an eighth of them.
-    "moe": QWEN3
-    | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "norm_topk_prob": True}
+    # Two of the 48 layers of Qwen3-30B-A3B, and somewhat more than their share of its vocabulary.
+    "qwen3-30b-a3b-2-layers": QWEN3_MOE
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144}
+    | {"vocab_size": 8192, "hidden_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 32}
+    | {"num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": False},
+    # Experts so small that what is around them weighs more than in any mixture that people use.
+    "moe": QWEN3_MOE
     | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "intermediate_size": 3072}
     | {"vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
     | {"num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 40960},

@@ -20,13 +20,22 @@ from penstock.bench.roofline import Machine, measure
 from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps
 from penstock.bench.work import Work
 from penstock.config import EngineConfig
+from penstock.messages import StepPlan
 from penstock.runtime.load import load_runner
 
-SHAPE = "moe"
+MAIN, SMALL = "qwen3-30b-a3b-2-layers", "moe"  # the layers of a model in use, and what is harder: see make_model.py
 CONTEXT = 256  # tokens of each sequence in the KV cache
 BYTES, READS = 512 << 20, 9  # of a read of memory, and how many tell its bandwidth
 STEADY = 0.9  # of a round's two bandwidths, the lower over the higher: else nobody knows what its steps had
 LEAST_STEADY = 5  # rounds
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "vocab_size",
+)
 DTYPES = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
@@ -59,10 +68,13 @@ def read_rate(data: torch.Tensor) -> tuple[float, float]:
 
 
 def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: int, cpus: set[int]) -> list[Round]:
-    """The machine and the model in short turns, as the machine's speed changes with what else it does."""
+    """The machine and the model in short turns, as the machine's speed changes with what else it does.
+
+    The sequences of a round are new ones: it has the context that the first had.
+    """
     config = EngineConfig(
         model=str(folder),
-        name=SHAPE,
+        name=folder.name,
         max_model_len=1024,
         max_num_seqs=max(rows),
         kv_cache_bytes=256 << 20,
@@ -80,29 +92,40 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
             return read_rate(data)
 
     done = []
+    runner = load_runner(config, progress=False)
     for _ in range(count):
-        runner = load_runner(config, progress=False)
         decoding = Steps(runner, CONTEXT, rows, steps)
         before = reads()
         found = decoding.measure(Machine(before[0], flops))
         after = reads()
-        runner.close()
+        runner.execute(StepPlan(0, (), gone=tuple(range(max(rows)))))
         experts = [line for step in found for line in step.lines if line.name == "experts"]
         bandwidth = max((before[0] + after[0]) / 2, *((line.gb_s or 0.0) * 1e9 for line in experts))
         flops = max(flops, *((line.gflop_s or 0.0) * 1e9 for line in experts))
         steady = min(before[0], after[0]) >= STEADY * max(before[0], after[0])
         done.append(Round(found, Machine(bandwidth, flops), max(before[1], after[1]), steady))
+    runner.close()
     return done
 
 
+def least_us(line: Line, machine: Machine) -> float:
+    """What reading what was needed must take, or multiplying it; 0 of the host's work."""
+    done = Work((line.gb_s or 0.0) * 1e9, (line.gflop_s or 0.0) * 1e9)
+    return line.us * done.least_seconds(machine)
+
+
 def times_roofline(line: Line, machine: Machine) -> float:
-    """How many times as long it took as reading what was needed, and multiplying it, must take."""
-    seconds = line.us / 1e6
-    done = Work((line.gb_s or 0.0) * 1e9 * seconds, (line.gflop_s or 0.0) * 1e9 * seconds)
-    return seconds / done.least_seconds(machine)
+    """How many times as long it took as it must."""
+    return line.us / least_us(line, machine)
 
 
-def figures(quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
+def times_ops(step: Breakdown, machine: Machine) -> float:
+    """How many times as long a step took as its ops must, one after the other: of some, multiplying takes longer than
+    reading."""
+    return step.us / sum(least_us(line, machine) for line in step.lines if line.name != WHOLE)
+
+
+def figures(shape: str, quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
     """Medians over the rounds in which the machine was steady, of the `index`-th number of rows."""
     taken = len(done)
     done = [each for each in done if each.steady]
@@ -119,10 +142,12 @@ def figures(quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
 
     names = [each.name for each in steps[0].lines if each.name not in {WHOLE, *HOST}]
     return {
+        "model": shape,
         "weights": DTYPES[quantization],
         "rows": steps[0].rows,
         "steady_rounds": len(done),
         "step_times_roofline": median(lambda s, m: times_roofline(line(s, WHOLE), m), 3),
+        "step_times_its_ops": median(times_ops, 3),
         "experts_times_roofline": median(lambda s, m: times_roofline(line(s, "experts"), m), 3),
         "experts_gb_s": median(lambda s, m: line(s, "experts").gb_s or 0.0, 2),
         "machine_gb_s": median(lambda s, m: m.bandwidth / 1e9, 2),
@@ -135,8 +160,9 @@ def figures(quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
 
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("--shape", default=f"{MAIN},{SMALL}", help="of make_model.py")
     arguments.add_argument(
-        "--model", type=Path, help="keep the checkpoint here, or find it (default: a scratch folder)"
+        "--models", type=Path, help="keep the checkpoints here, or find them, by shape (default: a scratch folder)"
     )
     arguments.add_argument("--rows", default="1,8")
     arguments.add_argument("--quantization", default="none,int8")
@@ -144,17 +170,18 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=3, help="of each number of rows, in a round")
     args = arguments.parse_args()
     rows, cpus = [int(each) for each in args.rows.split(",")], os.sched_getaffinity(0)
+    shapes = args.shape.split(",")
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = write_model(args.model or Path(scratch, SHAPE), SHAPE)
-        for quantization in args.quantization.split(","):
-            done = rounds(folder, quantization, rows, args.rounds, args.steps, cpus)
-            cases += [figures(quantization, index, done) for index in range(len(rows))]
-    names = ("hidden_size", "num_hidden_layers", "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    model = {name: SHAPES[SHAPE][name] for name in names}
+        for shape in shapes:
+            folder = write_model((args.models or Path(scratch)) / shape, shape)
+            for quantization in args.quantization.split(","):
+                done = rounds(folder, quantization, rows, args.rounds, args.steps, cpus)
+                cases += [figures(shape, quantization, index, done) for index in range(len(rows))]
+    models = {shape: {name: SHAPES[shape][name] for name in SIZES} for shape in shapes}
     how = {"context": CONTEXT, "rounds": args.rounds, "steps": args.steps}
     with unpinned(cpus):  # as the processors are counted
-        write({"benchmark": "moe", "model": model, **how, "cases": cases}, args.json)
+        write({"benchmark": "moe", "models": models, **how, "cases": cases}, args.json)
 
 
 if __name__ == "__main__":

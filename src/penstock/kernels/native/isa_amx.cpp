@@ -14,6 +14,7 @@
 #include "vec_avx512.h"
 
 #include "math.h"
+#include "tile.h"
 #include "product.h"
 #include "linear.h"
 #include "linear_amx.h"

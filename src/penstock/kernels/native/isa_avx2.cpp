@@ -13,6 +13,7 @@
 
 #define PENSTOCK_ISA avx2
 #include "math.h"
+#include "tile.h"
 #include "product.h"
 #include "linear.h"
 #include "moe.h"

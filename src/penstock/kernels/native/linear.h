@@ -137,11 +137,12 @@ void multiply(Worker& worker, const LinearOp& op) {
                                       [&](int64_t row) { return PanelRow::of(panels, 0, row, row); });
   const Finish finish{op, written<T>(op)};
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = row_groups(rows) * blocks;
-  worker.for_each(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
+  worker.for_share(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t group = begin / blocks, first = begin % blocks;
       const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
-      blocks_of<Dot>(worker, op.weight, x, rows, group, first, last, finish);
+      const uint8_t* next = block_lines(op.weight, last % blocks);
+      blocks_of<Dot>(worker, op.weight, x, rows, group, first, last, next, finish);
       begin += last - first;
     }
   });

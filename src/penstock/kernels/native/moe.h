@@ -156,11 +156,7 @@ struct ExpertsMemory {
 inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   Matrix mine = weight;
   const int64_t blocks = expert * divide_up(weight.n, kColumns), padded = padded_k(weight);
-  const int64_t bits = weight.scheme == Scheme::f32    ? 32
-                       : weight.scheme == Scheme::bf16 ? 16
-                       : weight.scheme == Scheme::int8 ? 8
-                                                       : 4;
-  mine.lines += blocks * kColumns * padded * bits / 8;
+  mine.lines = block_lines(weight, blocks);
   if (weight.scheme == Scheme::int8) {
     mine.column_scales += blocks * kColumns;
     mine.column_sums += blocks * kColumns;
@@ -169,11 +165,12 @@ inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   return mine;
 }
 
-// The threads share all blocks of all active experts: body(op of an expert, its first row, rows, begin, end).
+// The threads share all blocks of all active experts: body(op of an expert, its first row, rows, begin, end, the lines
+// that are likely to be next).
 template <class Body>
 void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&& body) {
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = groups.experts() * blocks;
-  worker.for_each(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
+  worker.for_share(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t i = begin / blocks, first = begin % blocks;
       const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
@@ -182,7 +179,9 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
       const int64_t width = op.epilogue == Epilogue::none ? op.weight.n : op.weight.n / 2;
       const int64_t size = op.out_dtype == Dtype::f32 ? 4 : 2;
       mine.out = static_cast<std::byte*>(op.out) + groups.first[i] * width * size;
-      body(mine, groups.first[i], groups.counts[i], first, last);
+      const bool more = last < blocks, other = i + 1 < groups.experts();
+      const Matrix next = more || !other ? mine.weight : of_expert(op.weight, groups.active[i + 1]);
+      body(mine, groups.first[i], groups.counts[i], first, last, block_lines(next, more ? last : 0));
       begin += last - first;
     }
   });
@@ -201,12 +200,15 @@ struct ByWords {
       const int64_t i = std::upper_bound(groups.first, groups.first + groups.experts(), row) - groups.first - 1;
       return PanelRow::of(Panels::of<Dot>(groups.counts[i]), groups.first[i], row, source[row]);
     });
-    each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+    const auto piece = [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end,
+                           const uint8_t* next) {
       const Finish finish{mine, written<T>(mine)};
-      for (int64_t group = 0; group < row_groups(rows); ++group) {
-        blocks_of<Dot>(worker, mine.weight, x.from(row), rows, group, begin, end, finish);
+      for (int64_t group = 0, count = row_groups(rows); group < count; ++group) {
+        const uint8_t* following = group + 1 < count ? block_lines(mine.weight, begin) : next;
+        blocks_of<Dot>(worker, mine.weight, x.from(row), rows, group, begin, end, following, finish);
       }
-    });
+    };
+    each_expert(worker, op, groups, piece);
   }
 };
 

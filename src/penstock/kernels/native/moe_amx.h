@@ -15,10 +15,12 @@ struct ByTiles {
                            ? prepare_tiles<DotInt4, T>(worker, op, groups.rows(), along, memory, source)
                            : prepare_tiles<DotInt8, T>(worker, op, groups.rows(), along, memory, source);
     const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
-    each_expert(worker, op, groups, [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+    const auto piece = [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end,
+                           const uint8_t*) {
       const TileRows own{x.of(row), x.scales + row, x.along, x.count};
       tiles_of_piece(worker, own, rows, begin, end, tile_finish<T>(mine));
-    });
+    };
+    each_expert(worker, op, groups, piece);
   }
 };
 

@@ -56,7 +56,10 @@ std::unique_ptr<std::byte[], void (*)(void*)> aligned(size_t bytes) {
 }  // namespace
 
 Team::Team(int threads, const std::vector<int>& cpus)
-    : size_(threads), pinned_(cpus.size() == static_cast<size_t>(threads)), shared_(nullptr, std::free) {
+    : size_(threads),
+      pinned_(cpus.size() == static_cast<size_t>(threads)),
+      shared_(nullptr, std::free),
+      shares_(threads) {
   for (int i = 0; i < size_; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
   if (pinned_) pin(cpus[0]);
   for (int i = 1; i < size_; ++i) {

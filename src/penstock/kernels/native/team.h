@@ -53,6 +53,11 @@ class Team {
   std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> claimed_{0};  // items of the present loop that are taken
   alignas(64) std::atomic<int> asleep_{0};
+
+  struct alignas(64) Share {  // of a loop that is shared out; in turns of one loop and the next
+    std::atomic<int64_t> taken[2] = {0, 0};
+  };
+  std::vector<Share> shares_;  // [size_]
 };
 
 // One thread of a team, as the ops see it.
@@ -81,6 +86,27 @@ class Worker {
     team_.barrier();
   }
 
+  // The same, but a thread goes through a share of its own from front to back, and then helps where others are not
+  // done: what it reads is one stream, and what it reads next is known.
+  template <class Body>
+  void for_share(int64_t items, int64_t grain, Body&& body) {
+    const int size = team_.size();
+    if (size == 1) return for_each(items, grain, body);
+    team_.shares_[index_].taken[!turn_].store(0, std::memory_order_relaxed);  // all have left that loop
+    for (int i = 0; i < size; ++i) {
+      const int owner = (index_ + i) % size;
+      const int64_t first = items * owner / size, last = items * (owner + 1) / size;
+      std::atomic<int64_t>& taken = team_.shares_[owner].taken[turn_];
+      for (;;) {
+        const int64_t begin = first + taken.fetch_add(grain, std::memory_order_relaxed);
+        if (begin >= last) break;
+        body(begin, begin + grain < last ? begin + grain : last);
+      }
+    }
+    turn_ = !turn_;
+    team_.barrier();
+  }
+
   // Of at least the bytes last reserved; for all threads.
   std::byte* shared() const { return team_.shared_.get(); }
 
@@ -90,6 +116,7 @@ class Worker {
  private:
   Team& team_;
   int index_;
+  bool turn_ = false;
   std::unique_ptr<std::byte[], void (*)(void*)> own_;
   size_t own_bytes_ = 0;
 };
