@@ -25,13 +25,16 @@ $(VENV)/bin/python:
 
 NATIVE := $(wildcard src/penstock/kernels/native/*.cpp src/penstock/kernels/native/*.h src/penstock/kernels/native/build.py)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NATIVE)
+SOURCES := $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NATIVE)
+
+$(VENV)/.installed: $(SOURCES)
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# Not on top of the other: each compiles the native library, which takes longer than all the rest.
+$(VENV)/.installed-dev: $(SOURCES)
 	$(PIP) -e ".[dev]"
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 lint: install-dev
 	$(VENV)/bin/ruff check .

@@ -15,6 +15,11 @@ if not torch.cuda.is_available():  # Triton's kernels are interpreted then: it a
 PROCESSORS = os.sched_getaffinity(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of tens of seconds begin before all others: in the end no worker waits for another one's."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(autouse=True)
 def any_processor() -> Iterator[None]:
     """A team of native threads keeps whoever makes it on one processor, and all that is started from there: not beyond

@@ -3,20 +3,29 @@
 import os
 import signal
 import sys
+from contextlib import ExitStack, suppress
 
 INTERRUPTED = 130
 
 
 def main() -> None:
-    """Ctrl-C ends it quietly from its first moment on: while it imports, it holds nothing that must be let go."""
+    """Ctrl-C ends it quietly from its first moment on: while it imports, it holds nothing that must be let go, as an
+    engine's process ends with the one that started it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    from penstock.cli.main import main as command
+    with ExitStack() as held:
+        engine = None
+        if sys.argv[1:2] == ["serve"]:  # what takes longest begins first: before the command line is understood
+            from penstock.engine.spawned import Spawned
 
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        command()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+            with suppress(OSError):  # the command will try again, and say why it cannot
+                engine = held.enter_context(Spawned())
+        from penstock.cli.main import main as command
+
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            command(engine)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

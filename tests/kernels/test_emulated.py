@@ -26,6 +26,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isa", list(CHOSEN))
 def test_kernels(isa: str, request: pytest.FixtureRequest) -> None:
     environment = {**os.environ, LOWER: isa}

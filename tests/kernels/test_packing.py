@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from penstock.config.weights import Scheme, packed_bytes
 from penstock.kernels import CannotQuantize, DensePacker, Needs, Platform, detect_platform, select_packing
+from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.memory import ALIGNMENT, CHUNK, WeightMemory
 from penstock.kernels.native.packer import NativePacker
@@ -189,11 +191,21 @@ def test_rows_of_other_threads_reach_a_tensor_made_in_inference_mode() -> None:
 
 def test_memory_is_aligned_and_taken_by_the_chunk() -> None:
     memory = WeightMemory()
-    first, second = (memory.empty(3, 5, dtype=torch.float16) for _ in range(2))
-    assert first.shape == (3, 5) and first.dtype == torch.float16
-    assert second.data_ptr() - first.data_ptr() == ALIGNMENT
-    large = memory.empty(CHUNK + 1, dtype=torch.uint8)
-    assert {t.data_ptr() % ALIGNMENT for t in (first, second, large)} == {0} and len(large) == CHUNK + 1
+    first, second = (memory.empty((3, 5), np.float16) for _ in range(2))
+    assert first.shape == (3, 5) and first.dtype == np.float16
+    assert second.ctypes.data - first.ctypes.data == ALIGNMENT
+    large = memory.empty((CHUNK + 1,), np.uint8)
+    assert {t.ctypes.data % ALIGNMENT for t in (first, second, large)} == {0} and len(large) == CHUNK + 1
+
+
+@pytest.mark.parametrize(("n", "gated"), [(32, False), (17, False), (32, True), (2 * 9, True)])
+def test_what_rows_fill_is_not_touched(n: int, gated: bool) -> None:
+    """Memory becomes resident by its first write: by the threads that read rows, and not before."""
+    for scheme in ("f32", "bf16", "int8", "int4"):
+        parts = Layout(n, 64, scheme, 32, gated).empty(lambda shape, dtype: np.full(shape, 1, dtype))
+        for part in parts.values():
+            if part is not None:
+                assert part[:, :-1].all() and part[:, -1].any() == (n % 16 == 0)
 
 
 @needs_native

@@ -22,6 +22,7 @@ def environment(library: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_every_op_is_free_of_bad_memory_accesses_and_undefined_behaviour(run_cases: RunCases, sanitized: Path) -> None:
     done = run_cases("plain", 1, 2, **environment(sanitized))
     assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-6000:]}"

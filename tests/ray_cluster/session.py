@@ -42,7 +42,6 @@ class Case(NamedTuple):
 
 
 CASES = [  # with two threads a rank has a node to itself; of four ranks, two are on each, so that stages are apart
-    Case("llama2", {"tensor_parallel_size": 2, "threads": 2}),
     Case("qwen3", {"pipeline_parallel_size": 2, "threads": 2}),
     Case("gemma3", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, signal.SIGKILL),
     Case("qwen2_moe_normed", {"tensor_parallel_size": 2, "expert_parallel": True, "threads": 2}, signal.SIGSTOP),
@@ -68,8 +67,8 @@ def cluster(folder: Path) -> Iterator[None]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-    command += ["--num-cpus=2", "--object-store-memory=80000000"]
-    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    command += ["--num-cpus=2", "--object-store-memory=80000000", "--include-log-monitor=false"]
+    head = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor", f"--temp-dir={folder}"]
     nodes: list[subprocess.Popen[bytes]] = []
 
     def stop() -> None:

@@ -1,26 +1,29 @@
 """What is done for a model while torch is imported."""
 
+import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 
 from penstock.config import DoesNotFit, EngineConfig
-from penstock.kernels import Needs, Platform, detect_platform, select_packing
+from penstock.kernels import detect_platform
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
 from penstock.runtime import groundwork
 from penstock.runtime.groundwork import Groundwork
 from penstock.runtime.load import load_runner
 from penstock.runtime.runner import ModelRunner
-from tests.weights.peak_memory import anonymous_mib
+from penstock.weights.matrices import MatrixReader
+from penstock.weights.safetensors_file import CheckpointError
 
 Checkpoint = Callable[..., Path]
+needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
 
 
 def config(folder: Path) -> EngineConfig:
@@ -52,42 +55,49 @@ def test_a_runner_upon_it_is_the_one_without(tiny_checkpoint: Checkpoint, quanti
     assert upon.capacity.groups == without.capacity.groups
     assert upon.capacity.cache_root == without.capacity.cache_root
     assert step(upon).results == step(without).results
-    with pytest.raises(RuntimeError, match="taken already"):
-        laid.weights()
 
 
-def test_memory_becomes_resident_by_itself_until_it_is_asked_for(
+@needs_native
+def test_weights_are_read_by_themselves(tiny_checkpoint: Checkpoint) -> None:
+    """Without the interpreter's help, so also while it imports."""
+    laid = Groundwork(config(tiny_checkpoint("qwen3")))
+    assert laid.matrices is not None
+    want = Groundwork(config(tiny_checkpoint("qwen3"))).matrices
+    assert want is not None
+    want.finish(lambda count: None)
+    end = time.monotonic() + 30
+    while not same_bits(laid.matrices, want):
+        assert time.monotonic() < end, "the weights were not read"
+        time.sleep(0.01)
+    laid.matrices.close()
+
+
+def same_bits(one: MatrixReader, other: MatrixReader) -> bool:
+    return all(
+        torch.equal(x.view(-1).view(torch.uint8), y.view(-1).view(torch.uint8))
+        for name, packer in one.packers.items()
+        for x, y in zip(packer.finish().tensors, other.packers[name].finish().tensors, strict=True)
+    )
+
+
+def test_where_there_are_no_native_kernels_nothing_is_read_before(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groundwork, "weights_bytes", lambda facts, engine: 192 << 20)
-    before = anonymous_mib()
-    laid = Groundwork(config(tiny_checkpoint("qwen3")))
-    end = time.monotonic() + 30
-    while anonymous_mib() < before + 180:
-        assert time.monotonic() < end, "the memory did not become resident"
-        time.sleep(0.01)
-    assert len(laid.weights()) >= 192 << 20
-    monkeypatch.setattr(groundwork, "STEP", groundwork.PAGE)  # the next one is asked at once: it stops where it is
-    before = anonymous_mib()
-    memory = Groundwork(config(tiny_checkpoint("qwen3"))).weights()
-    assert anonymous_mib() < before + 96
-    assert len(memory) >= 192 << 20
+    assert Groundwork(replace(config(tiny_checkpoint("qwen3")), dtype="float16")).matrices is None
+    monkeypatch.setattr(groundwork, "instruction_sets", tuple)
+    assert Groundwork(config(tiny_checkpoint("qwen3"))).matrices is None
+
+
+def test_a_broken_checkpoint_is_refused_before_torch_is_imported(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_checkpoint("qwen3"), tmp_path / "broken")
+    path = folder / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 100)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CheckpointError, match="truncated"):
+        Groundwork(config(folder))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_does_not_fit_takes_no_memory(tiny_checkpoint: Checkpoint) -> None:
     with pytest.raises(DoesNotFit, match="--kv-cache-memory"):
         Groundwork(replace(config(tiny_checkpoint("qwen3")), kv_cache_bytes=1 << 10))
-
-
-@pytest.mark.parametrize("platform", [detect_platform(), Platform("cpu", "AVX2", False)], ids=["native", "torch"])
-def test_weights_are_put_where_there_is_room(platform: Platform) -> None:
-    memory = np.empty(40 << 10, np.uint8)
-    packing = select_packing(platform, Needs(torch.bfloat16), memory=memory)
-    rows = torch.arange(64 * 128, dtype=torch.bfloat16).view(64, 128)
-    places = []
-    for _ in range(3):  # of 16 KiB each: two find room
-        packer = packing((64, 128), "matrix")
-        packer.put(0, rows.clone())
-        weight = packer.finish()
-        places.append((weight if isinstance(weight, torch.Tensor) else weight.lines).data_ptr() - memory.ctypes.data)
-    assert all(0 <= place <= 24 << 10 for place in places[:2]) and not 0 <= places[2] < len(memory)

@@ -18,9 +18,11 @@ from penstock.config import Split
 from penstock.config.weights import LINE_BYTES, VALUES
 from penstock.families import ModelSpec, shard
 from penstock.kernels import Needs, detect_platform, select_packing
+from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native.packing import PackedWeight
-from penstock.weights import load
+from penstock.weights import load, pieces
 from penstock.weights.load import load_parameters
+from penstock.weights.matrices import MatrixReader
 from penstock.weights.safetensors_file import CheckpointError
 from tests.families.divisible import CONFIGS, spec_of
 from tests.weights.files import edit
@@ -98,7 +100,7 @@ def cases() -> Iterator[tuple[str, Split]]:
 def test_the_ranks_together_have_the_whole_model(
     family: str, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "PIECE_BYTES", 3000)  # many pieces, the last of each tensor shorter
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 3000)  # many pieces, the last of each tensor shorter
     spec = spec_of(family)
     write(spec, tmp_path)
     want = load_parameters(tmp_path, spec, torch.float32)
@@ -123,7 +125,7 @@ def test_parts_are_converted_as_the_whole_is(stored: torch.dtype, tmp_path: Path
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """What is read of tensors within, by system calls and from mapped pages."""
     counts: list[int] = []
-    preadv, columns = os.preadv, load._read_columns
+    preadv, columns = os.preadv, pieces._read_columns
 
     def counted_preadv(*arguments: Any) -> int:
         counts.append(preadv(*arguments))
@@ -135,7 +137,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", counted_preadv)
-        patch.setattr(load, "_read_columns", counted_columns)
+        patch.setattr(pieces, "_read_columns", counted_columns)
         yield counts
 
 
@@ -150,6 +152,20 @@ def test_a_rank_reads_no_byte_that_is_not_its_own(
         with bytes_read(monkeypatch) as counts:
             load_parameters(tmp_path, mine, torch.float32, of=spec)
         assert sum(counts) == 4 * mine.num_parameters()
+
+
+@needs_native
+def test_native_threads_read_whole_rows_and_leave_columns(tmp_path: Path) -> None:
+    spec, split = spec_of("llama"), Split(2)
+    write(spec, tmp_path)
+    for place in split.places:
+        mine = shard(spec, place)
+        reader = MatrixReader(tmp_path, mine, NativePacking("float32", "none", 32), of=spec)
+        reader.close()
+        left = sum(piece.bytes for piece in reader.left)
+        assert {piece.source.name.split(".")[-2] for piece in reader.left} == {"o_proj", "down_proj"}
+        vectors = sum(parameter.size for parameter in mine.parameters if parameter.kind == "vector")
+        assert reader.bytes + left == 4 * (mine.num_parameters() - vectors)
 
 
 @needs_native
@@ -191,7 +207,7 @@ def test_packed_parts_are_parts_of_the_packed_whole(split: Split, quantization: 
 def test_parts_packed_while_read_are_parts_packed_at_once(
     family: str, split: Split, quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 3000)
     spec = spec_of(family)
     write(spec, tmp_path, torch.bfloat16)
     packing = select_packing(detect_platform(), Needs(torch.bfloat16), quantization)

@@ -1,14 +1,18 @@
 """`penstock serve | run | plan | bench`."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import penstock
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 
+if TYPE_CHECKING:
+    from penstock.engine.spawned import Spawned
+
 MODEL = typer.Argument(metavar="MODEL", help="A folder or a hub id. Default: the embedded model.")
+NAMED = typer.Option("--model", metavar="MODEL", help="The same, as a flag.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures here.")
 VERSION = typer.Option("--version", is_eager=True, help="Show the version and exit.")
 RUNS = typer.Option(min=1, help="Runs of each case; the median is reported.")
@@ -30,10 +34,16 @@ def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> N
 
 @app.command(help="Serve a model over HTTP (OpenAI's API) on http://127.0.0.1:8000.")
 @takes(SERVER, ENGINE)
-def serve(*, model: Annotated[str | None, MODEL] = None, flags: Flags) -> None:
+def serve(
+    context: typer.Context,
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    named: Annotated[str | None, NAMED] = None,
+    flags: Flags,
+) -> None:
     from penstock.cli.serve import serve as command
 
-    command(model, flags)
+    command(_one_model(model, named), flags, context.obj)
 
 
 @app.command(
@@ -66,6 +76,7 @@ def run(
 def plan(
     *,
     model: Annotated[str | None, MODEL] = None,
+    named: Annotated[str | None, NAMED] = None,
     hardware: Annotated[
         str | None, typer.Option(metavar="NxNAME", help="8xH100, or 8x80GiB:3350GB/s:450GB/s. Default: this machine.")
     ] = None,
@@ -77,7 +88,7 @@ def plan(
 ) -> None:
     from penstock.cli.plan import plan as command
 
-    command(model, hardware, link, json_file, flags)
+    command(_one_model(model, named), hardware, link, json_file, flags)
 
 
 @bench.command(help="Output tokens a second of fixed cases, with roofline and host time.")
@@ -169,10 +180,16 @@ def bench_serve(
     )
 
 
-def main() -> None:
-    """Errors meant for a user are one line, not a traceback."""
+def _one_model(model: str | None, named: str | None) -> str | None:
+    if model is not None and named is not None:
+        raise ValueError(f"the model is given twice, as {model!r} and as --model {named!r}: leave one out")
+    return model if named is None else named
+
+
+def main(engine: "Spawned | None" = None) -> None:
+    """Errors meant for a user are one line, not a traceback. `engine` was started for `serve`."""
     try:
-        app()
+        app(obj=engine)
     except Exception as error:
         status = _status(error)
         if status is None:

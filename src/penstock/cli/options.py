@@ -68,7 +68,9 @@ ENGINE: Flags = {
 SERVER: Flags = {
     "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],
     "port": Annotated[int | None, typer.Option(help="Port to listen on. Default: 8000.")],
-    "served_model_name": Annotated[str | None, typer.Option(help="The model's name in the API.")],
+    "served_model_name": Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and others it answers to.")
+    ],
     "api_key": Annotated[str | None, typer.Option(help="Key that clients must send. Better: PENSTOCK_API_KEY.")],
     "allow_insecure_bind": Annotated[
         bool | None, typer.Option("--allow-insecure-bind", help="Listen beyond loopback without an API key.")

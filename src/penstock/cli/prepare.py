@@ -4,8 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from penstock.cli.device import detect_device
 from penstock.cli.embedded import default_model
@@ -15,6 +14,9 @@ from penstock.config.defaults import Divide
 from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
 from penstock.weights.hub import locate_model
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ def check_runs(resolved: Resolved, hardware: Hardware) -> None:
         raise ConfigError(too_few_gpus(ranks, hardware.gpus))
 
 
-def memory_table(resolved: Resolved, title: str = "Memory") -> Table:
+def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":
     """Of the rank with the least to spare, where there are several."""
+    from rich.table import Table  # here and not above: an engine waits for what is prepared, and not for this
+
     rows, ranks = resolved.memory.rows, resolved.ranks
     if len(ranks) > 1:
         title += f", rank {ranks.index(resolved.memory)} of {len(ranks)}: it has the least to spare"

@@ -1,5 +1,6 @@
 """`penstock serve`: an engine in a process of its own, and an HTTP server in front of it."""
 
+import gc
 import socket
 import sys
 import time
@@ -12,12 +13,13 @@ if TYPE_CHECKING:
     from penstock.cli.prepare import Prepared
 
 
-def serve(model: str | None, flags: Flags) -> None:
-    """The engine's process starts before its settings are known, and loads while this one imports what serving takes:
-    so nothing is imported above."""
+def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> None:
+    """In an `engine` that was started already, before its settings were known; it loads while this process imports what
+    serving takes: so nothing is imported above."""
     started = time.monotonic()
+    gc.disable()  # until it is ready: there is much to import, and none of it is garbage
     try:
-        engine = Spawned()
+        engine = engine or Spawned()
     except OSError as error:
         sys.exit(f"penstock: the engine process could not be started: {error}")
     with engine as spawned:
@@ -45,6 +47,7 @@ def serve(model: str | None, flags: Flags) -> None:
 async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, started: float) -> None:
     import asyncio
     import logging
+    import os
 
     from penstock.engine.ipc import connect
     from penstock.engine.processors import off
@@ -56,13 +59,15 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
         from prometheus_client import CollectorRegistry
 
         from penstock.families import load_generation_defaults
-        from penstock.frontend import ServedModel, create_app
+        from penstock.frontend import ServedModel, create_app, url_of
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
         from penstock.observe.metrics import Metrics
         from penstock.text import Tokenizer
 
         configure_logging()
+        # Texts are tokenised one at a time: a pool of threads would only take processors from the kernels.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.folder)
         defaults = load_generation_defaults(prepared.folder)
     except BaseException:
@@ -72,18 +77,20 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
     client = await connecting
     served = ServedModel(
         name=server.served_model_name,
+        aliases=server.aliases,
         client=client,
         tokenizer=tokenizer,
         created=int(time.time()),
         defaults=defaults,
     )
     app = create_app(served, server, Metrics(CollectorRegistry()))
-    host, port = sock.getsockname()[:2]
 
     def ready() -> None:
+        gc.freeze()
+        gc.enable()
         seconds = time.monotonic() - started
         logging.getLogger("penstock.serve").info(
-            "serving %s on http://%s:%s, ready after %.1f s", served.name, host, port, seconds
+            "serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds
         )
 
     with off(client.info.cpu):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.messages import Capacity, StepPlan, StepResult
+from penstock.runtime.groundwork import Groundwork
 
 if TYPE_CHECKING:
     from penstock.runtime.device_runner import DeviceRunner
@@ -22,8 +23,6 @@ class InProcessExecutor:
 
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
-        from penstock.runtime.groundwork import Groundwork
-
         groundwork = Groundwork(self._config) if self._config.device == "cpu" else None
         from penstock.runtime.load import load_runner  # here and not above: it imports torch
 

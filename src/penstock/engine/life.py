@@ -12,7 +12,6 @@ from penstock.engine.executor import InProcessExecutor
 from penstock.engine.port import Port
 from penstock.engine.reason import reason_for
 from penstock.engine.wire import Failed, Ready
-from penstock.engine.workers import WorkersExecutor
 from penstock.families import load_spec
 from penstock.messages import Capacity, EngineInfo, Executor
 from penstock.schedule import Scheduler, SchedulerConfig
@@ -33,6 +32,8 @@ def model_executor(config: EngineConfig) -> Executor:
     """In this process where one rank has the whole model, unless told otherwise."""
     if config.split.world == 1 and config.distributed_executor == "auto":
         return InProcessExecutor(config)
+    from penstock.engine.workers import WorkersExecutor  # here and not above: only who has ranks needs it
+
     return WorkersExecutor(config)
 
 

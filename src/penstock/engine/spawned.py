@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock.engine.child import STDERR
-
 if TYPE_CHECKING:
     from penstock.config import EngineConfig
 
+STDERR = 2
 # -P keeps the working directory, which may be a model's, out of the module search path.
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
+# NumPy's threads for products, which no engine makes by it, would spin beside the imports.
+QUIET = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class Spawned:
@@ -37,7 +38,9 @@ class Spawned:
             held.callback(os.close, self._lifeline)
             with other, open(stdin, "rb") as pipe, _deaf_to_interrupts():
                 end = other.fileno()
-                self.process = subprocess.Popen([*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,))
+                self.process = subprocess.Popen(
+                    [*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,), env={**os.environ, **QUIET}
+                )
             held.callback(self._reap)
             self._held = held.pop_all()
 

@@ -4,6 +4,6 @@ from penstock.frontend.app import create_app
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import Limits
 from penstock.frontend.served import ServedModel
-from penstock.frontend.server import AddressInUse, listen, serve
+from penstock.frontend.server import AddressInUse, listen, serve, url_of
 
-__all__ = ["APIError", "AddressInUse", "Limits", "ServedModel", "create_app", "listen", "serve"]
+__all__ = ["APIError", "AddressInUse", "Limits", "ServedModel", "create_app", "listen", "serve", "url_of"]

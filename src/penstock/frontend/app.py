@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock import __version__
 from penstock.config import ServerConfig
 from penstock.frontend import openai
-from penstock.frontend.access import Access, Lifecycle
+from penstock.frontend.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.asgi import ASGIApp, Receive, Scope, Send, Visit, respond, visit
 from penstock.frontend.body import read_body
@@ -48,8 +50,8 @@ def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limit
         "/tokenize": _Convert(site, openai.tokenize),
         "/detokenize": _Convert(site, openai.detokenize),
     }
-    rest = FastAPI(openapi_url=None, redirect_slashes=False)
-    rest.router.routes += [*_Probes(model, lifecycle, metrics).routes(), *_post_only(hot)]
+    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *_post_only(hot)])
+    rest.router.redirect_slashes = False
     for kind in (APIError, HTTPException, Exception):
         rest.add_exception_handler(kind, _answer_error)
     return Access(
@@ -65,7 +67,7 @@ def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limit
 
 
 class _Dispatch:
-    """POSTs with a route of their own go there at once, past the layers that FastAPI puts around every chunk."""
+    """POSTs with a route of their own go there at once, past the layers that Starlette puts around every chunk."""
 
     def __init__(self, hot: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
         self._hot = hot
@@ -90,7 +92,7 @@ class _Site:
 
 
 class _Generate:
-    """A route that generates. ASGI, not FastAPI's: bytes come in and bytes go out."""
+    """A route that generates. ASGI, not Starlette's: bytes come in and bytes go out."""
 
     def __init__(self, site: _Site, read: Callable[[bytes, Context], Awaitable[Call]]) -> None:
         self._site = site
@@ -210,7 +212,11 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
     message, code = str(error.detail), None
     match error.status_code:
         case 404:
-            code, message = "not_found", f"there is no {path} here; the API is at /v1"
+            known = {route.path for route in request.app.routes if isinstance(route, Route)}
+            here = ", ".join(sorted(path for path in known if path.encode() not in OPEN_PATHS and "{" not in path))
+            code, message = "not_found", f"there is no {path} here; there are {here}"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
+            if allowed := (error.headers or {}).get("Allow"):
+                message += f"; send {allowed}"
     return APIError(error.status_code, message, code=code, headers=error.headers or {})

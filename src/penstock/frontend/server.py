@@ -51,6 +51,12 @@ def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
     return sock
 
 
+def url_of(sock: socket.socket) -> str:
+    """Where a listening socket is reached, as clients write it."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
+
+
 async def serve(
     app: Access,
     sock: socket.socket,
@@ -102,9 +108,9 @@ async def _drain(app: Access, hurry: asyncio.Event) -> None:
     """Refuses new requests and waits for those in flight."""
     lifecycle = app.lifecycle
     lifecycle.draining = True
+    _log.info("stopping; requests in flight may finish", extra={"fields": {"requests": lifecycle.in_flight}})
     if not lifecycle.in_flight:
         return
-    _log.info("finishing requests in flight", extra={"fields": {"requests": lifecycle.in_flight}})
     waits = [asyncio.create_task(lifecycle.idle()), asyncio.create_task(hurry.wait())]
     await asyncio.wait(waits, timeout=app.limits.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:

@@ -1,102 +1,15 @@
-"""Ops: what a model computes, with a torch reference each, and the providers that compute it on a given machine."""
+"""Ops: what a model computes, with a torch reference each, and the providers that compute it on a given machine.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+The names are those of selection.py, which imports torch: so they are looked up when somebody asks for them. What reads
+and packs weights (native/packer.py, native/reading.py) can be imported without.
+"""
 
-from torch import Tensor
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
-from penstock.kernels.elementwise import RMS_NORM
-from penstock.kernels.flashinfer import check_attention, installed_version
-from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
-from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
-from penstock.kernels.moe import EXPERTS, ROUTE, Experts
-from penstock.kernels.native.session import Session, native_session
-from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
-from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
-from penstock.kernels.routing import Aside, Routing
-
-OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION)
+if TYPE_CHECKING:
+    from penstock.kernels.selection import *  # noqa: F403
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """What a model calls. Signatures and meaning: see the protocols, and the op's reference."""
-
-    linear: Linear
-    rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
-    attention: PagedAttention
-    experts: Experts
-    fingerprint: str  # which provider computes which op: part of what makes two results comparable bit for bit
-    session: Session | None = None  # what can record them, where all are native
-
-    def norm_before(self, weight: Any) -> Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]:
-        """`rms_norm` for rows that only products with a packed weight read: as these read them, where it can give them
-        so. Without a weight it is `rms_norm` itself."""
-        before = getattr(self.rms_norm, "before", None)
-        return self.rms_norm if before is None else before(weight)
-
-
-def select_kernels(platform: Platform, needs: Needs) -> Kernels:
-    """The best provider of every op for a model's needs."""
-    chosen = {op.name: op.select(platform, needs) for op in (LINEAR, RMS_NORM, PAGED_ATTENTION, EXPERTS)}
-    fingerprint = ",".join(f"{name}={provider.name}" for name, provider in chosen.items())
-    if platform.isa:
-        fingerprint += f",isa={platform.isa}"
-    if chosen[PAGED_ATTENTION.name].name == "flashinfer":
-        fingerprint += f",flashinfer={installed_version()}"
-    linear, rms_norm, attention, experts = (provider.make() for provider in chosen.values())
-    native = all(provider.name == "native" for provider in chosen.values())
-    return Kernels(linear, rms_norm, attention, experts, fingerprint, native_session() if native else None)
-
-
-def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
-    """Raise CannotQuantize where no attention on this platform reads pages of the dtype, as torch names it."""
-    if kv_dtype == "float8_e4m3fn":
-        _check_fp8_pages(platform, needs)
-    if kv_dtype == "int8" and PAGED_ATTENTION.select(platform, needs).name != "native":
-        raise CannotQuantize(
-            "--kv-cache-dtype int8 needs the native kernels (an x86-64 processor with AVX2, and a C++ compiler when "
-            f"penstock is installed), and a block size ({needs.block_size}) and head sizes "
-            f"({', '.join(map(str, sorted(set(needs.head_dims))))}) that are multiples of 16; leave it at auto"
-        )
-
-
-def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
-    provider = PAGED_ATTENTION.select(platform, needs).name
-    if provider not in ("triton", "triton_fixed"):
-        raise CannotQuantize(
-            f"--kv-cache-dtype fp8 needs the attention of our GPU kernels, but on this {platform.device} device it is "
-            f"{provider}; leave it at auto"
-        )
-    if odd := [dim for dim in needs.head_dims if dim % 4]:  # scales, of four bytes, lie behind the heads'
-        raise CannotQuantize(
-            f"--kv-cache-dtype fp8 needs head sizes that are multiples of 4, not {odd[0]}; leave it at auto"
-        )
-
-
-__all__ = [
-    "OPS",
-    "Aside",
-    "AttentionBatch",
-    "CannotQuantize",
-    "DensePacker",
-    "Experts",
-    "Kernels",
-    "Linear",
-    "Needs",
-    "Op",
-    "Packer",
-    "Packing",
-    "PagedAttention",
-    "PlannedAttention",
-    "Platform",
-    "Provider",
-    "Routing",
-    "check_attention",
-    "check_kv_dtype",
-    "detect_platform",
-    "select_kernels",
-    "select_packing",
-]
+def __getattr__(name: str) -> Any:
+    return getattr(import_module("penstock.kernels.selection"), name)

@@ -1,16 +1,16 @@
 """How a model holds its weights, and the packing of each while it is read."""
 
+import math
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.weights import schemes, unquantized
 from penstock.kernels.linear import LINEAR
 from penstock.kernels.native.memory import WeightMemory
-from penstock.kernels.native.packer import NativePacker
+from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.registry import Needs, Platform
 from penstock.kernels.triton.weights import (
     Int4Weight,
@@ -60,7 +60,8 @@ class DensePacker:
             if memory is None:
                 self._tensor = torch.empty(shape, dtype=dtype, device=device)
             else:
-                self._tensor = memory.empty(*shape, dtype=dtype)
+                size = math.prod(shape) * dtype.itemsize
+                self._tensor = torch.from_numpy(memory.empty((size,), np.uint8)).view(dtype).view(shape)
 
     def put(self, start: int, rows: Tensor) -> None:
         self._tensor[start : start + len(rows)].copy_(rows)
@@ -95,19 +96,17 @@ def select_packing(
     quantization: str = "none",
     group: int = 32,
     device: torch.device | None = None,
-    memory: NDArray[np.uint8] | None = None,
 ) -> Packing:
     """As the linear provider that `select_kernels` chooses reads weights. Starts no threads. `device` is where weights
-    lie; None: where the platform's do. On a CPU they are put into `memory` as long as there is room.
+    lie; None: where the platform's do.
 
     Raises CannotQuantize.
     """
     if platform.device == "cuda":
         dtype = str(needs.dtype).removeprefix("torch.")
         return _on_device(dtype, quantization, group, device or torch.device(platform.device))
-    weights = WeightMemory(memory)
     if LINEAR.select(platform, needs).name == "native":
-        return _native(str(needs.dtype).removeprefix("torch."), quantization, group, weights)
+        return NativePacking(str(needs.dtype).removeprefix("torch."), quantization, group)
     if quantization != "none":
         why = (
             f"do not compute in {str(needs.dtype).removeprefix('torch.')}; set --dtype bfloat16"
@@ -118,6 +117,7 @@ def select_packing(
         raise CannotQuantize(
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
         )
+    weights = WeightMemory()
     return lambda shape, kind, experts=1: DensePacker(shape, needs.dtype, memory=weights)
 
 
@@ -130,16 +130,5 @@ def _on_device(dtype: str, quantization: str, group: int, device: torch.device) 
         if scheme == "bf16" or scheme == "f32":
             return DensePacker(shape, getattr(torch, dtype), device)
         return QuantizedPacker((shape[0], shape[1]), scheme, group, device)
-
-    return packer
-
-
-def _native(dtype: str, quantization: str, group: int, memory: WeightMemory) -> Packing:
-    matrices, vocabulary = schemes(dtype, quantization)
-    by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
-
-    def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
-        scheme = by_kind.get(kind, matrices)
-        return NativePacker((shape[0], shape[1]), scheme, group, gated=kind == "gated", memory=memory, experts=experts)
 
     return packer

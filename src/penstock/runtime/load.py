@@ -72,10 +72,9 @@ def load_host_runner(
     head_dims = tuple(layer.head_dim for layer in spec.layers)
     needs = Needs(dtype, config.block_size, head_dims)
     check_kv_dtype(platform, needs, config.kv_dtype)
-    resident = None if groundwork is None else groundwork.weights()
-    packing = select_packing(platform, needs, config.quantization, config.quantization_group, memory=resident)
-    del resident  # the weights hold what they took of it
-    parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, progress=progress)
+    packing = select_packing(platform, needs, config.quantization, config.quantization_group)
+    begun = None if groundwork is None else groundwork.matrices
+    parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, matrices=begun, progress=progress)
     # With the weights read, so that nobody waits long for a step; and before threads are pinned, as it has its own.
     mesh = None
     if place.split.world > 1:

@@ -2,15 +2,18 @@
 
 Three of its operations are not those of a GPU (Triton 3.6 and 3.7): fp32 to bf16 cuts off instead of rounding, to fp8 a
 carry out of the mantissa is lost, and a product of bf16 matrices multiplies their bits as integers. torch does these
-right. And integers are no longer checked for overflow, which took half of the time.
+right. And integers are no longer checked for overflow, the language is made the interpreter's once and not again for
+each function that a kernel calls, and a type's counterpart is looked up once: these took most of the time.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.language import core  # noqa: F401 (see repair)
 from triton.runtime import interpreter
 
 DTYPES = {
@@ -35,6 +38,11 @@ def repair() -> None:
             run(self, *arguments, **options)
 
     interpreter.GridExecutor.__call__ = run_quietly
+    interpreter._patch_lang(repair)  # the language under the names it has here: kernels know `tl`, Triton's own `core`
+    interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
+    counterpart = interpreter._get_np_dtype
+    of_scalars = cache(counterpart)  # pointers cannot be looked up
+    interpreter._get_np_dtype = lambda kind: (of_scalars if type(kind) is tl.dtype else counterpart)(kind)
     interpreter._convert_float = _convert
     interpreter.InterpreterBuilder.create_dot = _dot
 

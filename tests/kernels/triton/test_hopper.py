@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from penstock.kernels.triton.tiles import precision
@@ -17,6 +18,7 @@ FP32_STACK_BYTES = 256  # a tile of fp32 is three of tensor cores', and little o
 ON_TENSOR_CORES = {"attend", "_dense", "_eight_bits", "_int4", "_grouped", "_grouped_int4"}
 
 
+@pytest.mark.long
 def test_kernels_compile_for_a_gpu_and_fit_it(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.kernels.triton.hopper"]

@@ -11,6 +11,7 @@
 #include "finite.h"
 #include "isa.h"
 #include "pack.h"
+#include "reading.h"
 
 using namespace penstock;
 
@@ -187,6 +188,35 @@ void penstock_wake(Engine* engine) { engine->team.wake(); }
 void penstock_stop(Engine* engine) { delete engine; }
 
 int64_t penstock_pack(const PackJob* job) { return pack_rows(*job); }
+
+// Null where memory is refused.
+Reading* penstock_read(const ReadJob* jobs, int64_t count, int threads) {
+  try {
+    return new Reading(jobs, count, threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// Goes on with so many threads more, that do not wait for others.
+void penstock_read_hurry(Reading* reading, int threads) {
+  try {
+    reading->hurry(threads);
+  } catch (const std::exception&) {  // no memory to keep account of them: it goes on without
+  }
+}
+
+// Does up to `most` jobs in the calling thread; the bytes that are packed by now. Less than `most`: none is left.
+int64_t penstock_help(Reading* reading, int64_t most) {
+  while (most-- > 0 && reading->help()) {
+  }
+  return reading->done();
+}
+
+// Waits for what has begun. `failure` is the first one.
+void penstock_read_wait(Reading* reading, ReadFailure* failure) { *failure = reading->wait(); }
+
+void penstock_read_end(Reading* reading) { delete reading; }
 
 }  // extern "C"
 #pragma GCC visibility pop

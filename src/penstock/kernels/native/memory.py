@@ -1,9 +1,10 @@
 """Memory for packed weights."""
 
+import math
+from typing import Any
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 CHUNK = 64 << 20  # bytes
 ALIGNMENT = 64  # a cache line
@@ -14,18 +15,17 @@ class WeightMemory:
 
     It comes from NumPy, which asks for huge pages: a pass over all weights then costs hundreds of entries in the TLB,
     not hundreds of thousands. What is handed out becomes resident when it is first written, and stays until the last
-    tensor of its piece is gone.
+    array of its piece is gone.
     """
 
-    def __init__(self, first: NDArray[np.uint8] | None = None) -> None:
-        """`first` is handed out before any other; its end is left unused where what is next does not fit."""
-        self._free = torch.empty(0, dtype=torch.uint8) if first is None else torch.from_numpy(first)
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        padding = -self._free.data_ptr() % ALIGNMENT
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        padding = -self._free.ctypes.data % ALIGNMENT
         if len(self._free) < padding + size:
-            self._free = torch.from_numpy(np.empty(max(CHUNK, size + ALIGNMENT), np.uint8))
-            padding = -self._free.data_ptr() % ALIGNMENT
+            self._free = np.empty(max(CHUNK, size + ALIGNMENT), np.uint8)
+            padding = -self._free.ctypes.data % ALIGNMENT
         taken, self._free = self._free[padding : padding + size], self._free[padding + size :]
-        return taken.view(dtype).view(shape)
+        return taken.view(dtype).reshape(shape)

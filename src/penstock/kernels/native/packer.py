@@ -1,14 +1,21 @@
-"""Packing a weight while it is read: by rows, in any order, from several threads."""
+"""Packing a weight while it is read: by rows, in any order, from several threads. Torch is not imported before one is
+finished."""
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from penstock.config.weights import Scheme
+from penstock.config.weights import Scheme, schemes, unquantized
+from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.library import SCHEMES, PackJob, pack_rows
 from penstock.kernels.native.memory import WeightMemory
-from penstock.kernels.native.packing import PackedWeight, empty_packed
 
-STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.native.packing import PackedWeight
+
+STORED = ("float32", "bfloat16", "float16")  # in the order of pack.h
+DTYPES = ("float32", "bfloat16")  # that native kernels compute in
 
 
 class NativePacker:
@@ -25,40 +32,56 @@ class NativePacker:
         experts: int = 1,
     ) -> None:
         """For a weight of a shape, which is `experts` weights one below the other."""
-        n, k = shape[0] // experts, shape[1]
-        self._weight = empty_packed(n, k, scheme, group, gated=gated, count=experts, empty=memory.empty)
+        self._layout = Layout(shape[0] // experts, shape[1], scheme, group, gated, experts)
+        self._parts = self._layout.empty(memory.empty)
 
-    def put(self, start: int, rows: Tensor) -> None:
-        weight = self._weight
-        total = weight.n * weight.count
-        if rows.shape[1:] != (weight.k,) or not 0 <= start <= start + len(rows) <= total or not rows.is_contiguous():
-            raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{total}, {weight.k}]")
-        while len(rows):
-            first = start % weight.n
-            self._put(start // weight.n, first, rows[: weight.n - first])
-            start, rows = start + weight.n - first, rows[weight.n - first :]
+    def put(self, start: int, rows: "Tensor") -> None:
+        layout = self._layout
+        total = layout.n * layout.count
+        if rows.shape[1:] != (layout.k,) or not 0 <= start <= start + len(rows) <= total or not rows.is_contiguous():
+            raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{total}, {layout.k}]")
+        for first, job in self.jobs(start, len(rows), str(rows.dtype).removeprefix("torch.")):
+            job.rows = rows.data_ptr() + first * layout.k * rows.itemsize
+            if bad := pack_rows(job):
+                raise ValueError(cannot_quantise(bad))
 
-    def _put(self, expert: int, first: int, rows: Tensor) -> None:
-        weight = self._weight
-        # Where the expert's parts begin: all have the same size.
-        parts = (
-            None if whole is None else whole.data_ptr() + expert * (whole.nbytes // weight.count)
-            for whole in weight.parts.values()
-        )
-        job = PackJob(
-            rows.data_ptr(),
-            *parts,
-            first,
-            len(rows),
-            weight.n,
-            weight.k,
-            SCHEMES.index(weight.scheme),
-            weight.group,
-            STORED[rows.dtype],
-            weight.gated,
-        )
-        if bad := pack_rows(job):
-            raise ValueError(f"{bad} rows hold infinity or NaN, or are too large to quantise: use --quantization none")
+    def jobs(self, start: int, count: int, stored: str) -> Iterator[tuple[int, PackJob]]:
+        """Those that pack `count` rows from row `start` on, of a dtype: one of each expert. With each, which of these
+        rows it begins with; where that lies in memory is left open."""
+        layout, done = self._layout, 0
+        while done < count:
+            expert, first = divmod(start + done, layout.n)
+            of_it = min(count - done, layout.n - first)
+            # Where the expert's parts begin: all have the same size.
+            parts = (
+                None if whole is None else whole.ctypes.data + expert * (whole.nbytes // layout.count)
+                for whole in self._parts.values()
+            )
+            scheme, dtype = SCHEMES.index(layout.scheme), STORED.index(stored)
+            shape = (layout.n, layout.k)
+            yield done, PackJob(None, *parts, first, of_it, *shape, scheme, layout.group, dtype, layout.gated)
+            done += of_it
 
-    def finish(self) -> PackedWeight:
-        return self._weight
+    def finish(self) -> "PackedWeight":
+        from penstock.kernels.native.packing import packed_weight
+
+        return packed_weight(self._layout, self._parts)
+
+
+class NativePacking:
+    """Provides Packing (see kernels/packers.py): as the native linear reads weights."""
+
+    def __init__(self, dtype: str, quantization: str, group: int) -> None:
+        self._matrices, vocabulary = schemes(dtype, quantization)
+        self._by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
+        self._group = group
+        self._memory = WeightMemory()
+
+    def __call__(self, shape: tuple[int, ...], kind: str, experts: int = 1) -> NativePacker:
+        scheme, gated = self._by_kind.get(kind, self._matrices), kind == "gated"
+        rows, columns = shape
+        return NativePacker((rows, columns), scheme, self._group, gated=gated, memory=self._memory, experts=experts)
+
+
+def cannot_quantise(rows: int) -> str:
+    return f"{rows} rows hold infinity or NaN, or are too large to quantise: use --quantization none"

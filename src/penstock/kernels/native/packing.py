@@ -1,13 +1,13 @@
 """Weights as the native kernels read them (see Scheme in ops.h)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, Scheme, num_blocks, padded_width
+from penstock.config.weights import COLUMNS, LINE_BYTES, Scheme, num_blocks, padded_width
+from penstock.kernels.native.layout import Layout, Parts
 from penstock.kernels.native.library import SCHEMES, Matrix
 
 PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the result
@@ -50,38 +50,31 @@ class PackedWeight:
         return Matrix(*pointers, self.n, self.k, SCHEMES.index(self.scheme), self.group)
 
 
-def empty_packed(
-    n: int,
-    k: int,
-    scheme: Scheme,
-    group: int,
-    *,
-    gated: bool,
-    count: int = 1,
-    empty: Callable[..., Tensor] = torch.empty,
-) -> PackedWeight:
-    """`count` weights [n, k] to be filled: only what no row fills, in the last block of each, is zero already."""
-    blocks, padded = num_blocks(n, gated=gated), padded_width(k, scheme, group)
-    lines = empty(count, blocks, padded // VALUES[scheme], LINE_BYTES, dtype=torch.uint8)
-    column_scales = empty(count, blocks, COLUMNS, dtype=torch.float32) if scheme == "int8" else None
-    column_sums = empty(count, blocks, COLUMNS, dtype=torch.int32) if scheme == "int8" else None
-    group_scales = empty(count, blocks, padded // group, COLUMNS, dtype=torch.float16) if scheme == "int4" else None
-    for part in (lines, column_scales, column_sums, group_scales):
-        if part is not None:
-            part[:, -1:] = 0
+def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:
+    """Tensors of the same memory."""
+    lines, column_scales, column_sums, group_scales = (
+        None if part is None else torch.from_numpy(part) for part in parts.values()
+    )
+    assert lines is not None
     return PackedWeight(
         lines.view(-1),
         None if column_scales is None else column_scales.view(-1),
         None if column_sums is None else column_sums.view(-1),
-        None if group_scales is None else group_scales.view(count * blocks, -1, COLUMNS),
+        None if group_scales is None else group_scales.flatten(0, 1),
         None,
-        n,
-        k,
-        scheme,
-        group if scheme == "int4" else 0,
-        gated,
-        count,
+        layout.n,
+        layout.k,
+        layout.scheme,
+        layout.group if layout.scheme == "int4" else 0,
+        layout.gated,
+        layout.count,
     )
+
+
+def empty_packed(n: int, k: int, scheme: Scheme, group: int, *, gated: bool, count: int = 1) -> PackedWeight:
+    """`count` weights [n, k] to be filled."""
+    layout = Layout(n, k, scheme, group, gated, count)
+    return packed_weight(layout, layout.empty())
 
 
 def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32, gated: bool = False) -> PackedWeight:

@@ -1,0 +1,92 @@
+"""Reading weights from files and packing them by native threads (see reading.h): nothing of Python takes part, so that
+it goes on beside whatever keeps the interpreter busy."""
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from ctypes import c_int32, c_int64, c_void_p
+from functools import cache
+
+from penstock.kernels.native.library import LIBRARY, PackJob
+from penstock.kernels.native.packer import cannot_quantise
+
+AT_ONCE = 4  # jobs that who waits does between two looks at how far all are
+
+
+class ReadJob(ctypes.Structure):
+    """Rows that lie together in a file, and what packs them."""
+
+    _fields_ = (("pack", PackJob), ("offset", c_int64), ("bytes", c_int64), ("file", c_int32))
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = (("job", c_int64), ("end", c_int64), ("bad_rows", c_int64), ("error", c_int32))
+
+
+class ReadFailed(Exception):
+    """`job` is the number of the one that failed."""
+
+    def __init__(self, job: int, reason: str) -> None:
+        super().__init__(reason)
+        self.job = job
+
+
+class Reading:
+    """Begins with being made. The jobs' files must stay open, and the memory they pack into allocated, until it is
+    closed. One thread calls."""
+
+    def __init__(self, jobs: Sequence[ReadJob], threads: int) -> None:
+        """The threads have the lowest priority: they take what others leave them."""
+        self._threads = threads
+        self._jobs = (ReadJob * len(jobs))(*jobs)
+        self._handle = _functions().penstock_read(self._jobs, len(jobs), threads)
+        if not self._handle:
+            raise MemoryError("no memory to read weights")
+
+    def finish(self, advance: Callable[[int], None]) -> None:
+        """Take part in it until all is read, with the other processors: now it is waited for. `advance` is told of more
+        bytes that are read. Raises ReadFailed."""
+        before = done = 0
+        library = _functions()
+        library.penstock_read_hurry(self._handle, min(self._threads, len(os.sched_getaffinity(0)) - 1))
+        while (done := library.penstock_help(self._handle, AT_ONCE)) > before:
+            advance(done - before)
+            before = done
+        failure = _Failure()
+        library.penstock_read_wait(self._handle, ctypes.byref(failure))
+        advance(library.penstock_help(self._handle, 0) - before)
+        if failure.job >= 0:
+            raise ReadFailed(failure.job, _reason(failure))
+
+    def close(self) -> None:
+        """What has not begun is left undone."""
+        if self._handle:
+            _functions().penstock_read_end(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self.close()
+
+
+def _reason(failure: _Failure) -> str:
+    if failure.error:
+        return os.strerror(failure.error)
+    return cannot_quantise(failure.bad_rows) if failure.bad_rows else f"the file ended at byte {failure.end}"
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    """Of the library, which `instruction_sets` has found to be ours."""
+    library = ctypes.CDLL(str(LIBRARY))
+    library.penstock_read.restype = c_void_p
+    library.penstock_read.argtypes = (c_void_p, c_int64, ctypes.c_int)
+    library.penstock_read_hurry.restype = None
+    library.penstock_read_hurry.argtypes = (c_void_p, ctypes.c_int)
+    library.penstock_help.restype = c_int64
+    library.penstock_help.argtypes = (c_void_p, c_int64)
+    library.penstock_read_wait.restype = None
+    library.penstock_read_wait.argtypes = (c_void_p, c_void_p)
+    library.penstock_read_end.restype = None
+    library.penstock_read_end.argtypes = (c_void_p,)
+    return library
