@@ -1,4 +1,4 @@
-"""The command line in this process: what needs no engine, without the second that a process of its own takes."""
+"""The command line in this process, without the second that a process of its own takes."""
 
 import subprocess
 import sys
@@ -12,15 +12,15 @@ Told = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
-    """told(*arguments) runs `penstock` with them, and gives what it printed and how it ended."""
+def told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Told:
+    """told(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        capsys.readouterr()
+        capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main()
-        said = capsys.readouterr()
+        said = capfd.readouterr()
         code = end.value.code or 0
         assert isinstance(code, int)
         return subprocess.CompletedProcess(sys.argv, code, said.out, said.err)

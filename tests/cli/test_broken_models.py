@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import write_tiny_checkpoint
+from tests.cli.conftest import Told
 from tests.cli.test_help import penstock
 
 
@@ -52,10 +53,18 @@ def _garbled_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"')
 
 
+COMMAND = ("hello", "--max-tokens", "1", "--kv-cache-memory", "8MiB")
+
+
+def names_what_is_wrong(status: int, stderr: str, words: list[str]) -> bool:
+    """Whether a command says it in a line, and ended so."""
+    (line,) = (line for line in stderr.splitlines() if line.startswith("penstock: "))
+    return status != 0 and "Traceback" not in stderr and all(word in line for word in words)
+
+
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
-        (_truncate, ["model.safetensors"]),
         (_missing_tensor, ["model.layers.1.mlp.up_proj.weight"]),
         (_unexpected_tensor, ["surprise"]),
         (_wrong_shape, ["model.norm.weight"]),
@@ -66,12 +75,17 @@ def _garbled_config(folder: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", "").strip("_"),
 )
-def test_the_error_names_what_is_wrong(break_it: Callable[[Path], None], words: list[str], tmp_path: Path) -> None:
+def test_the_error_names_what_is_wrong(
+    break_it: Callable[[Path], None], words: list[str], tmp_path: Path, told: Told
+) -> None:
     folder = write_tiny_checkpoint("qwen3", tmp_path / "model")
     break_it(folder)
-    done = penstock("run", str(folder), "hello", "--max-tokens", "1", "--kv-cache-memory", "8MiB")
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    line = next(line for line in done.stderr.splitlines() if line.startswith("penstock: "))
-    for word in words:
-        assert word in line
+    done = told("run", str(folder), *COMMAND)
+    assert names_what_is_wrong(done.returncode, done.stderr, words), done.stderr
+
+
+def test_a_process_of_its_own_says_so_too(tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint("qwen3", tmp_path / "model")
+    _truncate(folder)
+    done = penstock("run", str(folder), *COMMAND)
+    assert names_what_is_wrong(done.returncode, done.stderr, ["model.safetensors"]), done.stderr

@@ -10,7 +10,7 @@ from penstock.cli.options import ENGINE, SERVER
 from penstock.config.settings import Settings
 from tests.cli.conftest import Told
 
-HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
 
 
 def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -55,6 +55,9 @@ def test_version(told: Told) -> None:
     ("arguments", "words"),
     [
         (("plan", "./no-such-folder"), ("no-such-folder",)),
+        (("bench", "serve", "--url", "127.0.0.1:8000"), ("--url", "http://127.0.0.1:8000")),
+        (("plan", "--model", "./no-such-folder"), ("no-such-folder",)),
+        (("serve", "./this", "--model", "./that"), ("./this", "./that", "leave one out")),
         (("plan", "--dtype", "float8"), ("--dtype", "float8", "bfloat16")),
         (("plan", "--max-model-len", "0"), ("--max-model-len", "0")),
         (("plan", "--max-model-len", "999999999"), ("--max-model-len", "999999999")),

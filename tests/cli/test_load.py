@@ -18,7 +18,7 @@ def test_where_no_server_answers_the_user_is_asked_whether_one_runs() -> None:
             ValueError, match=rf"--url {url} does not list models .*Cannot connect.*: is a server running"
         ):
             online(url, None, None, LOAD, None)
-    with pytest.raises(ValueError, match="--url localhost does not list models"):
+    with pytest.raises(ValueError, match="--url localhost is no address of a server: write it as http://localhost"):
         online("localhost", None, None, LOAD, None)
 
 

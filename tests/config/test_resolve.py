@@ -131,6 +131,19 @@ def test_the_served_name_is_the_folder_or_the_hub_id(model: str | None, folder: 
     assert resolve(model=model, folder=folder).server.served_model_name == name
 
 
+def test_a_model_may_have_several_names() -> None:
+    resolved = resolve(served_model_name="mine, yours,org/theirs")
+    assert (resolved.server.served_model_name, resolved.server.aliases) == ("mine", ("yours", "org/theirs"))
+    assert resolved.engine.name == "mine"
+    assert resolve(folder="/models/a,b").server.served_model_name == "a,b"
+
+
+@pytest.mark.parametrize("names", ["mine,", ",", "mine,mine", "mine, ,yours"])
+def test_names_that_are_none(names: str) -> None:
+    with pytest.raises(ConfigError, match=r"--served-model-name \(command line\) is .*different ones with commas"):
+        resolve(served_model_name=names)
+
+
 @pytest.mark.parametrize(
     ("stored", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "bfloat16")]
 )

@@ -11,11 +11,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from tests.e2e.bound import bound
 from tests.engine.processes import alive, children
 
 TICK = 0.05
+PATIENCE = 60.0  # seconds for an answer: this machine may be busy with other things, or stand still
 
 
 def free_port() -> int:
@@ -59,6 +63,12 @@ class Server:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=PATIENCE)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE)
 
     @property
     def engine_pid(self) -> int:

@@ -18,7 +18,8 @@ SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 def test_throughput_writes_its_figures_beside_the_roofline(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     done = penstock(
-        "bench", "throughput", "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file), "--threads", "1"
+        *("bench", "throughput", "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file), "--threads", "1"),
+        *("--dtype", "float32"),  # what the machine gives is measured in this alone then
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
@@ -44,6 +45,15 @@ def test_a_running_server_is_loaded_and_its_goodput_counted(tmp_path: Path, serv
     assert (result["requests"], result["failed"], result["output_tokens"]) == (12, 0, 48)
     assert result["goodput_s"] == pytest.approx(result["requests_s"], rel=0.01)
     assert result["ttft_ms_p50"] <= result["ttft_ms_p99"] <= result["e2e_ms_p99"]
+
+
+def test_a_server_is_found_by_the_address_that_clients_have_and_failing_is_told(server: Server) -> None:
+    small = ("--num-prompts", "2", "--output-len", "1")
+    done = penstock("bench", "serve", "--url", server.url + "/v1/", "--input-len", "5", *small)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = penstock("bench", "serve", "--url", server.url, "--model", "no-such-model", *small)
+    assert done.returncode == 1
+    assert "failed: 404: " in done.stderr and "'no-such-model' is not served here" in done.stderr
 
 
 def test_run_streams_one_completion_and_says_the_same_again() -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from penstock.cli.embedded import default_model
-from tests.e2e.server import Server, gauge, serving, status, wait_for
+from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
 from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--threads", "1")  # others compute here as well
@@ -32,9 +32,9 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         body = {"prompt": "import os\n", "max_tokens": self.max_tokens, "stream": True, "ignore_eos": True}
-        body["model"] = httpx.get(self.server.url + "/v1/models").json()["data"][0]["id"]
+        body["model"] = self.server.get("/v1/models").json()["data"][0]["id"]
         try:
-            with httpx.stream("POST", self.server.url + "/v1/completions", json=body, timeout=60) as answer:
+            with httpx.stream("POST", self.server.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
                 self.lines.extend(line for line in answer.iter_lines() if line)
         except httpx.HTTPError as error:
             self.broken = error
@@ -61,7 +61,7 @@ def errors_of(streams: list[Stream], killed: float, seconds: float) -> list[str]
 
 
 def running(server: Server) -> float:
-    return gauge(httpx.get(server.url + "/metrics").text, "penstock_num_requests_running")
+    return gauge(server.get("/metrics").text, "penstock_num_requests_running")
 
 
 def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_killing_the_engine_ends_every_stream_with_an_error(tmp_path: Path) -> N
         os.kill(server.engine_pid, signal.SIGKILL)
         wait_for(lambda: status(server.url + "/readyz") == 503, 2, "readiness to turn false")
         assert len(errors_of(streams, killed, 2.5)) == 8
-        refused = httpx.post(server.url + "/v1/completions", json={"model": "x", "prompt": "x"})
+        refused = server.post("/v1/completions", {"model": "x", "prompt": "x"})
         assert refused.status_code in (404, 503)
         assert running(server) == 0
         server.process.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.cli.test_help import penstock
-from tests.e2e.server import Server, gauge, status, wait_for
+from tests.e2e.server import PATIENCE, Server, gauge, status, wait_for
 
 CODE = "def area(width, height):\n    "
 
@@ -111,7 +111,7 @@ def test_a_shared_prefix_is_reported_as_cached_for_the_same_salt_only(
     client: openai.OpenAI, model: str, server: Server
 ) -> None:
     text = "\n".join(f"value_{i} = compute({i}, other={i * 7})" for i in range(200))
-    ids = httpx.post(server.url + "/tokenize", json={"model": model, "prompt": text}).json()["tokens"][:1024]
+    ids = server.post("/tokenize", {"model": model, "prompt": text}).json()["tokens"][:1024]
     assert len(ids) == 1024
 
     def cached(tail: int, salt: str) -> int:
@@ -127,12 +127,9 @@ def test_a_shared_prefix_is_reported_as_cached_for_the_same_salt_only(
 
 def test_tokenize_and_detokenize_are_inverse(model: str, server: Server) -> None:
     text = "def naïve(x):\n\treturn '🙂' * x\n"
-    answer = httpx.post(server.url + "/tokenize", json={"model": model, "prompt": text}).json()
+    answer = server.post("/tokenize", {"model": model, "prompt": text}).json()
     assert answer["count"] == len(answer["tokens"])
-    assert (
-        httpx.post(server.url + "/detokenize", json={"model": model, "tokens": answer["tokens"]}).json()["prompt"]
-        == text
-    )
+    assert server.post("/detokenize", {"model": model, "tokens": answer["tokens"]}).json()["prompt"] == text
 
 
 async def test_many_at_once_say_what_each_says_alone(model: str, server: Server) -> None:
@@ -150,9 +147,9 @@ async def test_many_at_once_say_what_each_says_alone(model: str, server: Server)
 
 
 def test_metrics_carry_both_names(client: openai.OpenAI, model: str, server: Server) -> None:
-    before = httpx.get(server.url + "/metrics").text
+    before = server.get("/metrics").text
     client.completions.create(model=model, prompt=CODE, max_tokens=8, temperature=0, extra_body={"ignore_eos": True})
-    after = httpx.get(server.url + "/metrics").text
+    after = server.get("/metrics").text
     for prefix in ("penstock_", "vllm:"):
         name = prefix + "generation_tokens_total"
         assert gauge(after, name) - gauge(before, name) == 8
@@ -163,20 +160,20 @@ def test_metrics_carry_both_names(client: openai.OpenAI, model: str, server: Ser
 
 def test_a_client_that_goes_away_is_aborted(model: str, server: Server) -> None:
     body = {"model": model, "prompt": CODE, "max_tokens": 1500, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as answer:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
-        running = gauge(httpx.get(server.url + "/metrics").text, "penstock_num_requests_running")
+        running = gauge(server.get("/metrics").text, "penstock_num_requests_running")
         assert running >= 1
     wait_for(
-        lambda: gauge(httpx.get(server.url + "/metrics").text, "penstock_num_requests_running") == 0,
+        lambda: gauge(server.get("/metrics").text, "penstock_num_requests_running") == 0,
         5,
         "the abandoned request to leave",
     )
 
 
 def test_errors_have_four_keys_and_the_server_stays_well(client: openai.OpenAI, model: str, server: Server) -> None:
-    answer = httpx.post(server.url + "/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 10**9})
+    answer = server.post("/v1/completions", {"model": model, "prompt": "x", "max_tokens": 10**9})
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     with pytest.raises(openai.BadRequestError, match="temperature"):
@@ -186,7 +183,7 @@ def test_errors_have_four_keys_and_the_server_stays_well(client: openai.OpenAI, 
 
 def test_a_raw_stream_ends_with_done_once(model: str, server: Server) -> None:
     body = {"model": model, "prompt": CODE, "max_tokens": 3, "stream": True}
-    lines = [line for line in httpx.post(server.url + "/v1/completions", json=body).text.split("\n\n") if line]
+    lines = [line for line in server.post("/v1/completions", body).text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     assert lines.count("data: [DONE]") == 1
     for line in lines[:-1]:

@@ -138,6 +138,7 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0]",
     ),
     ({"messages": [{"role": "user", "content": "x", "no_such_key": 1}]}, "messages[0].no_such_key"),
+    ({"messages": [{"role": "user", "content": "x", "type": "image"}]}, "messages[0].type"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
     ({"messages": [{"role": "user", "content": "y" * 200}]}, "messages"),
@@ -217,6 +218,39 @@ async def test_a_bad_parameter_is_named(site: Site, path: str, fields: dict[str,
     assert param.split("[")[0].split(".")[-1] in error["message"] or "content" in param
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is empty; send a JSON object"),
+        (b"[]", "the body is an array; it must be an object"),
+        (b'{"prompt": "x", "temperature": "1"}', "temperature is a string; it must be a number"),
+        (b'{"prompt": "x", "max_tokens": 2.0}', "max_tokens is a number; it must be an integer"),
+        (b'{"prompt": true}', "prompt is true or false; it must be a string or an array"),
+        (b'{"prompt": null}', "prompt is null; it must be a string or an array"),
+        (b'{"prompt": "x", "n": 1' + b"0" * 5000 + b"}", "n has too many digits; send a smaller number"),
+    ],
+)
+async def test_a_wrong_type_is_told_in_a_clients_words(site: Site, body: bytes, message: str) -> None:
+    assert (await refused(site, COMPLETIONS, body))["message"] == message
+
+
+async def test_a_wrong_token_is_told_with_its_place(site: Site) -> None:
+    error = await refused(site, DETOKENIZE, b'{"tokens": [60, 271]}')
+    assert error["message"] == "tokens[1] is 271; ids of 'tiny' are 0 to 270"
+
+
+async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
+    there = await site.http.post("/v1/embeddings", json={"input": "x"})
+    assert there.status_code == 404
+    assert there.json()["error"]["message"] == (
+        "there is no /v1/embeddings here; there are /detokenize, /tokenize, /v1/chat/completions, /v1/completions, "
+        "/v1/models"
+    )
+    got = await site.http.get("/v1/completions")
+    assert (got.status_code, got.headers["allow"]) == (405, "POST")
+    assert got.json()["error"]["message"] == "/v1/completions does not take GET; send POST"
+
+
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("body", MALFORMED, ids=lambda body: repr(body[:40]))
 async def test_a_malformed_body(site: Site, path: str, body: bytes) -> None:
@@ -256,7 +290,7 @@ async def test_a_parameter_that_must_be_there(site: Site, path: str, missing: st
 async def test_a_body_beyond_the_limit(make_site: Callable[..., Site], path: str) -> None:
     site = make_site(limits=Limits(max_body_bytes=1000))
     error = await refused(site, path, b" " * 1001, 413)
-    assert "1000 bytes" in error["message"]
+    assert "1000 bytes" in error["message"] and "--max-body-size" in error["message"]
 
     async def unannounced():  # type: ignore[no-untyped-def]
         for _ in range(100):

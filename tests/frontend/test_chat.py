@@ -11,7 +11,7 @@ from tests.frontend.scripted import logprob_of
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]
 TEXT_A, TEXT_B = {"type": "text", "text": "a"}, {"type": "text", "text": "b"}
-EMPTY = {"refusal": None, "annotations": [], "tool_calls": [], "audio": None, "function_call": None}
+EMPTY = {"refusal": None, "annotations": [], "tool_calls": [], "audio": None, "function_call": None, "type": "text"}
 
 
 def rendered(site: Site) -> str:

@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import uvloop
 
-from penstock.frontend import AddressInUse, Limits, listen, serve
+from penstock.frontend import AddressInUse, Limits, listen, serve, url_of
 from penstock.messages import EngineError
 from tests.frontend.conftest import Site, live, parse_events, until
 
@@ -256,6 +257,18 @@ async def test_whoever_stops_a_server_is_told_that_its_engine_had_ended(site: Si
         with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
             await asyncio.wait_for(running, 20)
     assert site.engine.closed
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "url"),
+    [
+        (socket.AF_INET, ("127.0.0.1", 80), "http://127.0.0.1:80"),
+        (socket.AF_INET6, ("::1", 80, 0, 0), "http://[::1]:80"),
+    ],
+)
+def test_where_it_listens_is_told_as_clients_write_it(family: int, name: tuple[Any, ...], url: str) -> None:
+    sock: Any = SimpleNamespace(family=family, getsockname=lambda: name)  # a machine may be without IPv6
+    assert url_of(sock) == url
 
 
 def test_a_port_in_use_is_said_so() -> None:

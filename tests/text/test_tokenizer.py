@@ -4,8 +4,10 @@ import json
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +200,10 @@ class Failing:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def encode(self, *args: Any, **named: Any) -> Any:
+    def encode_batch_fast(self, *args: Any, **named: Any) -> Any:
         raise self.error
 
-    decode = encode
+    decode_batch = encode_batch_fast
 
 
 @pytest.mark.parametrize("error", [PanicException("index out of bounds"), Exception("index out of bounds")])
@@ -220,6 +222,31 @@ def test_an_interrupt_is_no_failure_of_the_tokenizer(folder_of: Folder) -> None:
     for call in (lambda: tokenizer.encode("x"), lambda: tokenizer.decode([1])):
         with pytest.raises(KeyboardInterrupt):
             call()
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_other_threads_run_meanwhile(work: str, tokenizer_of: Load) -> None:
+    tokenizer, others_ran = tokenizer_of("qwen"), 0
+    text = "hello world " * 20_000
+    call = partial(tokenizer.encode, text) if work == "encode" else partial(tokenizer.decode, tokenizer.encode(text))
+    seen: list[int] = []
+
+    def count_around() -> None:
+        before = others_ran
+        call()
+        seen.append(others_ran - before)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # Python's lock goes to another thread only where a call gives it up
+    try:
+        thread = threading.Thread(target=count_around)
+        thread.start()
+        while thread.is_alive():
+            others_ran += 1
+            time.sleep(0.0001)
+    finally:
+        sys.setswitchinterval(interval)
+    assert seen[0] > 0
 
 
 def test_the_vocabulary_may_have_holes(tmp_path: Path) -> None:

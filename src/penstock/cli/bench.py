@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -281,8 +282,11 @@ async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dic
 
 
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
-    """Load on a running server."""
+    """Load on a running server. Exits with status 1 where it answered nothing."""
     check_file("--json", json_file)
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"--url {url} is no address of a server: write it as http://{url}")
+    url = url.rstrip("/").removesuffix("/v1")  # clients are given the address with it
     for flag, value in (("--request-rate", load.request_rate), ("--burstiness", load.burstiness)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{flag} is {value:g}: give a number above 0")
@@ -308,11 +312,14 @@ def online(url: str, model: str | None, api_key: str | None, load: Load, json_fi
         return {"model": name, "url": url, **summarise(lines, elapsed, slo), "errors": failures[:5]}
 
     result = asyncio.run(go())
-    table = Table(title=f"{result['model']} at {url}", title_justify="left", show_header=False)
+    Console().print(f"{result['model']} at {url}", style="italic", markup=False, soft_wrap=True)
+    table = Table(show_header=False)
     for key, value in result.items():
         if key not in ("model", "url", "errors"):
             table.add_row(key, _cell(key, value))
     Console().print(table)
     for error in result["errors"]:
-        Console(stderr=True).print(f"failed: {error}", style="red", markup=False)
+        Console(stderr=True).print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
     keep(result, json_file)
+    if result["failed"] == result["requests"]:
+        sys.exit(1)

@@ -1,7 +1,9 @@
 """`penstock run`: a completion in the terminal."""
 
 import asyncio
+import signal
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +41,22 @@ class Session:
             return self.tokenizer.encode(text)
         if self.tokenizer.chat_template is None:
             raise ValueError("this model has no chat template; run without --chat")
-        self.messages.append({"role": "user", "content": text})
-        return self.tokenizer.encode(self.tokenizer.chat_template.render(self.messages), add_special_tokens=False)
+        prompt = self.tokenizer.chat_template.render([*self.messages, {"role": "user", "content": text}])
+        return self.tokenizer.encode(prompt, add_special_tokens=False)
 
     async def answer(self, text: str) -> None:
-        """Stream the completion of `text` to standard output. Interrupting it aborts the request."""
+        """Stream the completion of `text` to standard output. Cancelling it aborts the request.
+
+        A turn that fails or is cancelled is no part of the conversation.
+        """
         ids = self.prompt_ids(text)
         room = self.client.info.max_model_len - len(ids)
         if not ids or room < 1:
             most = self.client.info.max_model_len - 1
-            raise ValueError(f"the prompt has {len(ids)} tokens; it must have 1 to {most} (--max-model-len)")
+            with_earlier = " with the conversation before it" if self.messages else ""
+            raise ValueError(
+                f"the prompt{with_earlier} has {len(ids)} tokens; it must have 1 to {most} (--max-model-len)"
+            )
         sampling = SamplingParams(
             seed=self.wanted.seed,
             max_tokens=min(self.wanted.max_tokens, room),
@@ -62,18 +70,37 @@ class Session:
         async for delta in self.client.generate(request):
             if delta.error:
                 raise ValueError(delta.error)
-            said.append(output.push(delta.token_ids).text)
+            shown = delta.token_ids if delta.stop_token is None else delta.token_ids[:-1]
+            said.append(output.push(shown).text)
             print(said[-1], end="", flush=True)
         said.append(output.finish().text)
         print(said[-1], flush=True)
         if self.wanted.chat:
-            self.messages.append({"role": "assistant", "content": "".join(said)})
+            self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(said)}]
+
+
+async def finished(work: Coroutine[None, None, None]) -> bool:
+    """Whether `work` came to its end: Ctrl-C cancels it, and nothing else."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()  # where this is cancelled itself
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+    if task.cancelled():
+        return False
+    task.result()
+    return True
 
 
 async def _interactive(session: Session, name: str) -> None:
     """Read prompts until end of file. A line that ends in a backslash goes on; an error ends its turn only."""
     console = Console(stderr=True)
-    console.print(f"{name}: type a prompt. A line ending in \\ goes on; Ctrl-D leaves.", style="dim", markup=False)
+    keys = "A line ending in \\ goes on; Ctrl-C ends an answer, Ctrl-D leaves."
+    console.print(f"{name}: type a prompt. {keys}", style="dim", markup=False)
     while True:
         lines = []
         try:
@@ -85,7 +112,8 @@ async def _interactive(session: Session, name: str) -> None:
         if not any(lines):
             continue
         try:
-            await session.answer("\n".join(lines))
+            if not await finished(session.answer("\n".join(lines))):
+                print()
         except (ValueError, RequestRejected, ChatTemplateError) as error:
             console.print(str(error), style="red", markup=False)
 

@@ -1,7 +1,7 @@
 """One pure function from what was said, what the model is and what the machine has, to a complete configuration."""
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -56,7 +56,8 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
             sources[name] = f"default: {reason}"
     _check(values, sources, known)
     check_attention(values, sources)
-    engine, server = _engine(values, folder, hardware), _server(values)
+    name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
+    engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
     ranks = size_ranks(known.ranks, engine, [known.memory] * known.split.world)
     sources.setdefault("model", "default: the model that comes with Penstock")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
@@ -71,11 +72,23 @@ def _given_values(given: Given) -> dict[str, Any]:
     return values
 
 
-def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> EngineConfig:
+def _names(text: str, source: str) -> Sequence[str]:
+    """The model's name in answers, and then others that it answers to."""
+    if source.startswith("default"):  # a folder's name, which may have a comma
+        return (text,)
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len({*names}) < len(names):
+        raise ConfigError(
+            f"--served-model-name ({source}) is {text!r}; give one name, or different ones with commas between them"
+        )
+    return names
+
+
+def _engine(values: Mapping[str, Any], name: str, folder: str, hardware: Hardware) -> EngineConfig:
     same = {name: values[name] for name in EngineConfig.__struct_fields__ if name in values}
     others = {
         "model": folder,
-        "name": values["served_model_name"],
+        "name": name,
         "device": hardware.device,
         "kv_cache_bytes": values["kv_cache_memory"],
         "depth": max(values["pipeline_parallel_size"], GPU_DEPTH if hardware.device == "cuda" else 1),
@@ -83,9 +96,10 @@ def _engine(values: Mapping[str, Any], folder: str, hardware: Hardware) -> Engin
     return EngineConfig(**{**same, **others})
 
 
-def _server(values: Mapping[str, Any]) -> ServerConfig:
-    same = {name: values[name] for name in ServerConfig.__struct_fields__ if name in values}
-    return ServerConfig(max_body_bytes=values["max_body_size"], **same)
+def _server(values: Mapping[str, Any], name: str, aliases: Sequence[str]) -> ServerConfig:
+    same = {field: values[field] for field in ServerConfig.__struct_fields__ if field in values}
+    others = {"served_model_name": name, "aliases": tuple(aliases), "max_body_bytes": values["max_body_size"]}
+    return ServerConfig(**{**same, **others})
 
 
 def _check_given(values: Mapping[str, Any], sources: Mapping[str, str], facts: ModelFacts) -> None:

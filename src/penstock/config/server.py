@@ -7,6 +7,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes, times in seconds. Every limit is checked before anything is allocated for a request."""
 
     served_model_name: str = "penstock"
+    aliases: tuple[str, ...] = ()  # other names that the model answers to
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None

@@ -35,7 +35,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     model: str | None = Field(None, description="A folder or a hub id; none: the small model that comes with Penstock")
-    served_model_name: str | None = Field(None, min_length=1, description="The name clients ask for")
+    served_model_name: str | None = Field(
+        None, min_length=1, description="The names clients ask for, with commas between them"
+    )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id")
 
     host: str | None = Field(None, min_length=1, description="Address to listen on")

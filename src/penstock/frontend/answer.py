@@ -4,11 +4,13 @@ import io
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 from penstock.frontend.asgi import Headers, Send, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import Generation, Update, Usage
+from penstock.frontend.turns import in_turn
 from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
@@ -80,11 +82,16 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # a proxy in between is not to wait for more
         ]
-        begin = codec.opening() + codec.chunk(first, generation.usage)
+        begin = codec.opening() + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
         end = await _send_rest(updates, generation.usage, codec, send, retry_after)
     await send({"type": "http.response.body", "body": end})
+
+
+async def _chunk(codec: Codec, update: Update, usage: Usage) -> bytes:
+    """A first update of a choice, which may have its prompt's logprobs to spell out."""
+    return await in_turn(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
 async def collect(generation: Generation, codec: Codec, send: Send) -> None:
@@ -98,7 +105,9 @@ async def collect(generation: Generation, codec: Codec, send: Send) -> None:
                 answers[update.choice] = Answer(update)
             else:
                 answer.add(update)
-    body = codec.whole([answers[choice] for choice in sorted(answers)], generation.usage)
+    ordered = [answers[choice] for choice in sorted(answers)]
+    size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
+    body = await in_turn(partial(codec.whole, ordered, generation.usage), size)
     await respond(send, 200, body)
 
 
@@ -109,7 +118,8 @@ async def _send_rest(
     encode = codec.chunk
     try:
         async for update in updates:
-            if data := encode(update, usage):
+            data = await _chunk(codec, update, usage) if update.prompt_logprobs else encode(update, usage)
+            if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
     except Exception as error:
         failure = as_api_error(error, retry_after)

@@ -15,6 +15,15 @@ T = TypeVar("T")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
+_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<given>[^`]*)`$")
+_TYPES = {  # msgspec's names, in JSON's words
+    "array": "an array",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "object": "an object",
+    "str": "a string",
+}
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
@@ -31,6 +40,8 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """The body as the decoder's type. Raises APIError 400 that names the parameter, where there is one to name."""
+    if not body:
+        raise invalid("the body is empty; send a JSON object", code="invalid_json")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -84,7 +95,7 @@ async def _read(receive: Receive, length: int | None, limits: Limits) -> bytes:
 def _too_large(limits: Limits) -> APIError:
     return APIError(
         413,
-        f"the body is larger than {limits.max_body_bytes} bytes; send less, or raise the server's limit",
+        f"the body is larger than {limits.max_body_bytes} bytes; send less, or raise the server's --max-body-size",
         code="body_too_large",
     )
 
@@ -100,8 +111,18 @@ def _invalid_value(text: str) -> APIError:
     if missing := _MISSING.match(text):
         name = _join(path, missing["field"])
         return invalid(f"{name} is missing", name, "missing_parameter")
-    text = text[:1].lower() + text[1:].replace("`", "")
-    return invalid(f"{path}: {text}" if path else f"the body: {text}", path or None, "invalid_value")
+    return invalid(f"{path or 'the body'} {_what_is_wrong(text)}", path or None, "invalid_value")
+
+
+def _what_is_wrong(text: str) -> str:
+    """msgspec's complaint about a value, in a client's words."""
+    if wrong := _WRONG_TYPE.match(text):
+        wanted = [_TYPES.get(name, name) for name in wrong["wanted"].split(" | ") if name != "null"]
+        given = _TYPES.get(wrong["given"], wrong["given"])
+        return f"is {given}; it must be {' or '.join(wanted)}"
+    if text.endswith("out of range"):
+        return "has too many digits; send a smaller number"
+    return f"is wrong: {text[:1].lower()}{text[1:]}".replace("`", "")
 
 
 def _join(path: str, field: str) -> str:

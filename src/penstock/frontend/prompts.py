@@ -1,15 +1,14 @@
 """Prompts to token ids, within the model's context and without holding up the event loop."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontend.errors import invalid
 from penstock.frontend.served import ServedModel
+from penstock.frontend.turns import in_turn
 from penstock.text import ChatTemplateError, TokenizerError
 
 CHARS_PER_TOKEN = 256  # more than the longest token of any vocabulary in use, so that only hopeless texts are refused
-_INLINE_CHARS = 8192  # about 2 ms of tokenising; longer texts go to a thread
 
 
 async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
@@ -22,7 +21,7 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
-        ids = await _off_loop_if_long(encode, len(text))
+        ids = await in_turn(encode, len(text))
     except TokenizerError as error:
         raise invalid(f"{param}: {error}", param) from error
     if not ids:
@@ -38,8 +37,12 @@ async def encode_chat(
     continue_final_message: bool,
     add_special_tokens: bool,
     variables: Mapping[str, Any],
+    body_size: int,
 ) -> tuple[int, ...]:
-    """The ids of messages in the model's chat template. Raises APIError 400 where model or template refuse them."""
+    """The ids of messages in the model's chat template. Raises APIError 400 where model or template refuse them.
+
+    `body_size` is that of the request: what its many or empty messages, and its variables, can take to render.
+    """
     template = model.tokenizer.chat_template
     if template is None:
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
@@ -57,15 +60,16 @@ async def encode_chat(
         return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     try:
-        return tuple(await _off_loop_if_long(encode, size))
+        return tuple(await in_turn(encode, body_size))
     except (ChatTemplateError, TokenizerError) as error:
         raise invalid(f"messages: {error}", "messages") from error
 
 
 def check_ids(model: ServedModel, ids: Sequence[int], param: str) -> tuple[int, ...]:
-    """Ids a client sent, as a prompt. Raises APIError 400 for none, and for ids the model does not have."""
+    """Ids a client sent, as a prompt. Raises APIError 400 for none or too many, and for ids the model does not have."""
     if not ids:
         raise invalid(f"{param} is empty; send at least one token id", param, "empty_prompt")
+    check_room(model, len(ids), param)  # before millions of them are looked at
     vocab_size = model.client.info.vocab_size
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
@@ -79,8 +83,8 @@ def check_room(model: ServedModel, prompt_tokens: int, param: str) -> int:
     room = model.max_model_len - prompt_tokens
     if room < 1:
         raise invalid(
-            f"the maximum context length is {model.max_model_len} tokens, but {param} has {prompt_tokens}: no room "
-            "is left for an answer; shorten it",
+            f"the maximum context length is {model.max_model_len} tokens, but {param} has {prompt_tokens} tokens: "
+            "no room is left for an answer; shorten it",
             param,
             "context_length_exceeded",
         )
@@ -96,7 +100,3 @@ def _check_length(model: ServedModel, chars: int, param: str) -> None:
             param,
             "context_length_exceeded",
         )
-
-
-async def _off_loop_if_long(encode: Callable[[], list[int]], chars: int) -> list[int]:
-    return encode() if chars <= _INLINE_CHARS else await asyncio.to_thread(encode)

@@ -16,7 +16,11 @@ from penstock.text.template import ChatTemplate
 
 
 class Tokenizer:
-    """Gives the ids that transformers' AutoTokenizer gives for the same folder. Safe to share between threads."""
+    """Gives the ids that transformers' AutoTokenizer gives for the same folder. Safe to share between threads.
+
+    Other threads run while it encodes or decodes: of the backend's methods those for batches give up Python's lock, the
+    others hold it to the end of the text.
+    """
 
     vocab_size: int  # the highest id + 1; a model's logits may be wider
     bos_token_id: int | None
@@ -63,7 +67,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises TokenizerError for text that is not valid Unicode (an unpaired surrogate)."""
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:  # bare Exception, TypeError for surrogates, and panics
             if not _failed(error):
                 raise
@@ -78,14 +82,14 @@ class Tokenizer:
         other than BPE, is not done: text that is cleaned up is no longer what the model wrote.
         """
         try:
-            text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            texts: list[str] = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         except BaseException as error:
             if not _failed(error):
                 raise
             bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < 2**32]
             reason = f"{bad[0]!r} is not a token id of 0 to {self.vocab_size - 1}" if bad else f"{error}"
             raise TokenizerError(f"these ids cannot be decoded: {reason}") from error
-        return text
+        return texts[0]
 
     def token(self, token_id: int) -> str:
         """One token as text, special ones too. Where it is not whole characters: `bytes:` and hexadecimal escapes.

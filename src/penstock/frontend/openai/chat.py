@@ -31,14 +31,14 @@ async def read_chat(body: bytes, context: Context) -> Call:
     check_common(fields, context.limits)
     k = _top_logprobs(fields, context)
     param, wanted = _max_tokens(fields)
-    prompt_ids = await encode_messages(fields, context)
+    prompt_ids = await encode_messages(fields, context, len(body))
     room = output_room(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
     parts = make_parts(context, fields, [prompt_ids], [room], k, fields.prompt_logprobs)
     return Call(parts, ChatCodec(context, fields, k, prompt_ids), bool(fields.stream), "chat")
 
 
-async def encode_messages(fields: ChatFields | TokenizeFields, context: Context) -> tuple[int, ...]:
-    """The prompt of a chat. Raises APIError 400 that names the message or the parameter."""
+async def encode_messages(fields: ChatFields | TokenizeFields, context: Context, body_size: int) -> tuple[int, ...]:
+    """The prompt of a chat, of a request of so many bytes. Raises APIError 400 that names the message or parameter."""
     if not fields.messages:
         raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
     variables = fields.chat_template_kwargs or {}
@@ -57,6 +57,7 @@ async def encode_messages(fields: ChatFields | TokenizeFields, context: Context)
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
         variables=variables,
+        body_size=body_size,
     )
 
 

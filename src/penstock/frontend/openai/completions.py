@@ -110,6 +110,8 @@ class CompletionCodec:
         self._parts = parts
         self._echoed = echoed
         self._begun: set[int] = set()  # choices whose prompt has been echoed
+        self._rows_of_prompts: dict[int, Any] = {}  # part -> its prompt's logprobs, spelled out
+        self._echoed_rows: dict[int, CompletionLogprobs] = {}  # the same, for echoing
         self._frame = events.Frame(
             {
                 "id": f"cmpl-{context.id}",
@@ -163,10 +165,16 @@ class CompletionCodec:
             "finish_reason": answer.finish_reason,
         }
         if self._prompt_logprobs is not None:
-            prompt_ids = self._parts[answer.choice // self._n].request.prompt_ids
-            rows = prompt_logprobs(self._tokenizer, prompt_ids, answer.prompt_logprobs, self._prompt_logprobs)
-            choice["prompt_logprobs"] = rows
+            choice["prompt_logprobs"] = self._prompt_rows(answer, self._prompt_logprobs)
         return choice
+
+    def _prompt_rows(self, answer: Answer, k: int) -> Any:
+        """The logprobs of an answer's prompt, which the choices of a prompt share."""
+        part = answer.choice // self._n
+        if part not in self._rows_of_prompts:
+            prompt_ids = self._parts[part].request.prompt_ids
+            self._rows_of_prompts[part] = prompt_logprobs(self._tokenizer, prompt_ids, answer.prompt_logprobs, k)
+        return self._rows_of_prompts[part]
 
     def _logprob_fields(self, source: Update | Answer, begins: bool) -> dict[str, Any]:
         """Logprobs of an update or an answer, those of an echoed prompt first."""
@@ -174,6 +182,10 @@ class CompletionCodec:
         part = source.choice // self._n
         echo = self._echoed[part]
         if begins and echo is not None:
-            rows.add_prompt(self._parts[part].request.prompt_ids, source.prompt_logprobs, echo.offsets)
+            if part not in self._echoed_rows:
+                prompt = CompletionLogprobs(self._tokenizer, self._logprobs or 0)
+                prompt.add_prompt(self._parts[part].request.prompt_ids, source.prompt_logprobs, echo.offsets)
+                self._echoed_rows[part] = prompt
+            rows.extend(self._echoed_rows[part])
         rows.add(source.logprobs, source.offsets if source.logprobs else (), len(echo.text) if echo is not None else 0)
         return rows.fields()

@@ -21,7 +21,7 @@ def chat_logprobs(tokenizer: Tokenizer, packed: bytes | bytearray, k: int) -> li
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of a completion, parallel lists. `offset` is where the text of this choice stands so far."""
+    """`choices[].logprobs` of a completion, as parallel lists."""
 
     def __init__(self, tokenizer: Tokenizer, k: int) -> None:
         self._tokenizer = tokenizer
@@ -47,6 +47,13 @@ class CompletionLogprobs:
             self.token_logprobs.append(_finite(row.logprob))
             self.top_logprobs.append(self._top(row, token))
             self.text_offset.append(base + offset)
+
+    def extend(self, other: "CompletionLogprobs") -> None:
+        """The tokens of another, as they are."""
+        self.tokens += other.tokens
+        self.token_logprobs += other.token_logprobs
+        self.top_logprobs += other.top_logprobs
+        self.text_offset += other.text_offset
 
     def fields(self) -> dict[str, Any]:
         return {

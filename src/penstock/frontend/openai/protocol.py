@@ -93,6 +93,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     function_call: Any = None
     tool_calls: Any = None
     tool_call_id: Any = None
+    type: Any = None  # lm-eval says "text" of every message
 
 
 class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -171,4 +172,5 @@ UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "refusal": ("",),
     "tool_call_id": (),
     "tool_calls": ([],),
+    "type": ("text", "message"),
 }

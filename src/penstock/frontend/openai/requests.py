@@ -6,7 +6,7 @@ from penstock.frontend.call import Context
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import Part
 from penstock.frontend.openai.protocol import SamplingFields
-from penstock.frontend.openai.sampling import choices, sampling_params, stop_strings
+from penstock.frontend.openai.sampling import choices, digits, sampling_params, stop_strings
 from penstock.frontend.prompts import check_room
 from penstock.messages import GenerateRequest
 
@@ -22,12 +22,11 @@ def output_room(context: Context, prompt: tuple[str, int], wanted: int | None, o
     if wanted is None:
         return min(otherwise, room)
     if wanted < 1:
-        raise invalid(f"{param} is {wanted}; it must be 1 or more", param)
+        raise invalid(f"{param} is {digits(wanted)}; it must be 1 or more", param)
     if wanted > room:
-        asked = wanted if wanted < 2**63 else "more than 2**63"
         raise invalid(
-            f"the maximum context length is {model.max_model_len} tokens, but {asked} were asked for after a prompt of "
-            f"{prompt_tokens}; lower {param} to {room} or shorten the prompt",
+            f"the maximum context length is {model.max_model_len} tokens, but {digits(wanted)} were asked for after a "
+            f"prompt of {prompt_tokens}; lower {param} to {room} or shorten the prompt",
             param,
             "context_length_exceeded",
         )

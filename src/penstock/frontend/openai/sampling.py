@@ -22,13 +22,14 @@ def check_common(fields: SamplingFields, limits: Limits) -> None:
         raise invalid("stream_options needs stream: true; set it, or leave stream_options out", "stream_options")
     n = choices(fields)
     if not 1 <= n <= limits.max_choices:
-        raise invalid(f"n is {n}; it must be from 1 to {limits.max_choices}: send more requests instead", "n")
+        remedy = "send more requests instead" if n > 1 else "send at least 1"
+        raise invalid(f"n is {digits(n)}; it must be from 1 to {limits.max_choices}: {remedy}", "n")
     if fields.seed is not None and not -(2**63) <= fields.seed < 2**64:
-        raise invalid(f"seed is {_digits(fields.seed)}; it must be an integer of 64 bits", "seed")
+        raise invalid(f"seed is {digits(fields.seed)}; it must be an integer of 64 bits", "seed")
     for name in ("top_k", "priority"):
         value = getattr(fields, name)
         if value is not None and abs(value) > _INT32:
-            raise invalid(f"{name} is {_digits(value)}; it must be an integer of 32 bits", name)
+            raise invalid(f"{name} is {digits(value)}; it must be an integer of 32 bits", name)
     if fields.cache_salt is not None and not 0 < len(fields.cache_salt) <= 256:
         raise invalid(f"cache_salt has {len(fields.cache_salt)} characters; it must have 1 to 256", "cache_salt")
     if fields.prompt_logprobs is not None:
@@ -45,7 +46,7 @@ def choices(fields: SamplingFields) -> int:
 
 def check_logprobs(k: int, param: str, limits: Limits) -> None:
     if not 0 <= k <= limits.max_logprobs:
-        raise invalid(f"{param} is {_digits(k)}; it must be from 0 to {limits.max_logprobs}: ask for fewer", param)
+        raise invalid(f"{param} is {digits(k)}; it must be from 0 to {limits.max_logprobs}: ask for fewer", param)
 
 
 def refuse_unsupported(fields: msgspec.Struct, neutral: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
@@ -136,6 +137,6 @@ def _logit_bias(bias: dict[str, float] | None, limits: Limits) -> dict[int, floa
     return result
 
 
-def _digits(value: int) -> str:
+def digits(value: int) -> str:
     """An integer for an error message, without the cost and the length of writing out a huge one."""
     return str(value) if abs(value) < 2**64 else f"an integer of {value.bit_length()} bits"

@@ -9,8 +9,9 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.openai.chat import encode_messages
 from penstock.frontend.openai.models import check_model
 from penstock.frontend.openai.protocol import UNSUPPORTED, DetokenizeFields, TokenizeFields
-from penstock.frontend.openai.sampling import refuse_unsupported
+from penstock.frontend.openai.sampling import digits, refuse_unsupported
 from penstock.frontend.prompts import encode_text
+from penstock.frontend.turns import in_turn
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)
 _detokenize = msgspec.json.Decoder(DetokenizeFields)
@@ -27,10 +28,15 @@ async def tokenize(body: bytes, context: Context) -> bytes:
         special = fields.add_special_tokens is not False
         ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt")
     else:
-        ids = await encode_messages(fields, context)
-    strings = [context.model.tokenizer.token(token_id) for token_id in ids] if fields.return_token_strs else None
-    answer = {"count": len(ids), "max_model_len": context.model.max_model_len, "tokens": ids, "token_strs": strings}
-    return orjson.dumps(answer)
+        ids = await encode_messages(fields, context, len(body))
+
+    def answer() -> bytes:
+        strings = [context.model.tokenizer.token(token_id) for token_id in ids] if fields.return_token_strs else None
+        return orjson.dumps(
+            {"count": len(ids), "max_model_len": context.model.max_model_len, "tokens": ids, "token_strs": strings}
+        )
+
+    return await in_turn(answer, len(ids))
 
 
 async def detokenize(body: bytes, context: Context) -> bytes:
@@ -38,8 +44,14 @@ async def detokenize(body: bytes, context: Context) -> bytes:
     fields = decode(_detokenize, body)
     check_model(context.model, fields.model)
     vocab_size = context.model.client.info.vocab_size
-    for i, token_id in enumerate(fields.tokens):
-        if not 0 <= token_id < vocab_size:
-            param = f"tokens[{i}]"
-            raise invalid(f"{param} is out of range; ids of this model are 0 to {vocab_size - 1}", param)
-    return orjson.dumps({"prompt": context.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)})
+
+    def answer() -> bytes:
+        for i, token_id in enumerate(fields.tokens):
+            if not 0 <= token_id < vocab_size:
+                raise invalid(
+                    f"tokens[{i}] is {digits(token_id)}; ids of {context.model.name!r} are 0 to {vocab_size - 1}",
+                    f"tokens[{i}]",
+                )
+        return orjson.dumps({"prompt": context.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)})
+
+    return await in_turn(answer, len(fields.tokens))

@@ -1,0 +1,70 @@
+"""What takes long is done beside the event loop, where every stream waits; and what is the same for all, once."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.frontend.conftest import Site
+
+HERE = threading.main_thread()
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[threading.Thread]:
+    """The threads that call a method of an object, from now on."""
+    seen: list[threading.Thread] = []
+    method = getattr(owner, name)
+
+    def watched(*args: Any, **named: Any) -> Any:
+        seen.append(threading.current_thread())
+        return method(*args, **named)
+
+    monkeypatch.setattr(owner, name, watched)
+    return seen
+
+
+@pytest.mark.parametrize("count", [2, 400])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_many_messages_without_text(site: Site, monkeypatch: pytest.MonkeyPatch, path: str, count: int) -> None:
+    seen = threads_of(monkeypatch, site.tokenizer.chat_template, "render")
+    await site.http.post(path, json={"messages": [{"role": "user", "content": ""}] * count})
+    assert [thread is HERE for thread in seen] == [count == 2]
+
+
+@pytest.mark.parametrize("count", [3, 9000])
+async def test_many_tokens_to_text(site: Site, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    seen = threads_of(monkeypatch, site.tokenizer, "decode")
+    await site.post("/detokenize", tokens=[60] * count)
+    assert [thread is HERE for thread in seen] == [count == 3]
+
+
+@pytest.mark.parametrize("k", [0, 20])
+@pytest.mark.parametrize(
+    "fields",
+    [{"prompt_logprobs": True}, {"echo": True, "logprobs": True}, {"echo": True, "logprobs": True, "stream": True}],
+)
+async def test_a_long_prompts_logprobs(
+    site: Site, monkeypatch: pytest.MonkeyPatch, fields: dict[str, bool], k: int
+) -> None:
+    seen = threads_of(monkeypatch, site.tokenizer, "token")
+    asked = {name: k if name.endswith("logprobs") else value for name, value in fields.items()}
+    response = await site.http.post("/v1/completions", json={"prompt": [60] * 60, "max_tokens": 1, **asked})
+    assert response.status_code == 200
+    assert {thread is HERE for thread in seen[:60]} == {k == 0}
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"echo": True, "logprobs": 0}])
+async def test_choices_share_their_prompts_logprobs(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    site = make_site(lambda request, choice: [request.prompt_ids[0]])
+    calls = threads_of(monkeypatch, site.tokenizer, "token")
+    spelled, answers = [], []
+    for n in (1, 5):
+        calls.clear()
+        answers.append(await site.post("/v1/completions", prompt=[[40] * 50, [50] * 50], n=n, max_tokens=1, **fields))
+        spelled.append(len(calls))
+    assert spelled[1] < spelled[0] + 20
+    one, five = ([{**choice, "index": 0} for choice in answer["choices"]] for answer in answers)
+    assert five == [choice for choice in one for _ in range(5)]
