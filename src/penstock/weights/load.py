@@ -53,7 +53,8 @@ def load_parameters(
     here, and some there. What cannot be quantised is a CheckpointError as well. Norm weights are as stored:
     `spec.norm_offset` is added by the model. With `progress`, a bar is shown where stderr is a terminal.
     """
-    began = time.perf_counter() if matrices is None else matrices.began
+    began = time.perf_counter()
+    ahead = 0.0 if matrices is None else began - matrices.began
     if matrices is None and isinstance(packing, NativePacking):
         matrices = MatrixReader(folder, spec, packing, of=of)
     tensors = stored_tensors(folder) if matrices is None else matrices.tensors
@@ -86,10 +87,8 @@ def load_parameters(
             _read_all(here, files, advance, device)
             if matrices is not None:
                 matrices.finish(advance)
-    seconds = time.perf_counter() - began
-    logger.info(
-        "loaded %.2f GB of weights from %s in %.1f s (%.2f GB/s)", total / 1e9, folder, seconds, total / 1e9 / seconds
-    )
+    seconds, before = time.perf_counter() - began, f", after {ahead:.1f} s of reading beside imports" if ahead else ""
+    logger.info("loaded %.2f GB of weights from %s in %.1f s%s", total / 1e9, folder, seconds, before)
     return {name: _finish(folder, name, packer) for name, packer in packers.items()}
 
 
