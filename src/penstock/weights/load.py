@@ -87,8 +87,15 @@ def load_parameters(
             _read_all(here, files, advance, device)
             if matrices is not None:
                 matrices.finish(advance)
-    seconds, before = time.perf_counter() - began, f", after {ahead:.1f} s of reading beside imports" if ahead else ""
-    logger.info("loaded %.2f GB of weights from %s in %.1f s%s", total / 1e9, folder, seconds, before)
+    seconds = ahead + time.perf_counter() - began
+    logger.info(
+        "loaded %.2f GB of weights from %s in %.1f s (%.2f GB/s)%s",
+        total / 1e9,
+        folder,
+        seconds,
+        total / 1e9 / seconds,
+        f", {ahead:.1f} s of them beside imports" if ahead else "",
+    )
     return {name: _finish(folder, name, packer) for name, packer in packers.items()}
 
 
