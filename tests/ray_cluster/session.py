@@ -42,6 +42,7 @@ class Case(NamedTuple):
 
 
 CASES = [  # with two threads a rank has a node to itself; of four ranks, two are on each, so that stages are apart
+    Case("llama2", {"tensor_parallel_size": 2, "threads": 2}),
     Case("qwen3", {"pipeline_parallel_size": 2, "threads": 2}),
     Case("gemma3", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, signal.SIGKILL),
     Case("qwen2_moe_normed", {"tensor_parallel_size": 2, "expert_parallel": True, "threads": 2}, signal.SIGSTOP),
