@@ -103,8 +103,7 @@ class Steps:
         # Where an op of ours is faster than torch's best, it is the roof.
         rates = (done.flops / seconds for each in parts.values() for _, seconds, done in each.values() if seconds)
         reached = Machine(machine.bandwidth, max(machine.flops, *rates))
-        found = [_breakdown(rows, context, steps, parts[rows], reached) for rows, steps in seen.items()]
-        return [msgspec.structs.replace(each, prompt=self._prompt) for each in found]
+        return [_breakdown(rows, context, self._prompt, steps, parts[rows], reached) for rows, steps in seen.items()]
 
     def _step(self, rows: int) -> _Step:
         plan: dict[str, Any] = {"work": tuple(Unit(i, self._prompt or 1, True) for i in range(rows))}
@@ -139,7 +138,9 @@ def _parts(steps: Sequence[_Step]) -> dict[str, _Part]:
     return parts
 
 
-def _breakdown(rows: int, context: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: Machine) -> Breakdown:
+def _breakdown(
+    rows: int, context: int, prompt: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: Machine
+) -> Breakdown:
     """The whole is the sum of its parts."""
     host = [statistics.median(each) for each in zip(*(_host(step) for step in steps), strict=True)]
     total = sum(seconds for _, seconds, _ in parts.values()) + sum(host)
@@ -147,7 +148,7 @@ def _breakdown(rows: int, context: int, steps: Sequence[_Step], parts: dict[str,
     lines += [_line(name, 1, seconds, total) for name, seconds in zip(HOST, host, strict=True)]
     lines.append(_line(WHOLE, 1, total, total, sum((done for _, _, done in parts.values()), Work()), machine))
     wall = statistics.median(step.timing.total for step in steps)
-    return Breakdown(rows, context, len(steps), round(wall * 1e6, 1), tuple(lines))
+    return Breakdown(rows, context, len(steps), round(wall * 1e6, 1), tuple(lines), prompt)
 
 
 def _host(step: _Step) -> tuple[float, float, float, float]:

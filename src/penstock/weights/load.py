@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from penstock.families.spec import ModelSpec, TensorSource
+from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.kernels import DensePacker, Packer, Packing
 from penstock.kernels.native.packer import NativePacking
 from penstock.observe.progress import progress_bar
@@ -69,14 +69,7 @@ def load_parameters(
                 rows = [s for p in spec.parameters for s in p.sources if s.name == original]
                 _check_duplicate(tensors[name], tensors[original], rows, files)
         begun: Mapping[str, Packer] = {} if matrices is None else matrices.packers
-        packers: dict[str, Packer] = {
-            p.name: begun[p.name]
-            if p.name in begun
-            else DensePacker(p.shape, dtype, device)
-            if packing is None or p.kind == "vector"
-            else packing(p.shape, p.kind, p.experts)
-            for p in spec.parameters
-        }
+        packers = {p.name: begun.get(p.name) or _packer(p, dtype, packing, device) for p in spec.parameters}
         others = [parameter for parameter in spec.parameters if parameter.name not in begun]
         here = list(pieces(others, tensors, packers, on_device=device is not None))
         total = sum(piece.bytes for piece in here)
@@ -97,6 +90,12 @@ def load_parameters(
         f", {ahead:.1f} s of them beside imports" if ahead else "",
     )
     return {name: _finish(folder, name, packer) for name, packer in packers.items()}
+
+
+def _packer(parameter: Parameter, dtype: torch.dtype, packing: Packing | None, device: torch.device | None) -> Packer:
+    if packing is None or parameter.kind == "vector":
+        return DensePacker(parameter.shape, dtype, device)
+    return packing(parameter.shape, parameter.kind, parameter.experts)
 
 
 def _finish(folder: Path, name: str, packer: Packer) -> Any:

@@ -199,12 +199,7 @@ Reading* penstock_read(const ReadJob* jobs, int64_t count, int threads) {
 }
 
 // Goes on with so many threads more, that do not wait for others.
-void penstock_read_hurry(Reading* reading, int threads) {
-  try {
-    reading->hurry(threads);
-  } catch (const std::exception&) {  // no memory to keep account of them: it goes on without
-  }
-}
+void penstock_read_hurry(Reading* reading, int threads) { reading->hurry(threads); }
 
 // Does up to `most` jobs in the calling thread; the bytes that are packed by now. Less than `most`: none is left.
 int64_t penstock_help(Reading* reading, int64_t most) {

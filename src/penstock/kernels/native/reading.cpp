@@ -19,8 +19,8 @@ Reading::Reading(const ReadJob* jobs, int64_t count, int threads) : jobs_(jobs),
 void Reading::hurry(int threads) { start(threads, false); }
 
 void Reading::start(int threads, bool lowest) {
-  threads_.reserve(threads_.size() + threads);
   try {
+    threads_.reserve(threads_.size() + threads);
     for (int i = 0; i < threads; ++i) {
       threads_.emplace_back([this, lowest] {
         if (lowest) setpriority(PRIO_PROCESS, 0, kLowest);  // on Linux of this thread alone; refused, it is as any other
