@@ -116,7 +116,7 @@ def main() -> None:
     args = arguments.parse_args()
     cpus = os.sched_getaffinity(0)
     engine = engine_of(args)
-    machine = measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
+    machine = measure(engine.dtype, engine.threads, engine.quantization)
     runner = load_runner(engine)
     rows = [*decode(runner, machine, args.steps), prefill(runner, machine, args.chunks)]
     figures = {

@@ -84,7 +84,7 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     data = torch.ones(BYTES // 8, dtype=torch.int64)
 
     with unpinned(cpus):
-        flops = measure(config.dtype, config.threads, quantized=quantization != "none").flops
+        flops = measure(config.dtype, config.threads, quantization).flops
 
     def reads() -> tuple[float, float]:
         with unpinned(cpus):

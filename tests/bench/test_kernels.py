@@ -38,8 +38,8 @@ def test_every_op_is_measured() -> None:
     assert {each.op for each in found} == set(OPS)
     assert len(said) == len(found)
     types = {op: {each.dtype for each in found if each.op == op} for op in OPS}
-    assert types["linear"] == types["gated"] == {"f32", "bf16", "int8", "int4"}
-    assert types["experts"] == {"bf16", "int8", "int4"}
+    assert types["linear"] == types["gated"] == {"f32", "bf16", "int16", "int8", "int4"}
+    assert types["experts"] == {"bf16", "int16", "int8", "int4"}
     assert types["attention"] == types["store"] == {"bf16", "int8"}
     assert all(each.us > 0 for each in found)
     assert {each.rows for each in found if each.shape == "prefill at 48"} == {16}

@@ -36,7 +36,13 @@ def last(program: Program) -> object:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "weight"), [("bf16", 96 * 64 * 2), ("int8", 96 * 64 + 96 * 4), ("int4", 96 * 32 + 96 * 2 * 2)]
+    ("scheme", "weight"),
+    [
+        ("bf16", 96 * 64 * 2),
+        ("int16", 96 * 64 * 2 + 96 * 4),
+        ("int8", 96 * 64 + 96 * 4),
+        ("int4", 96 * 32 + 96 * 2 * 2),
+    ],
 )
 def test_a_product_reads_its_weight_and_its_rows_once(scheme: str, weight: int) -> None:
     packed = pack(torch.randn(96, 64, dtype=BF16), None, scheme)  # type: ignore[arg-type]

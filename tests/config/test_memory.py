@@ -26,7 +26,8 @@ def test_the_table_of_a_known_model() -> None:
     table = rows(FULL, engine(kv_cache_bytes=2 * GIB), 16 * GIB)
     assert list(table) == ["weights", "KV cache", "activations", "workspace", "runtime", "free"]
     repeated = 28 * 22 * 128  # the norms of q and k, once for every head
-    assert table["weights"] == 2 * (596_049_920 + repeated)
+    scales = 4 * 28 * (4096 + 1024 + 6144 + 1024)  # of the layers' matrices, one for each column
+    assert table["weights"] == 2 * (596_049_920 + repeated) + scales
     assert table["KV cache"] <= 2 * GIB < table["KV cache"] + 16 * 114_688
     assert table["workspace"] == 256 * 151_936 * 4
     assert sum(table.values()) == 16 * GIB
@@ -34,7 +35,8 @@ def test_the_table_of_a_known_model() -> None:
 
 def test_float32_doubles_weights_and_a_token_of_kv() -> None:
     half, whole = engine(), engine(dtype="float32")
-    assert rows(FULL, whole, 32 * GIB)["weights"] == 2 * rows(FULL, half, 32 * GIB)["weights"]
+    scales = 4 * 28 * (4096 + 1024 + 6144 + 1024)
+    assert rows(FULL, whole, 32 * GIB)["weights"] == 2 * (rows(FULL, half, 32 * GIB)["weights"] - scales)
     assert pool_bytes(FULL, whole, 1024) == 2 * pool_bytes(FULL, half, 1024)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config import size_memory
-from penstock.config.weights import Scheme, packed_bytes, schemes
+from penstock.config.weights import Scheme, cpu_schemes, packed_bytes, schemes
 from tests.config.models import FULL, GIB
 from tests.config.test_memory import engine
 
@@ -13,6 +13,7 @@ from tests.config.test_memory import engine
     [
         ((16, 3), "f32", 32, 3 * 64),  # a line for each value along k
         ((17, 40), "bf16", 32, 2 * 32 * 64),  # two blocks, k padded to 64, two values a line
+        ((17, 40), "int16", 32, 2 * (32 * 64 + 16 * 4)),  # the same, and a scale for each column
         ((16, 65), "int8", 32, 32 * 64 + 16 * 8),  # k padded to 128; a scale and a sum for each column
         ((16, 65), "int4", 32, 12 * 64 + 3 * 16 * 2),  # k padded to 96; a scale for each group and column
         ((16, 65), "int4", 128, 16 * 64 + 16 * 2),
@@ -34,6 +35,13 @@ def test_embedding_and_head_stay_int8_in_int4() -> None:
     assert schemes("float32", "none") == ("f32", "f32")
     assert schemes("bfloat16", "int8") == ("int8", "int8")
     assert schemes("float32", "int4") == ("int4", "int8")
+
+
+def test_a_cpu_multiplies_integers_where_it_has_no_tiles() -> None:
+    assert cpu_schemes("bfloat16", "none", "avx2") == cpu_schemes("bfloat16", "none", "avx512") == ("int16", "bf16")
+    assert cpu_schemes("bfloat16", "none", "amx") == ("bf16", "bf16")
+    assert cpu_schemes("float32", "none", "avx2") == ("f32", "f32")
+    assert cpu_schemes("bfloat16", "int4", "avx2") == ("int4", "int8")
 
 
 def test_a_known_model() -> None:

@@ -79,7 +79,7 @@ def cases() -> Iterator[Case]:
                 if op.name == "experts":
                     plain, quantized = (NativeExperts, QuantizedExperts)
                 yield name, _run(op, plain, arguments)
-                for scheme in ("int8", "int4"):
+                for scheme in ("int16", "int8", "int4"):
                     yield f"{name} {scheme}", _run(op, lambda s, k=scheme, q=quantized: q(s, k), arguments)
     for dtype in DTYPES:
         yield f"int8 pages {str(dtype)[6:]}", _int8_pages(dtype)

@@ -14,7 +14,8 @@ from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.packing import PackedWeight, pack
 from penstock.kernels.native.session import Session, native_session
 
-SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int8", 0), ("int4", 32), ("int4", 64), ("int4", 128)]
+PLAIN: list[Scheme] = ["f32", "bf16", "int16", "int8"]
+SCHEMES: list[tuple[Scheme, int]] = [*((scheme, 0) for scheme in PLAIN), *(("int4", group) for group in (32, 64, 128))]
 ROWS = (1, 2, 5, 6, 17, 33)  # below and above what changes tiles
 ALONE = (0, 1, 4, 15, 16, 31, 32)
 
@@ -30,7 +31,10 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def packed_values(weight: PackedWeight) -> Tensor:
-    """The integers of an int8 or int4 weight, fp64 [n, k padded]."""
+    """The integers of a weight, fp64 [n, k padded]."""
+    if weight.scheme == "int16":
+        pairs = weight.lines.view(torch.int16).view(-(-weight.n // 16), -1, 16, 2)
+        return pairs.transpose(1, 2).flatten(2).flatten(0, 1)[: weight.n].double()
     blocks = weight.lines.view(-1, weight.lines.numel() // (64 * -(-weight.n // 16)), 16, 4)
     if weight.scheme == "int4":
         blocks = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).to(torch.int8)
@@ -74,6 +78,61 @@ def test_int8_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> N
             assert weight.column_scales is not None
             whole = (values.double() @ packed.T).float()
             assert torch.equal(linear.logits(x, weight), whole * (weight.column_scales * scales[:, None]))
+
+
+def aligned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as whole multiples of powers of two, one for each 256 values: fp64 [rows, k], and fp32 [rows, spans]."""
+    spans = torch.nn.functional.pad(x.double(), (0, -x.shape[-1] % 256)).view(len(x), -1, 256)
+    room = torch.maximum(spans.abs().amax(-1) / 32767, spans.norm(dim=-1) / 46300)
+    scales = torch.exp2(room.log2().ceil()).nan_to_num(neginf=1.0)
+    return (spans / scales[..., None]).round().flatten(1)[:, : x.shape[-1]], scales.float()
+
+
+def summed_by_spans(x: Tensor, weight: PackedWeight) -> Tensor:
+    """The product of x and an int16 weight, to the bit: exact sums of 256 products each, which are added in fp32."""
+    (values, scales), packed = aligned(x), packed_values(weight)[:, : x.shape[-1]]
+    total = torch.zeros(len(x), weight.n)
+    for i, each in enumerate(scales.T):
+        whole = values[:, i * 256 : (i + 1) * 256] @ packed[:, i * 256 : (i + 1) * 256].T
+        assert whole.abs().max() < 2**31
+        total = total + whole.float() * each[:, None]
+    assert weight.column_scales is not None
+    return total * weight.column_scales[: weight.n]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 4, 21])
+def test_int16_adds_exact_sums_of_spans(linear: NativeLinear, rows: int, dtype: torch.dtype) -> None:
+    for n, k in ((53, 200), (16, 256), (80, 1027), (33, 272)):
+        x, weight = drawn(rows, k, dtype=dtype), pack(drawn(n, k), None, "int16")
+        x[:, : k // 2] *= 1e-3
+        assert torch.equal(linear.logits(x, weight), summed_by_spans(x, weight))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 17])
+def test_int16_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> None:
+    """All of one size, a few among zeros, a single one: what would be the largest sum is one that fits."""
+    k, n = 512, 32
+    some = [torch.zeros(k) for _ in range(4)]
+    for every, pattern in zip((1, 2, 31, 255), some, strict=True):
+        pattern[::every] = 1.0
+    patterns = torch.stack([*some, -some[0], some[1].roll(1), torch.arange(k) % 2 * 2.0 - 1.0, drawn(k).sign()])
+    weight = pack(patterns.repeat(n // 8, 1), None, "int16")
+    for pattern in (*patterns, *(1.4142 * patterns)):
+        x = pattern.expand(rows, k).contiguous()
+        assert torch.equal(linear.logits(x, weight), summed_by_spans(x, weight))
+
+
+@pytest.mark.parametrize("outlier", [1.0, 30.0, 1000.0])
+def test_int16_loses_far_less_than_bf16_has_lost(linear: NativeLinear, outlier: float) -> None:
+    """Beside a value that is much larger than its neighbours too."""
+    x, dense = drawn(64, 1024), drawn(160, 1024)
+    x[:, 77] *= outlier
+    exact = x.double() @ dense.double().T
+    x, dense = x.to(torch.bfloat16), dense.to(torch.bfloat16)
+    of_rounded = x.double() @ dense.double().T
+    lost, ours = (of_rounded - exact).norm(), (linear.logits(x, pack(dense, None, "int16")) - of_rounded).norm()
+    assert ours < lost / 8
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -139,7 +198,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("rows", [1, 19])
 def test_gated_integers(linear: NativeLinear, rows: int, activation: str) -> None:
-    for scheme in ("int8", "int4"):
+    for scheme in ("int16", "int8", "int4"):
         n, k = 2 * 44, 160
         dense = drawn(n, k)
         plain, gated = (pack(dense, drawn(n), scheme, gated=gated) for gated in (False, True))
@@ -150,11 +209,30 @@ def test_gated_integers(linear: NativeLinear, rows: int, activation: str) -> Non
 
 
 def test_a_row_that_is_not_finite_spoils_itself_alone(linear: NativeLinear) -> None:
-    weight = pack(drawn(40, 96), None, "int8")
-    x = drawn(9, 96)
-    clean = linear.logits(x, weight)
-    x[3, 5], x[7, 95] = torch.inf, torch.nan
-    spoiled = linear.logits(x, weight)
-    assert spoiled[[3, 7]].isnan().all()
-    others = [0, 1, 2, 4, 5, 6, 8]
-    assert torch.equal(spoiled[others], clean[others])
+    for scheme in ("int16", "int8"):
+        weight = pack(drawn(40, 96), None, scheme)
+        x = drawn(9, 96)
+        clean = linear.logits(x, weight)
+        x[3, 5], x[7, 95] = torch.inf, torch.nan
+        spoiled = linear.logits(x, weight)
+        assert spoiled[[3, 7]].isnan().all()
+        others = [0, 1, 2, 4, 5, 6, 8]
+        assert torch.equal(spoiled[others], clean[others])
+
+
+def test_a_column_of_int16_that_is_not_finite_spoils_itself_alone(linear: NativeLinear) -> None:
+    dense, x = drawn(40, 300), drawn(9, 300)
+    clean = linear.logits(x, pack(dense, None, "int16"))
+    dense[3, 5], dense[17, 299] = torch.inf, torch.nan
+    spoiled = linear.logits(x, pack(dense, None, "int16"))
+    assert spoiled[:, [3, 17]].isnan().all()
+    others = [i for i in range(40) if i not in (3, 17)]
+    assert torch.equal(spoiled[:, others], clean[:, others])
+
+
+def test_int16_of_values_from_tiny_to_huge(linear: NativeLinear) -> None:
+    for x_size, size in ((1e-25, 1e20), (1e25, 1e-20), (1e-40, 1.0), (1.0, 1e-40), (1e-20, 1e-20)):
+        x, dense = drawn(3, 300) * x_size, drawn(20, 300) * size
+        want = x.double() @ dense.double().T
+        got = linear.logits(x, pack(dense, None, "int16")).double()
+        assert (got - want).abs().max() <= 1e-3 * want.abs().max() + 1e-30

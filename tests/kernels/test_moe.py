@@ -19,7 +19,7 @@ from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session, native_session
 
-SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int8", 0), ("int4", 32), ("int4", 64)]
+SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int16", 0), ("int8", 0), ("int4", 32), ("int4", 64)]
 COUNT, HIDDEN, WIDTH, SLOTS, TOKENS = 6, 104, 72, 3, 140  # so many tokens are more than are multiplied at once
 
 

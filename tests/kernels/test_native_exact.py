@@ -14,7 +14,7 @@ from penstock.kernels.native.packing import pack
 from penstock.kernels.native.session import Session
 
 SETS = [(isa, threads) for isa in instruction_sets() for threads in (1, 2, 3)]
-SCHEMES = ("f32", "bf16", "int8", "int4")
+SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
 
 
 def session(isa: str, threads: int) -> Session:

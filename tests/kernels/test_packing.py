@@ -68,7 +68,7 @@ def assert_same_bits(got: PackedWeight, want: PackedWeight) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int16", "int8", "int4"])
 def test_rows_packed_one_by_one_are_those_of_the_reference(scheme: Scheme) -> None:
     for case in cases(scheme):
         packer = empty(case, scheme)
@@ -81,7 +81,7 @@ def test_rows_packed_one_by_one_are_those_of_the_reference(scheme: Scheme) -> No
 
 
 @needs_native
-@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int16", "int8", "int4"])
 def test_experts_are_packed_each_as_alone_one_behind_the_other(scheme: Scheme) -> None:
     for experts, n, k, gated in ((3, 2 * 9, 40, True), (4, 17, 33, False), (5, 64, 64, False), (2, 2 * 24, 70, True)):
         case = Case(torch.randn(experts * n, k, generator=torch.Generator().manual_seed(n)), 32, gated)
@@ -102,7 +102,7 @@ def test_experts_are_packed_each_as_alone_one_behind_the_other(scheme: Scheme) -
 def test_several_threads_fill_one_weight() -> None:
     weight = torch.randn(2 * 1003, 200, generator=torch.Generator().manual_seed(1))
     case = Case(weight, 32, True)
-    for scheme in ("bf16", "int8", "int4"):
+    for scheme in ("bf16", "int16", "int8", "int4"):
         packer = empty(case, scheme)
         with ThreadPoolExecutor(4) as pool:  # pieces of 5 rows share blocks of 8
             list(pool.map(lambda start, p=packer: p.put(start, weight[start : start + 5]), range(0, len(weight), 5)))
@@ -201,7 +201,7 @@ def test_memory_is_aligned_and_taken_by_the_chunk() -> None:
 @pytest.mark.parametrize(("n", "gated"), [(32, False), (17, False), (32, True), (2 * 9, True)])
 def test_what_rows_fill_is_not_touched(n: int, gated: bool) -> None:
     """Memory becomes resident by its first write: by the threads that read rows, and not before."""
-    for scheme in ("f32", "bf16", "int8", "int4"):
+    for scheme in ("f32", "bf16", "int16", "int8", "int4"):
         parts = Layout(n, 64, scheme, 32, gated).empty(lambda shape, dtype: np.full(shape, 1, dtype))
         for part in parts.values():
             if part is not None:
@@ -217,7 +217,10 @@ def test_the_native_provider_packs_and_others_keep_tensors() -> None:
     assert packing((32, 64), "gated").finish().gated
     assert packing((32, 64), "router").finish().scheme == "bf16"
     assert packing((32, 64), "gated", 2).finish().count == 2
-    assert select_packing(detect_platform(), Needs(torch.bfloat16))((32, 64), "matrix").finish().scheme == "bf16"
+    for isa, scheme in (("avx2", "int16"), ("avx512", "int16"), ("amx", "bf16")):
+        packing = select_packing(Platform("cpu", "AVX2", False, isa), Needs(torch.bfloat16))
+        assert packing((32, 64), "matrix").finish().scheme == packing((32, 64), "gated").finish().scheme == scheme
+        assert packing((32, 64), "vocabulary").finish().scheme == packing((32, 64), "router").finish().scheme == "bf16"
     without = select_packing(Platform("cpu", "AVX2", False), Needs(torch.bfloat16))((32, 64), "matrix").finish()
     assert isinstance(without, Tensor) and without.dtype == torch.bfloat16
 

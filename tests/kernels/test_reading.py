@@ -49,7 +49,7 @@ def packer_of(scheme: str = "int8") -> NativePacker:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 4])
-@pytest.mark.parametrize("scheme", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("scheme", ["f32", "bf16", "int16", "int8", "int4"])
 def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: str, threads: int) -> None:
     packer, told = packer_of(scheme), []
     reading = Reading(jobs_of(packer, file), threads)

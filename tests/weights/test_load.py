@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from penstock.config.weights import schemes
+from penstock.config.weights import cpu_schemes
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import pack
@@ -279,7 +279,7 @@ def test_packed_while_read_is_what_packing_the_tensors_gives(
     packed = load_parameters(folder, spec, torch.bfloat16, packing=packing)
     dense = load_parameters(folder, spec, torch.bfloat16)
     assert list(packed) == list(dense)
-    matrices, vocabulary = schemes("bfloat16", quantization)
+    matrices, vocabulary = cpu_schemes("bfloat16", quantization, detect_platform().isa)
     for parameter in spec.parameters:
         got, tensor = packed[parameter.name], dense[parameter.name]
         if parameter.kind == "vector":

@@ -160,7 +160,7 @@ def test_native_threads_read_whole_rows_and_leave_columns(tmp_path: Path) -> Non
     write(spec, tmp_path)
     for place in split.places:
         mine = shard(spec, place)
-        reader = MatrixReader(tmp_path, mine, NativePacking("float32", "none", 32), of=spec)
+        reader = MatrixReader(tmp_path, mine, NativePacking("float32", "none", 32, "avx2"), of=spec)
         reader.close()
         left = sum(piece.bytes for piece in reader.left)
         assert {piece.source.name.split(".")[-2] for piece in reader.left} == {"o_proj", "down_proj"}
@@ -172,8 +172,8 @@ def test_native_threads_read_whole_rows_and_leave_columns(tmp_path: Path) -> Non
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("split", [Split(2), Split(2, 2)], ids=str)
 def test_packed_parts_are_parts_of_the_packed_whole(split: Split, quantization: str, tmp_path: Path) -> None:
-    """Where parts are whole blocks and whole groups, packing does not see the division; int8 has one scale for a row,
-    so there a part of the columns has scales of its own."""
+    """Where parts are whole blocks and whole groups, packing does not see the division; int8 and int16 have one
+    scale for a row, so there a part of the columns has scales of its own."""
     spec = spec_of("llama", num_attention_heads=8, intermediate_size=128, vocab_size=320)
     write(spec, tmp_path, torch.bfloat16)
     packing = select_packing(detect_platform(), Needs(torch.bfloat16), quantization)
@@ -188,7 +188,7 @@ def test_packed_parts_are_parts_of_the_packed_whole(split: Split, quantization: 
             number = name.split(".")[1]
             theirs = whole[name.replace(number, str(first + int(number)), 1) if number.isdigit() else name]
             columns = mine.k < theirs.k
-            if name.endswith("qkv.weight") or (columns and quantization == "int8"):
+            if name.endswith("qkv.weight") or (columns and mine.column_scales is not None):
                 continue  # q, k and v lie apart in the whole
             lines, of = (
                 weight.lines.view(-1, weight.k // VALUES[weight.scheme], LINE_BYTES) for weight in (mine, theirs)

@@ -26,7 +26,7 @@ from penstock.kernels.native.session import Program, Session
 from penstock.kernels.routing import Routing
 from penstock.runtime.pages import SCALE_BYTES
 
-SCHEMES = ("f32", "bf16", "int8", "int4")
+SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
 SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)
 ROWS = (1, 8, 32, 256)
 VOCAB = 151_936

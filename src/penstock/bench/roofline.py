@@ -8,14 +8,15 @@ import msgspec
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig, ModelFacts
 from penstock.config.memory import token_bytes
-from penstock.config.weights import matmul_bytes
+from penstock.config.weights import Scheme, cpu_schemes, matmul_bytes
+from penstock.kernels.native.library import Engine, instruction_sets
 
 SIDE = 1024  # of the matrices that are multiplied
 
 
 class Machine(msgspec.Struct, frozen=True):
     bandwidth: float  # bytes read per second, all threads
-    flops: float  # multiply-adds counted twice, per second: the best GEMM torch has for the dtype
+    flops: float  # multiply-adds counted twice, per second: the best product there is for the weights, see Probe
 
 
 def between(before: Machine, after: Machine) -> Machine:
@@ -24,10 +25,10 @@ def between(before: Machine, after: Machine) -> Machine:
 
 
 class Probe:
-    """Measures the machine when it is called, with all threads: reads of 512 MB, and products of matrices of 1024³ in
-    `dtype`, in float32 and, if `quantized`, in int8 with the native kernels."""
+    """Measures the machine when it is called, with all threads: reads of 512 MB, and products of matrices of 1024³ by
+    torch in `dtype` and in float32, and by the native kernels in the integers that they make of the weights, if any."""
 
-    def __init__(self, dtype: str, threads: int = 0, *, quantized: bool = False) -> None:
+    def __init__(self, dtype: str, threads: int = 0, quantization: str = "none") -> None:
         import torch
 
         if threads:
@@ -37,15 +38,14 @@ class Probe:
         for kind in {dtype, "float32"}:
             left = torch.rand(SIDE, SIDE).to(getattr(torch, kind))
             self._products.append(lambda left=left: left @ left)  # type: ignore[misc]
-        if quantized:
-            from penstock.kernels.native.library import Engine, instruction_sets
+        if scheme := _integers(dtype, quantization):
             from penstock.kernels.native.linear import NativeLinear
             from penstock.kernels.native.packing import pack
             from penstock.kernels.native.session import Session
 
             # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
             linear = NativeLinear(Session(Engine(instruction_sets()[0], torch.get_num_threads())))
-            weight, x = pack(torch.rand(SIDE, SIDE), None, "int8"), left.float()
+            weight, x = pack(torch.rand(SIDE, SIDE), None, scheme), left.float()
             self._products.append(lambda: linear(x, weight))
 
     def __call__(self, seconds: float = 0.5) -> Machine:
@@ -58,9 +58,16 @@ class Probe:
         return Machine(bandwidth, best)
 
 
-def measure(dtype: str, threads: int = 0, *, quantized: bool = False) -> Machine:
+def measure(dtype: str, threads: int = 0, quantization: str = "none") -> Machine:
     """One measurement: about two seconds."""
-    return Probe(dtype, threads, quantized=quantized)()
+    return Probe(dtype, threads, quantization)()
+
+
+def _integers(dtype: str, quantization: str) -> Scheme | None:
+    """As which the native kernels multiply a layer's matrices; int4 is bytes in registers."""
+    found = instruction_sets()
+    scheme = cpu_schemes(dtype, quantization, found[0])[0] if found else "f32"
+    return None if scheme in ("f32", "bf16") else "int16" if scheme == "int16" else "int8"
 
 
 def _rate(work: float, run: Callable[[], object], seconds: float) -> float:

@@ -28,7 +28,7 @@ from penstock.kernels.native.library import (
 )
 from penstock.runtime.pages import SCALE_BYTES
 
-_BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+_BITS = {"f32": 32, "bf16": 16, "int16": 16, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def work(op: Any) -> Work:
 
 def weight_bytes(weight: Matrix) -> float:
     """Of the values and their scales, without padding."""
-    scales = {"int8": 4 * weight.n, "int4": 2 * weight.n * -(-weight.k // max(weight.group, 1))}
+    scales = {"int16": 4 * weight.n, "int8": 4 * weight.n, "int4": 2 * weight.n * -(-weight.k // max(weight.group, 1))}
     scheme = SCHEMES[weight.scheme]
     return float(weight.n * weight.k * _BITS[scheme] / 8 + scales.get(scheme, 0))
 

@@ -265,7 +265,7 @@ def _why(error: Exception) -> str:
 def _measured(engine: EngineConfig) -> Machine:
     """What this machine's processor can do for the engine's arithmetic."""
     with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic"):
-        return measure(engine.dtype, engine.threads, quantized=engine.quantization != "none")
+        return measure(engine.dtype, engine.threads, engine.quantization)
 
 
 def _machine(machine: Machine) -> str:
@@ -276,7 +276,7 @@ async def _run(prepared: Prepared, cases: Sequence[Case], runs: int) -> list[dic
     engine = prepared.resolved.engine
     probe = None
     if engine.device == "cpu":
-        probe = partial(Probe(engine.dtype, engine.threads, quantized=engine.quantization != "none"), PROBE_SECONDS)
+        probe = partial(Probe(engine.dtype, engine.threads, engine.quantization), PROBE_SECONDS)
     async with own_engine(engine) as client:
         return await run_cases(client, cases, runs, probe)
 

@@ -9,13 +9,14 @@ from typing import Literal
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import MatrixFacts, ModelFacts
 
-Scheme = Literal["f32", "bf16", "int8", "int4", "fp8"]
+Scheme = Literal["f32", "bf16", "int16", "int8", "int4", "fp8"]
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
 INT4_MULTIPLE = 128  # that k is padded to on a GPU
-VALUES: dict[Scheme, int] = {"f32": 1, "bf16": 2, "int8": 4, "int4": 8}  # along k, of each column, in a line
-_MULTIPLES: dict[Scheme, int] = {"f32": 1, "bf16": 32, "int8": 64}  # that k is padded to; int4: a group
+# Along k, of each column, in a line.
+VALUES: dict[Scheme, int] = {"f32": 1, "bf16": 2, "int16": 2, "int8": 4, "int4": 8}
+_MULTIPLES: dict[Scheme, int] = {"f32": 1, "bf16": 32, "int16": 32, "int8": 64}  # that k is padded to; int4: a group
 
 
 def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
@@ -27,6 +28,14 @@ def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
         "fp8": ("fp8", "fp8"),
     }
     return pairs.get(quantization) or (unquantized(dtype), unquantized(dtype))
+
+
+def cpu_schemes(dtype: str, quantization: str, isa: str = "") -> tuple[Scheme, Scheme]:
+    """The same by the native kernels of an instruction set. But for AMX's tiles a CPU multiplies integers faster than
+    floats, so matrices in bf16 become int16. What is looked up or makes a choice stays as it is: the embedding, the
+    head and routers."""
+    matrices, vocabulary = schemes(dtype, quantization)
+    return "int16" if matrices == "bf16" and isa != "amx" else matrices, vocabulary
 
 
 def unquantized(dtype: str) -> Scheme:
@@ -51,6 +60,8 @@ def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = Fa
     size = blocks * (width // VALUES[scheme]) * LINE_BYTES
     if scheme == "int8":
         size += blocks * COLUMNS * (4 + 4)
+    if scheme == "int16":
+        size += blocks * COLUMNS * 4
     if scheme == "int4":
         size += blocks * (width // group) * COLUMNS * 2
     return size + (blocks * COLUMNS * 4 if bias else 0)
@@ -95,7 +106,7 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
 
 
 def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
-    matrices, vocabulary = schemes(engine.dtype, engine.quantization)
+    matrices, vocabulary = (schemes if engine.device == "cuda" else cpu_schemes)(engine.dtype, engine.quantization)
     scheme = vocabulary if matrix.vocabulary else unquantized(engine.dtype) if matrix.router else matrices
     shape = (matrix.rows, matrix.columns)
     if engine.device == "cuda":

@@ -106,7 +106,7 @@ def select_packing(
         dtype = str(needs.dtype).removeprefix("torch.")
         return _on_device(dtype, quantization, group, device or torch.device(platform.device))
     if LINEAR.select(platform, needs).name == "native":
-        return NativePacking(str(needs.dtype).removeprefix("torch."), quantization, group)
+        return NativePacking(str(needs.dtype).removeprefix("torch."), quantization, group, platform.isa)
     if quantization != "none":
         why = (
             f"do not compute in {str(needs.dtype).removeprefix('torch.')}; set --dtype bfloat16"

@@ -24,7 +24,7 @@ class Groundwork:
         spec = load_spec(folder)
         self.memory = size_memory(model_facts(spec), config, detect_hardware().memory_available)
         self.matrices: MatrixReader | None = None
-        if instruction_sets() and config.dtype in DTYPES:
+        if (found := instruction_sets()) and config.dtype in DTYPES:
             interleave_memory()  # the threads inherit it
-            packing = NativePacking(config.dtype, config.quantization, config.quantization_group)
+            packing = NativePacking(config.dtype, config.quantization, config.quantization_group, found[0])
             self.matrices = MatrixReader(folder, spec, packing)

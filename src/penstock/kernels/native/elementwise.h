@@ -24,6 +24,12 @@ inline void unpack_row(const Matrix& weight, int64_t n, float* out) {
         out[2 * i + 1] = bf16_to_float(static_cast<uint16_t>(word(i) >> 16));
       }
       return;
+    case Scheme::int16:
+      lines = weight.lines + block * padded / 2 * kLineBytes;
+      for (int64_t i = 0; i < padded; ++i) {
+        out[i] = static_cast<int16_t>(word(i / 2) >> (16 * (i % 2))) * weight.column_scales[n];
+      }
+      return;
     case Scheme::int8:
       lines = weight.lines + block * padded / 4 * kLineBytes;
       for (int64_t i = 0; i < padded; ++i) {

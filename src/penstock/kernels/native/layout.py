@@ -32,7 +32,7 @@ class Layout:
         groups = (self.count, blocks, padded // self.group if self.scheme == "int4" else 0, COLUMNS)
         parts: Parts = {
             "lines": empty((self.count, blocks, padded // VALUES[self.scheme], LINE_BYTES), np.uint8),
-            "column_scales": empty(by_column, np.float32) if self.scheme == "int8" else None,
+            "column_scales": empty(by_column, np.float32) if self.scheme in ("int8", "int16") else None,
             "column_sums": empty(by_column, np.int32) if self.scheme == "int8" else None,
             "group_scales": empty(groups, np.float16) if self.scheme == "int4" else None,
         }

@@ -14,7 +14,7 @@ LOWER = "PENSTOCK_ISA"  # names an instruction set below the best, for tests; "n
 
 EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION, SAMPLE, ROUTE, EXPERTS, NEXT, ACCEPT, FINITE = range(12)
 F32, BF16, I8 = range(3)
-SCHEMES = ("f32", "bf16", "int8", "int4")
+SCHEMES = ("f32", "bf16", "int8", "int4", "int16")
 EPILOGUES = ("", "silu", "gelu_tanh")
 
 logger = logging.getLogger(__name__)

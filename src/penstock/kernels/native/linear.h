@@ -69,6 +69,19 @@ float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t p
   return quantize.scale;
 }
 
+// The same with a scale for each span.
+template <class Dot, class T>
+void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded, float* scales) {
+  for (int64_t start = 0; start < padded; start += kSpan, ++scales) {
+    const int64_t end = start + kSpan < padded ? start + kSpan : padded;
+    const Quantizer quantize = Quantizer::aligned(x + start, k - start < kSpan ? k - start : kSpan);
+    for (int64_t i = start; i < end; i += 16) {
+      Dot::put(pieces + i, i < k ? quantize(load_part(x + i, k - i)) : zero_i());
+    }
+    *scales = quantize.scale;
+  }
+}
+
 // What the sums of a row start from, by group and part.
 template <class Dot>
 void start_row(const typename Dot::Piece* pieces, int64_t padded, int64_t parts, int32_t* starts) {
@@ -96,7 +109,8 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   const int64_t stride = words_along<Dot>(op.weight), k = op.weight.k, padded = padded_k(op.weight);
   auto* words = reinterpret_cast<Word*>(memory);
   auto* scales = reinterpret_cast<float*>(words + rows * stride);
-  auto* starts = reinterpret_cast<int32_t*>(scales + rows);
+  const int64_t spans = spans_of<Dot>(op.weight);
+  auto* starts = reinterpret_cast<int32_t*>(scales + rows * spans);
   const int64_t parts = groups_of(op.weight) * parts_of<Dot>(op.weight);
   auto* scattered = reinterpret_cast<Word*>(worker.own(static_cast<size_t>(stride) * sizeof(Word)));
   const auto put_row = [&](int64_t row) {
@@ -104,7 +118,9 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
     Word* to = words + panel * stride + row - panel;
     Word* together = height == 1 ? to : scattered;
     const T* x = static_cast<const T*>(op.x) + source * k;
-    if constexpr (Dot::kInteger) {
+    if constexpr (HasSpans<Dot>) {
+      quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(together), padded, scales + row * spans);
+    } else if constexpr (Dot::kInteger) {
       auto* pieces = reinterpret_cast<typename Dot::Piece*>(together);
       scales[row] = quantize_row<Dot>(x, k, pieces, padded);
       if constexpr (Dot::kOffset != 0) start_row<Dot>(pieces, padded, parts, starts + row * parts);
@@ -117,7 +133,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   worker.for_each(rows, kPanelRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) put_row(row);
   });
-  return {words, stride, Dot::kInteger ? scales : nullptr, Dot::kOffset == 0 ? nullptr : starts, parts};
+  return {words, stride, Dot::kInteger ? scales : nullptr, Dot::kOffset == 0 ? nullptr : starts, parts, spans};
 }
 
 // Blocks that a thread takes at once. Several pieces a thread even out what disturbs one of them; a piece is wide
@@ -155,6 +171,8 @@ void linear_as(Worker& worker, const LinearOp& op) {
       return multiply<DotF32, T>(worker, op);
     case Scheme::bf16:
       return multiply<DotBf16, T>(worker, op);
+    case Scheme::int16:
+      return multiply<DotInt16, T>(worker, op);
     case Scheme::int8:
       return multiply<DotInt8, T>(worker, op);
     case Scheme::int4:

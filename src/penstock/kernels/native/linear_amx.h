@@ -355,10 +355,12 @@ void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
                   [&](int64_t begin, int64_t end) { tiles_of_piece(worker, x, rows, begin, end, finish); });
 }
 
-// fp32 goes through registers, as tiles would round it. So do few rows of int4: the sums are the same.
+// fp32 goes through registers, as tiles would round it, and int16, as they do not multiply it. So do few rows of int4:
+// the sums are the same.
 inline bool through_registers(const Matrix& weight, Dtype dtype, int64_t rows) {
   if (weight.scheme == Scheme::int4) return rows < kFewRows || !fits_tiles(weight);
-  return weight.scheme == Scheme::f32 || (weight.scheme == Scheme::bf16 && dtype == Dtype::f32);
+  return weight.scheme == Scheme::f32 || weight.scheme == Scheme::int16 ||
+         (weight.scheme == Scheme::bf16 && dtype == Dtype::f32);
 }
 
 void linear_by_tiles(Worker& worker, const LinearOp& op) {

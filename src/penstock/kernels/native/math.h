@@ -7,6 +7,9 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
+// Of int16 (see packing.py).
+constexpr float kMostInt16 = 32767.0f, kMostNorm = 46300.0f, kLeastAligned = 1e-30f;
+
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // e^x to about 1e-7, relative; 0 below -87.7, infinity above 88.4. After Cephes' expf (S. Moshier).
@@ -57,9 +60,31 @@ struct Quantizer {
   template <class T>
   Quantizer(const T* x, int64_t count, float most_of_all = 127.0f) : Quantizer(extent_of(x, count), most_of_all) {}
 
+  // For values whose products are summed exactly: the scale is a power of two, so that a bf16 value which is not small
+  // beside the others becomes an integer without an error. How large it is: see packing.py.
+  template <class T>
+  static Quantizer aligned(const T* x, int64_t count) {
+    const Extent extent = extent_of(x, count);
+    const float most = largest(extent.most), check = sum(extent.check);
+    if (!(most >= kLeastAligned)) return Quantizer(check, 0.0f);
+    const F16 factor = splat(1.0f / most);
+    F16 squares = zero_f();
+    for (int64_t i = 0; i < count; i += 16) {
+      const F16 v = mul(load_part(x + i, count - i), factor);
+      squares = fma(v, v, squares);
+    }
+    const float norm = std::sqrt(sum(squares)) / kMostNorm, room = norm > 1.0f / kMostInt16 ? norm : 1.0f / kMostInt16;
+    // The next power of two.
+    const uint32_t bits = (__builtin_bit_cast(uint32_t, most * room) + 0x7fffff) & 0x7f800000;
+    const float scale = __builtin_bit_cast(float, bits);
+    return Quantizer(scale + check, 1.0f / scale);
+  }
+
   I16 operator()(F16 x) const { return to_int(mul(x, inverse)); }
 
  private:
+  Quantizer(float scale, float inverse) : scale(scale), inverse(splat(inverse)) {}
+
   template <class T>
   static Extent extent_of(const T* x, int64_t count) {
     Extent extent;

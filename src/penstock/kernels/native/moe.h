@@ -157,10 +157,8 @@ inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   Matrix mine = weight;
   const int64_t blocks = expert * divide_up(weight.n, kColumns), padded = padded_k(weight);
   mine.lines = block_lines(weight, blocks);
-  if (weight.scheme == Scheme::int8) {
-    mine.column_scales += blocks * kColumns;
-    mine.column_sums += blocks * kColumns;
-  }
+  if (weight.column_scales != nullptr) mine.column_scales += blocks * kColumns;
+  if (weight.column_sums != nullptr) mine.column_sums += blocks * kColumns;
   if (weight.scheme == Scheme::int4) mine.group_scales += blocks * (padded / weight.group) * kColumns;
   return mine;
 }
@@ -274,6 +272,8 @@ void experts_as(Worker& worker, const ExpertsOp& op) {
       return experts_by<ByWords<DotF32>, T>(worker, op);
     case Scheme::bf16:
       return experts_by<ByWords<DotBf16>, T>(worker, op);
+    case Scheme::int16:
+      return experts_by<ByWords<DotInt16>, T>(worker, op);
     case Scheme::int8:
       return experts_by<ByWords<DotInt8>, T>(worker, op);
     case Scheme::int4:

@@ -12,8 +12,8 @@ namespace penstock {
 enum class Dtype : int32_t { f32 = 0, bf16 = 1, i8 = 2 };  // i8: of pages only
 
 // How a weight [n, k] is packed. Always in blocks of 16 output columns; a line of 64 bytes holds, for each of the
-// 16 columns, the next 1 (f32), 2 (bf16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
-enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
+// 16 columns, the next 1 (f32), 2 (bf16, int16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
+enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int16 = 4 };
 
 enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
 
@@ -35,8 +35,8 @@ enum class OpCode : int32_t {
 
 struct Matrix {  // a packed weight
   const uint8_t* lines;
-  const float* column_scales;    // int8: [n],
-  const int32_t* column_sums;    // and the sum of a column's bytes, [n]
+  const float* column_scales;    // int8, int16: [n]
+  const int32_t* column_sums;    // int8: the sum of a column's bytes, [n]
   const uint16_t* group_scales;  // int4: fp16 [n / 16][k / group][16]
   int64_t n, k;
   Scheme scheme;
@@ -273,15 +273,26 @@ struct Op {
 
 // k as it is stored: whole lines, and whole tiles for the instruction sets that have them.
 inline int64_t padded_k(const Matrix& weight) {
-  const int64_t multiple = weight.scheme == Scheme::f32    ? 1
-                           : weight.scheme == Scheme::bf16 ? 32
-                           : weight.scheme == Scheme::int8 ? 64
-                                                           : weight.group;
+  const auto multiple = [&]() -> int64_t {
+    switch (weight.scheme) {
+      case Scheme::f32:
+        return 1;
+      case Scheme::bf16:
+      case Scheme::int16:
+        return 32;
+      case Scheme::int8:
+        return 64;
+      case Scheme::int4:
+        break;
+    }
+    return weight.group;
+  }();
   return (weight.k + multiple - 1) / multiple * multiple;
 }
 
 constexpr int64_t kColumns = 16;     // of a block of a packed weight
 constexpr int64_t kLineBytes = 64;   // the values of 16 columns for one step along k
 constexpr int64_t kSegment = 512;    // positions of the cache whose results are merged one after the other
+constexpr int64_t kSpan = 256;       // int16: values along k whose products are summed as integers (see packing.py)
 
 }  // namespace penstock

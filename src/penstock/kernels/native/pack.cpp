@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -11,11 +12,12 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kOctet = 8;  // rows that are packed together: half of a block's columns
-constexpr float kMostSummed = 126.0f;  // see packing.py
+constexpr float kMostSummed = 126.0f;  // these: see packing.py
+constexpr double kMostInt16 = 32767.0, kMostNorm = 46300.0, kLeastScale = 0x1p-126;
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 int64_t values_per_line(Scheme scheme) {
-  return scheme == Scheme::f32 ? 1 : scheme == Scheme::bf16 ? 2 : scheme == Scheme::int8 ? 4 : 8;
+  return scheme == Scheme::f32 ? 1 : scheme == Scheme::int8 ? 4 : scheme == Scheme::int4 ? 8 : 2;
 }
 
 // -- a row to fp32, padded with zeros ----------------------------------------------------------------------------
@@ -105,6 +107,39 @@ float to_int8(const float* x, int64_t padded, uint8_t* out) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), bytes);
   }
   return scale;
+}
+
+// The scale is a power of two, see packing.py. It is no number where a value is not finite.
+float to_int16(const float* x, int64_t padded, uint8_t* out) {
+  const float most = __builtin_bit_cast(float, largest_bits(x, padded));
+  if (__builtin_bit_cast(int32_t, most) >= kInfinity) return __builtin_nanf("");
+  double largest_norm = 0.0;
+  for (int64_t start = 0; start < padded; start += kSpan) {
+    __m256d squares[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    for (int64_t i = start; i < padded && i < start + kSpan; i += 8) {
+      const __m256 v = _mm256_loadu_ps(x + i);
+      const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(v)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+      squares[0] = _mm256_add_pd(squares[0], _mm256_mul_pd(low, low));
+      squares[1] = _mm256_add_pd(squares[1], _mm256_mul_pd(high, high));
+    }
+    double four[4];
+    _mm256_storeu_pd(four, _mm256_add_pd(squares[0], squares[1]));
+    const double norm = four[0] + four[1] + four[2] + four[3];
+    largest_norm = norm > largest_norm ? norm : largest_norm;
+  }
+  const double by_norm = std::sqrt(largest_norm) / kMostNorm, by_most = most / kMostInt16;
+  const double room = by_norm > by_most ? by_norm : by_most;
+  int exponent;
+  const double fraction = std::frexp(room > kLeastScale ? room : kLeastScale, &exponent);
+  const auto scale = static_cast<float>(std::ldexp(1.0, fraction > 0.5 ? exponent : exponent - 1));
+  const __m256 factor = _mm256_set1_ps(1.0f / scale);
+  for (int64_t i = 0; i < padded; i += 16) {
+    const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor));
+    const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), factor));
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), halves);
+  }
+  return most > 0.0f ? scale : 0.0f;
 }
 
 // A group's values, two in a byte, the first in the lower half. Returns the scale as fp16.
@@ -226,6 +261,9 @@ class Packing {
         return true;
       case Scheme::bf16:
         to_bf16(wide_, padded_, reinterpret_cast<uint16_t*>(words));
+        return true;
+      case Scheme::int16:
+        job_.column_scales[block * kColumns + column] = to_int16(wide_, padded_, words);
         return true;
       case Scheme::int8: {
         const float scale = to_int8(wide_, padded_, words);

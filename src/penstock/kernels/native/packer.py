@@ -4,7 +4,7 @@ finished."""
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.config.weights import Scheme, schemes, unquantized
+from penstock.config.weights import Scheme, cpu_schemes, unquantized
 from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.library import SCHEMES, PackJob, pack_rows
 from penstock.kernels.native.memory import WeightMemory
@@ -71,8 +71,8 @@ class NativePacker:
 class NativePacking:
     """Provides Packing (see kernels/packers.py): as the native linear reads weights."""
 
-    def __init__(self, dtype: str, quantization: str, group: int) -> None:
-        self._matrices, vocabulary = schemes(dtype, quantization)
+    def __init__(self, dtype: str, quantization: str, group: int, isa: str) -> None:
+        self._matrices, vocabulary = cpu_schemes(dtype, quantization, isa)
         self._by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
         self._group = group
         self._memory = WeightMemory()

@@ -14,6 +14,11 @@ PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the
 # Of int8: no four values that are summed in 16 bits (see docs/kernels.md) have more than 128 above or below zero, each
 # rounded up by a half.
 MOST_SUMMED = 126
+# Of int16: the products of so many values along k are summed in 32 bits, which hold them as the square root of the sum
+# of their squares is no more than this, in a row of x as in a weight's. Rounding adds 8 at most: 46308² < 2³¹.
+SPAN = 256
+MOST_NORM = 46300.0
+MOST_INT16 = 32767.0
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class PackedWeight:
     """A weight [n, k] and its bias. Of a gated one, every 16 columns are 8 of the gate and 8 of the other half."""
 
     lines: Tensor  # uint8
-    column_scales: Tensor | None  # int8: fp32 [n padded],
-    column_sums: Tensor | None  # and the sum of a row's bytes, int32 [n padded]
+    column_scales: Tensor | None  # int8, int16: fp32 [n padded]
+    column_sums: Tensor | None  # int8: the sum of a row's bytes, int32 [n padded]
     group_scales: Tensor | None  # int4: fp16 [blocks, groups, 16]
     bias: Tensor | None  # fp32 [n padded]
     n: int
@@ -81,7 +86,8 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32
     """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first.
 
     int8 has one scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest. That of
-    int8 lets the largest value be 127, or a little less where neighbours could not be summed in 16 bits.
+    int8 lets the largest value be 127, or a little less where neighbours could not be summed in 16 bits. int16 has one
+    per row, the least power of two for which the products of `SPAN` values can be summed in 32 bits.
     This is what packing means: pack.cpp gives the same bits, faster.
     """
     n, k = weight.shape
@@ -98,6 +104,9 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32
             columns = slice(start * COLUMNS, stop * COLUMNS)
             rows, column_scales[columns] = _int8(rows)
             column_sums[columns] = rows.sum(-1).view(-1)
+        elif scheme == "int16":
+            assert column_scales is not None
+            rows, column_scales[start * COLUMNS : stop * COLUMNS] = _int16(rows)
         elif scheme == "int4":
             assert group_scales is not None
             rows, group_scales[start:stop] = _int4(rows, group)
@@ -144,6 +153,18 @@ def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.maximum(wide.abs().amax(-1) / 127, torch.maximum(*sums) / MOST_SUMMED)
     values = (wide / scales.clamp_min(1e-30)[..., None]).round_().to(torch.int8)
     return values, scales.reshape(-1)
+
+
+def _int16(rows: Tensor) -> tuple[Tensor, Tensor]:
+    wide = rows.float()
+    spans = F.pad(wide, (0, -rows.shape[-1] % SPAN)).view(*rows.shape[:2], -1, SPAN)
+    norms = spans.double().square().sum(-1).sqrt().amax(-1)
+    room = torch.maximum(norms / MOST_NORM, wide.abs().amax(-1) / MOST_INT16).clamp_min(2.0**-126)
+    fraction, exponent = torch.frexp(room)
+    scales = torch.ldexp(torch.ones_like(room), exponent - (fraction == 0.5).int()).float()
+    scales = torch.where(wide.isfinite().all(-1), scales, torch.nan)
+    values = (wide / scales[..., None]).round_().nan_to_num_(0.0).to(torch.int16)
+    return values, torch.where((rows == 0).all(-1), 0.0, scales).reshape(-1)
 
 
 def _int4(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:

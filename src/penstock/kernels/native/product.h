@@ -61,6 +61,11 @@ void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, const 
       for (int64_t row = 0; row < kept.rows; ++row) {
         store(sums + row * kColumns, mul(load(sums + row * kColumns), splat(x.scales[row])));
       }
+    } else if constexpr (HasSpans<Dot>) {
+      const F16 scales = load(weight.column_scales + block * kColumns);
+      for (int64_t row = 0; row < kept.rows; ++row) {
+        store(sums + row * kColumns, mul(load(sums + row * kColumns), scales));
+      }
     } else if constexpr (Dot::kInteger) {
       const F16 scales = load(weight.column_scales + block * kColumns);
       for (int64_t row = 0; row < kept.rows; ++row) {
@@ -119,22 +124,17 @@ constexpr int64_t kLinesAhead = 16;
 template <class Dot, int N>
 void stream_once(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t block, const uint8_t* next,
                  const Kept& kept) {
-  const int64_t ahead = run.steps < kLinesAhead ? run.steps : kLinesAhead;
-  Run part = run;
-  part.steps -= ahead;
-  part.ahead = run.lines + ahead * kLineBytes;
-  for (int i = 0; i < 2; ++i) {
-    tile<Dot, 1, N>(weight, part, x, 0, block, kept);
-    part.lines += part.steps * kLineBytes;
-    part.first += part.steps;
-    part.steps = ahead;
-    part.ahead = next;
-  }
+  Run stream = run;
+  stream.tail = run.steps < kLinesAhead ? run.steps : kLinesAhead;
+  stream.ahead = run.lines + stream.tail * kLineBytes;
+  stream.then = next;
+  tile<Dot, 1, N>(weight, stream, x, 0, block, kept);
 }
 
 template <class Dot>
 void blocks_once(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_t* next_piece, const Kept& kept) {
-  constexpr int N = AddsLines<Dot> ? 1 : blocks_beside<Dot>(1);  // sums of integers hardly wait: one stream will do
+  // Sums of integers hardly wait for one another: one stream will do.
+  constexpr int N = AddsLines<Dot> || HasSpans<Dot> ? 1 : blocks_beside<Dot>(1);
   const int64_t end = kept.begin + kept.count;
   int64_t block = kept.begin;
   const auto behind = [&](int64_t blocks) {

@@ -44,14 +44,15 @@ template <class Word>
 struct WordRows {
   const Word* words;
   int64_t stride;         // words of a row
-  const float* scales;    // [rows]
+  const float* scales;    // [rows][spans]
   const int32_t* starts;  // [rows][starts_stride]: of each part of each group
   int64_t starts_stride;
+  int64_t spans;  // of a row, each with a scale: one but for int16
 
   // From the first row of a panel on.
   WordRows from(int64_t row) const {
-    return {words + row * stride, stride, scales == nullptr ? nullptr : scales + row,
-            starts == nullptr ? nullptr : starts + row * starts_stride, starts_stride};
+    return {words + row * stride, stride, scales == nullptr ? nullptr : scales + row * spans,
+            starts == nullptr ? nullptr : starts + row * starts_stride, starts_stride, spans};
   }
 };
 
@@ -62,17 +63,38 @@ using Rows = WordRows<typename Dot::Word>;
 template <class Dot>
 concept AddsLines = requires { &Dot::add_lines; };
 
+// Whether sums of integers are scaled and added up span by span.
+template <class Dot>
+concept HasSpans = requires { Dot::kSpanLines; };
+
 template <class Dot>
 inline int64_t words_along(const Matrix& weight) {
   return padded_k(weight) / Dot::kLineValues * Dot::kWords;
 }
 
 inline int64_t bits_of(Scheme scheme) {
-  return scheme == Scheme::f32 ? 32 : scheme == Scheme::bf16 ? 16 : scheme == Scheme::int8 ? 8 : 4;
+  switch (scheme) {
+    case Scheme::f32:
+      return 32;
+    case Scheme::bf16:
+    case Scheme::int16:
+      return 16;
+    case Scheme::int8:
+      return 8;
+    case Scheme::int4:
+      break;
+  }
+  return 4;
 }
 
 inline const uint8_t* block_lines(const Matrix& weight, int64_t block) {
   return weight.lines + block * kColumns * padded_k(weight) * bits_of(weight.scheme) / 8;
+}
+
+// How many scales a row of x has.
+template <class Dot>
+inline int64_t spans_of(const Matrix& weight) {
+  return HasSpans<Dot> ? divide_up(padded_k(weight), kSpan) : 1;
 }
 
 inline int64_t groups_of(const Matrix& weight) {
@@ -105,6 +127,9 @@ struct Run {
   // What is to be fetched meanwhile for the run that comes next: of each block `ahead_step` bytes a step.
   const uint8_t* ahead;
   int64_t ahead_stride, ahead_step;
+  // One row: with the last `tail` steps, what lies from `then` on instead.
+  int64_t tail = 0;
+  const uint8_t* then = nullptr;
 
   Run past(int64_t blocks) const {
     Run later = *this;
@@ -154,11 +179,17 @@ template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot_run(const typename Dot::Word* x, const Run& run,
                                            typename Dot::Vector (&sums)[M][N]) {
   const uint8_t *lines = run.lines, *ahead = run.ahead;
-  for (int64_t step = 0; step < run.steps; ++step, x += M * Dot::kWords, lines += kLineBytes, ahead += run.ahead_step) {
+  const auto walk = [&](int64_t steps) __attribute__((always_inline)) {
+    for (; steps > 0; --steps, x += M * Dot::kWords, lines += kLineBytes, ahead += run.ahead_step) {
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) fetch(ahead + n * run.ahead_stride);
-    dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
-  }
+      for (int n = 0; n < N; ++n) fetch(ahead + n * run.ahead_stride);
+      dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
+    }
+  };
+  if constexpr (M > 1) return walk(run.steps);
+  walk(run.steps - run.tail);
+  ahead = run.then;
+  walk(run.tail);
 }
 
 // `row`: the panel's first.
@@ -182,6 +213,9 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
   constexpr bool kInRegisters = M * N <= Dot::kTileSums && M <= 2;
   if constexpr (kInRegisters) load_kept<int32_t>(kept, row, block, sums);
   for (int64_t step = 0; step < run.steps; step += 2, words += 2 * M, lines += 2 * kLineBytes) {
+    if constexpr (M == 1) {
+      if (step == run.steps - run.tail) ahead = run.then;
+    }
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
       fetch(ahead + n * run.ahead_stride);
@@ -201,6 +235,33 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
     ahead += 2 * run.ahead_step;
   }
   if constexpr (kInRegisters) store_kept<int32_t>(kept, row, block, sums);
+}
+
+// The sums of one span after the other, of which each is scaled by x and added to the totals. A call, see add_groups.
+template <class Dot, int M, int N>
+[[gnu::noinline]] void add_spans(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
+  const auto* words = x.words + row * x.stride + run.first * M;
+  const float* scales = x.scales + row * x.spans + run.first / Dot::kSpanLines;
+  Run part = run;
+  for (int64_t left = run.steps; left > 0; left -= part.steps, ++scales) {
+    part.steps = left < Dot::kSpanLines ? left : Dot::kSpanLines;
+    part.tail = left > part.steps ? 0 : run.tail < part.steps ? run.tail : part.steps;
+    typename Dot::Vector sums[M][N];
+    clear(sums, Dot::zero());
+    dot_run<Dot, M, N>(words, part, sums);
+    words += part.steps * M;
+    part.lines += part.steps * kLineBytes;
+    part.ahead += part.steps * part.ahead_step;
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const F16 scale = splat(scales[m * x.spans]);
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        float* const place = kept.of(row + m, block + n);
+        store(place, fma(to_float(sums[m][n]), scale, load(place)));
+      }
+    }
+  }
 }
 
 // The sums of one group after the other, of which each is scaled before it is added. Inlined, its sums do not all find
@@ -262,6 +323,8 @@ inline void tile(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64
     add_groups<Dot, M, N>(weight, run, x, row, block, kept);
   } else if constexpr (AddsLines<Dot>) {
     add_two_lines<Dot, M, N>(run, x, row, block, kept);
+  } else if constexpr (HasSpans<Dot>) {
+    add_spans<Dot, M, N>(run, x, row, block, kept);
   } else {
     add_products<Dot, M, N>(weight, run, x, row, block, kept);
   }

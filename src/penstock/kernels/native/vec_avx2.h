@@ -214,6 +214,15 @@ struct DotPairs {
   }
 };
 
+// A word is two int16 of x, and a lane two of a weight.
+struct DotInt16 : DotPairs {
+  using Wide = DotInt16;
+  static constexpr int64_t kSpanLines = kSpan / kLineValues;
+  static void put(Piece* pieces, I16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces), to_halves(x));
+  }
+};
+
 struct DotPage8 : DotPairs {  // of pages in int8
   static constexpr int kWords = 2, kLineValues = 4;
   // Of four values the first and the third are the low bytes of a lane's pairs.

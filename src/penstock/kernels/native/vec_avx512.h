@@ -150,6 +150,17 @@ struct DotPairs {
   }
 };
 
+// A word is two int16 of x, and a lane two of a weight.
+struct DotInt16 : DotPairs {
+  static constexpr int64_t kSpanLines = kSpan / kLineValues;
+  using Wide = DotInt16;
+  static constexpr bool kGrouped = false;
+  static constexpr int kOffset = 0, kMostSummed = 0;
+  static void put(Piece* pieces, I16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces), _mm512_cvtepi32_epi16(x));
+  }
+};
+
 struct DotPage8 : DotPairs {
   static constexpr int kWords = 2, kLineValues = 4;
   // Of four values the first and the third are the low bytes of a lane's pairs.
