@@ -70,7 +70,10 @@ def main() -> None:
         name, _, command = text.partition("=")
         engines[name] = lambda command=command: peer(command, args.cases)
     rates: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
-    fractions: dict[str, dict[str, list[float]]] = {name: {} for name in mine}  # of the roofline, run by run
+    # Of the roofline, and of that with torch's GEMM, run by run.
+    fractions: dict[str, dict[str, dict[str, list[float]]]] = {
+        key: {name: {} for name in mine} for key in ("roofline_fraction", "gemm_roofline_fraction")
+    }
     details: dict[str, dict[str, Row]] = {name: {} for name in mine}
     for run in range(args.runs):
         for name, measure in engines.items():
@@ -80,7 +83,8 @@ def main() -> None:
                 print(f"run {run + 1}: {name} {case}: {rates[name][case][-1]} tok/s", file=sys.stderr, flush=True)
                 if name in mine:
                     details[name][case] = row
-                    fractions[name].setdefault(case, []).append(float(row["roofline_fraction"]))
+                    for key, by_name in fractions.items():
+                        by_name[name].setdefault(case, []).append(float(row[key]))
     medians = medians_of(rates)
     best = {
         case: max((by[case] for name, by in medians.items() if name not in mine and case in by), default=None)
@@ -91,7 +95,8 @@ def main() -> None:
         for name in mine
     }
     result = {"benchmark": "compare", "tok_s": medians, "runs": rates, "over_best_peer": over_best}
-    write({**result, "roofline_fraction": medians_of(fractions), "last_run": details}, args.json)
+    shares = {key: medians_of(by_name) for key, by_name in fractions.items()}
+    write({**result, **shares, "last_run": details}, args.json)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ SIDE = 1024  # of the matrices that are multiplied
 class Machine(msgspec.Struct, frozen=True):
     bandwidth: float  # bytes read per second, all threads
     flops: float  # multiply-adds counted twice, per second: the best product there is for the weights, see Probe
+    gemm_flops: float = 0.0  # the best of torch's alone; 0: was not measured
 
 
 def between(before: Machine, after: Machine) -> Machine:
     """What a machine allowed that was measured before and after, on average."""
-    return Machine((before.bandwidth + after.bandwidth) / 2, (before.flops + after.flops) / 2)
+    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
+    return Machine(*((first + last) / 2 for first, last in pairs))
 
 
 class Probe:
@@ -34,10 +36,11 @@ class Probe:
         if threads:
             torch.set_num_threads(threads)
         self._data = torch.ones(64 << 20, dtype=torch.int64)
-        self._products: list[Callable[[], object]] = []
+        self._gemms: list[Callable[[], object]] = []
         for kind in {dtype, "float32"}:
             left = torch.rand(SIDE, SIDE).to(getattr(torch, kind))
-            self._products.append(lambda left=left: left @ left)  # type: ignore[misc]
+            self._gemms.append(lambda left=left: left @ left)  # type: ignore[misc]
+        self._native: Callable[[], object] | None = None
         if scheme := _integers(dtype, quantization):
             from penstock.kernels.native.linear import NativeLinear
             from penstock.kernels.native.packing import pack
@@ -46,16 +49,17 @@ class Probe:
             # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
             linear = NativeLinear(Session(Engine(instruction_sets()[0], torch.get_num_threads())))
             weight, x = pack(torch.rand(SIDE, SIDE), None, scheme), left.float()
-            self._products.append(lambda: linear(x, weight))
+            self._native = lambda: linear(x, weight)
 
     def __call__(self, seconds: float = 0.5) -> Machine:
         """The best rates seen, each over so many seconds of repetition."""
         bandwidth = _rate(self._data.numel() * 8, self._data.sum, seconds)
-        rates = [_rate(2.0 * SIDE**3, product, seconds) for product in self._products]
+        rates = [_rate(2.0 * SIDE**3, gemm, seconds) for gemm in self._gemms]
         best = max(rates)
         # What is slower by far, as torch's bf16 without AVX512, will never be the best.
-        self._products = [product for product, rate in zip(self._products, rates, strict=True) if 2 * rate > best]
-        return Machine(bandwidth, best)
+        self._gemms = [gemm for gemm, rate in zip(self._gemms, rates, strict=True) if 2 * rate > best]
+        native = 0.0 if self._native is None else _rate(2.0 * SIDE**3, self._native, seconds)
+        return Machine(bandwidth, max(best, native), best)
 
 
 def measure(dtype: str, threads: int = 0, quantization: str = "none") -> Machine:
