@@ -5,18 +5,21 @@
 Decode: a step reads every weight and every key and value, over the bandwidth measured here. The pages are filled with
 random numbers, as computing so many tokens would take minutes. Prefill: of the prompt's chunks of 512 tokens some are
 computed, evenly spread; what a chunk costs grows evenly with what is before it, so they stand for the whole. The
-multiply-adds, counted twice, of products and attention over the best rate of GEMMs measured here. Times are by the
-clock: of decode steps the median.
+multiply-adds, counted twice, of products and attention over the best rate of torch's GEMM, and over that of the
+products our matrices go through. Times are by the clock: of decode steps the median. The machine is measured before and
+after each of the two.
 """
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from affinity import probing
 from results import parser, write
 
-from penstock.bench.roofline import Machine, measure
+from penstock.bench.roofline import Machine, Probe, between
 from penstock.bench.step import Breakdown, Steps, room
 from penstock.bench.work import Work, work
 from penstock.cli.prepare import prepare
@@ -47,11 +50,11 @@ def fill(runner: ModelRunner) -> None:
         pages[2:] = block
 
 
-def decode(runner: ModelRunner, machine: Machine, steps: int) -> list[dict[str, Any]]:
-    """A row for each number of sequences."""
+def decode(runner: ModelRunner, machine: Machine, steps: int) -> list[Breakdown]:
+    """For each number of sequences."""
     decoding = Steps(runner, CONTEXT, SEQUENCES, steps)
     fill(runner)
-    return [row(each, machine) for each in decoding.measure(machine)]
+    return decoding.measure(machine)
 
 
 def row(found: Breakdown, machine: Machine) -> dict[str, Any]:
@@ -67,8 +70,9 @@ def row(found: Breakdown, machine: Machine) -> dict[str, Any]:
     }
 
 
-def prefill(runner: ModelRunner, machine: Machine, chunks: int) -> dict[str, Any]:
-    """`chunks` of the prompt's, each a sequence of its own that has all before it in the cache."""
+def prefill(runner: ModelRunner, chunks: int) -> Callable[[Machine], dict[str, Any]]:
+    """`chunks` of the prompt's, each a sequence of its own that has all before it in the cache. Their row, given the
+    machine."""
     size = runner.capacity.block_size
     tokens = tuple(17 * i % runner.capacity.vocab_size for i in range(PROMPT + 1))
     tables = tuple(tuple(range(1, 1 + -(-len(tokens) // size))) for _ in runner.capacity.groups)
@@ -86,11 +90,13 @@ def prefill(runner: ModelRunner, machine: Machine, chunks: int) -> dict[str, Any
         for label, op, took in timed:
             done += work(op)
             parts.setdefault(label, []).append(took)
-    return {
+    rate = done.flops / seconds
+    return lambda machine: {
         "case": f"prefill, {PROMPT} in chunks of {CHUNK}: {chunks} of {last + 1}",
         "s": round(seconds / chunks * (last + 1), 2),
-        "gflop_s": round(done.flops / seconds / 1e9, 1),
-        "gemm_fraction": round(done.flops / seconds / machine.flops, 4),
+        "gflop_s": round(rate / 1e9, 1),
+        "gemm_fraction": round(rate / machine.gemm_flops, 4),
+        "product_fraction": round(rate / machine.flops, 4),
         "attention_share": round(sum(parts["attention"]) / seconds, 4),
     }
 
@@ -116,16 +122,22 @@ def main() -> None:
     args = arguments.parse_args()
     cpus = os.sched_getaffinity(0)
     engine = engine_of(args)
-    machine = measure(engine.dtype, engine.threads, engine.quantization)
+    probe = probing(Probe(engine.dtype, engine.threads, engine.quantization), cpus)
     runner = load_runner(engine)
-    rows = [*decode(runner, machine, args.steps), prefill(runner, machine, args.chunks)]
+    first = probe()
+    decoded = decode(runner, first, args.steps)
+    second = probe()
+    prefilled = prefill(runner, args.chunks)
+    for_decode, for_prefill = between(first, second), between(second, probe())
+    rows = [*(row(each, for_decode) for each in decoded), prefilled(for_prefill)]
     figures = {
         "model": engine.name,
         "weights": stored_as(engine),
         "kv_cache_dtype": args.kv_cache_dtype,
         "roofline": {
-            "bandwidth_gb_s": round(machine.bandwidth / 1e9, 1),
-            "gflop_s": round(machine.flops / 1e9, 1),
+            "decode_gb_s": round(for_decode.bandwidth / 1e9, 1),
+            "prefill_gemm_gflop_s": round(for_prefill.gemm_flops / 1e9, 1),
+            "prefill_product_gflop_s": round(for_prefill.flops / 1e9, 1),
         },
         "rows": rows,
     }

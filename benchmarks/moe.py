@@ -7,12 +7,12 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from affinity import unpinned
 from make_model import SHAPES, write_model
 from results import parser, write
 
@@ -44,17 +44,6 @@ class Round(NamedTuple):
     machine: Machine  # as it was before and after, on average; or as fast as the experts were read
     best: float  # bytes a second of the fastest read, which a step cannot count on
     steady: bool  # before and after agree
-
-
-@contextmanager
-def unpinned(cpus: set[int]) -> Iterator[None]:
-    """Lets this thread run on `cpus` again: the native kernels pin it when they start."""
-    pinned = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, pinned)
 
 
 def read_rate(data: torch.Tensor) -> tuple[float, float]:

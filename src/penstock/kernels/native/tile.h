@@ -186,10 +186,13 @@ template <class Dot, int M, int N>
       dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
     }
   };
-  if constexpr (M > 1) return walk(run.steps);
-  walk(run.steps - run.tail);
-  ahead = run.then;
-  walk(run.tail);
+  if constexpr (M == 1) {
+    walk(run.steps - run.tail);
+    ahead = run.then;
+    walk(run.tail);
+  } else {
+    walk(run.steps);
+  }
 }
 
 // `row`: the panel's first.
@@ -212,27 +215,33 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
   typename Dot::Vector sums[M][N];
   constexpr bool kInRegisters = M * N <= Dot::kTileSums && M <= 2;
   if constexpr (kInRegisters) load_kept<int32_t>(kept, row, block, sums);
-  for (int64_t step = 0; step < run.steps; step += 2, words += 2 * M, lines += 2 * kLineBytes) {
-    if constexpr (M == 1) {
-      if (step == run.steps - run.tail) ahead = run.then;
-    }
+  const auto walk = [&](int64_t steps) __attribute__((always_inline)) {
+    for (; steps > 0; steps -= 2, words += 2 * M, lines += 2 * kLineBytes) {
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) {
-      fetch(ahead + n * run.ahead_stride);
-      fetch(ahead + run.ahead_step + n * run.ahead_stride);
-      const uint8_t* line = lines + n * run.block_stride;
-      const auto first = Dot::widen(line, 0), second = Dot::widen(line + kLineBytes, 0);
+      for (int n = 0; n < N; ++n) {
+        fetch(ahead + n * run.ahead_stride);
+        fetch(ahead + run.ahead_step + n * run.ahead_stride);
+        const uint8_t* line = lines + n * run.block_stride;
+        const auto first = Dot::widen(line, 0), second = Dot::widen(line + kLineBytes, 0);
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
-        if constexpr (kInRegisters) {
-          sums[m][n] = Dot::add_lines(sums[m][n], words[m], first, words[M + m], second);
-        } else {
-          auto* const place = reinterpret_cast<int32_t*>(kept.of(row + m, block + n));
-          store(place, Dot::add_lines(load(place), words[m], first, words[M + m], second));
+        for (int m = 0; m < M; ++m) {
+          if constexpr (kInRegisters) {
+            sums[m][n] = Dot::add_lines(sums[m][n], words[m], first, words[M + m], second);
+          } else {
+            auto* const place = reinterpret_cast<int32_t*>(kept.of(row + m, block + n));
+            store(place, Dot::add_lines(load(place), words[m], first, words[M + m], second));
+          }
         }
       }
+      ahead += 2 * run.ahead_step;
     }
-    ahead += 2 * run.ahead_step;
+  };
+  if constexpr (M == 1) {
+    walk(run.steps - run.tail);
+    ahead = run.then;
+    walk(run.tail);
+  } else {
+    walk(run.steps);
   }
   if constexpr (kInRegisters) store_kept<int32_t>(kept, row, block, sums);
 }

@@ -1,0 +1,34 @@
+"""Measuring the machine from a process whose thread the native kernels have pinned."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from penstock.bench.roofline import Machine, Probe
+
+
+@contextmanager
+def unpinned(cpus: set[int]) -> Iterator[None]:
+    """Lets this thread run on `cpus` again: the native kernels pin it when they start."""
+    pinned = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, pinned)
+
+
+def probing(probe: Probe, cpus: set[int]) -> Callable[[], Machine]:
+    """Measures with as many of torch's threads as there are processors; a model's runner leaves it one."""
+
+    def measured() -> Machine:
+        threads = torch.get_num_threads()
+        with unpinned(cpus):
+            torch.set_num_threads(len(cpus))
+            found = probe()
+            torch.set_num_threads(threads)
+        return found
+
+    return measured
