@@ -39,7 +39,8 @@ class Engine:
         return tasks
 
     async def said_what_they_do(self) -> None:
-        await asyncio.sleep(2 * BEAT_SECONDS)
+        """Beats do not wait: on a busy machine the first ones are lost until their socket is connected."""
+        await asyncio.sleep(6 * BEAT_SECONDS)
 
     async def is_gone(self) -> None:
         for pid in (*self.ranks, self.client.info.pid):
