@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config import size_memory
-from penstock.config.weights import Scheme, cpu_schemes, packed_bytes, schemes
+from penstock.config.weights import Scheme, cpu_schemes, packed_bytes, schemes, stored_as
 from tests.config.models import FULL, GIB
 from tests.config.test_memory import engine
 
@@ -42,6 +42,9 @@ def test_a_cpu_multiplies_integers_where_it_has_no_tiles() -> None:
     assert cpu_schemes("bfloat16", "none", "amx") == ("bf16", "bf16")
     assert cpu_schemes("float32", "none", "avx2") == ("f32", "f32")
     assert cpu_schemes("bfloat16", "int4", "avx2") == ("int4", "int8")
+    assert stored_as(engine(), "avx2") == "bfloat16, matrices as int16"
+    assert stored_as(engine(), "amx") == stored_as(engine()) == "bfloat16"
+    assert stored_as(engine(quantization="int8"), "avx2") == "int8"
 
 
 def test_a_known_model() -> None:

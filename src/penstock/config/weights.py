@@ -79,11 +79,14 @@ def device_bytes(n: int, k: int, scheme: Scheme, group: int, *, bias_size: int =
     return size + n * bias_size
 
 
-def stored_as(engine: EngineConfig) -> str:
-    """For people: what the weights are in memory."""
+def stored_as(engine: EngineConfig, isa: str = "") -> str:
+    """For people: what the weights are in memory, where native kernels of an instruction set read them."""
     if engine.quantization == "int4":
         return f"int4 in groups of {engine.quantization_group}, embedding and head int8"
-    return engine.dtype if engine.quantization == "none" else engine.quantization
+    if engine.quantization != "none":
+        return engine.quantization
+    integers = isa and cpu_schemes(engine.dtype, engine.quantization, isa)[0] == "int16"
+    return f"{engine.dtype}, matrices as int16" if integers else engine.dtype
 
 
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:

@@ -27,7 +27,7 @@ def cache_root(
             flat = tensor.view(-1)[: SAMPLED_BYTES // tensor.itemsize]
             digest.update(flat.view(torch.uint8).cpu().numpy().tobytes())
     root = {
-        "weights": [config.revision, stored_as(config), digest.hexdigest()],
+        "weights": [config.revision, stored_as(config, platform.isa), digest.hexdigest()],
         "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
         "numerics": numerics(platform, kernels),
     }

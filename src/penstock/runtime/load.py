@@ -90,7 +90,7 @@ def load_host_runner(
     warm_up(runner, min(config.max_model_len, 2))
     logger.info(
         "weights in %s; kernels on %s %s: %s; first step in %.2f s",
-        stored_as(config),
+        stored_as(config, platform.isa),
         platform.device,
         platform.capability,
         kernels.fingerprint,
