@@ -271,22 +271,27 @@ struct Op {
   };
 };
 
-// k as it is stored: whole lines, and whole tiles for the instruction sets that have them.
+// Of a packed value.
+inline int64_t bits_of(Scheme scheme) {
+  switch (scheme) {
+    case Scheme::f32:
+      return 32;
+    case Scheme::bf16:
+    case Scheme::int16:
+      return 16;
+    case Scheme::int8:
+      return 8;
+    case Scheme::int4:
+      break;
+  }
+  return 4;
+}
+
+// k as it is stored: whole lines, and whole tiles, whose rows are 64 bytes, for the instruction sets that have them.
 inline int64_t padded_k(const Matrix& weight) {
-  const auto multiple = [&]() -> int64_t {
-    switch (weight.scheme) {
-      case Scheme::f32:
-        return 1;
-      case Scheme::bf16:
-      case Scheme::int16:
-        return 32;
-      case Scheme::int8:
-        return 64;
-      case Scheme::int4:
-        break;
-    }
-    return weight.group;
-  }();
+  const int64_t multiple = weight.scheme == Scheme::f32    ? 1
+                           : weight.scheme == Scheme::int4 ? weight.group
+                                                           : 512 / bits_of(weight.scheme);
   return (weight.k + multiple - 1) / multiple * multiple;
 }
 

@@ -17,7 +17,7 @@ constexpr double kMostInt16 = 32767.0, kMostNorm = 46300.0, kLeastScale = 0x1p-1
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 int64_t values_per_line(Scheme scheme) {
-  return scheme == Scheme::f32 ? 1 : scheme == Scheme::int8 ? 4 : scheme == Scheme::int4 ? 8 : 2;
+  return 32 / bits_of(scheme);
 }
 
 // -- a row to fp32, padded with zeros ----------------------------------------------------------------------------

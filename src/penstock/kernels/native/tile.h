@@ -72,21 +72,6 @@ inline int64_t words_along(const Matrix& weight) {
   return padded_k(weight) / Dot::kLineValues * Dot::kWords;
 }
 
-inline int64_t bits_of(Scheme scheme) {
-  switch (scheme) {
-    case Scheme::f32:
-      return 32;
-    case Scheme::bf16:
-    case Scheme::int16:
-      return 16;
-    case Scheme::int8:
-      return 8;
-    case Scheme::int4:
-      break;
-  }
-  return 4;
-}
-
 inline const uint8_t* block_lines(const Matrix& weight, int64_t block) {
   return weight.lines + block * kColumns * padded_k(weight) * bits_of(weight.scheme) / 8;
 }
@@ -174,6 +159,18 @@ constexpr int64_t blocks_beside(int64_t rows) {
   return most < 1 ? 1 : most > kSums ? kSums : most;
 }
 
+// Calls walk(steps) for all of a run. With one row, what is fetched `ahead` changes before its tail.
+template <int M, class F>
+[[gnu::always_inline]] inline void walk_along(const Run& run, const uint8_t*& ahead, const F& walk) {
+  if constexpr (M == 1) {
+    walk(run.steps - run.tail);
+    ahead = run.then;
+    walk(run.tail);
+  } else {
+    walk(run.steps);
+  }
+}
+
 // The products of a panel along a run.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot_run(const typename Dot::Word* x, const Run& run,
@@ -186,13 +183,7 @@ template <class Dot, int M, int N>
       dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
     }
   };
-  if constexpr (M == 1) {
-    walk(run.steps - run.tail);
-    ahead = run.then;
-    walk(run.tail);
-  } else {
-    walk(run.steps);
-  }
+  walk_along<M>(run, ahead, walk);
 }
 
 // `row`: the panel's first.
@@ -236,13 +227,7 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
       ahead += 2 * run.ahead_step;
     }
   };
-  if constexpr (M == 1) {
-    walk(run.steps - run.tail);
-    ahead = run.then;
-    walk(run.tail);
-  } else {
-    walk(run.steps);
-  }
+  walk_along<M>(run, ahead, walk);
   if constexpr (kInRegisters) store_kept<int32_t>(kept, row, block, sums);
 }
 
