@@ -39,8 +39,7 @@ class Engine:
         return tasks
 
     async def said_what_they_do(self) -> None:
-        """Beats do not wait: on a busy machine the first ones are lost until their socket is connected."""
-        await asyncio.sleep(6 * BEAT_SECONDS)
+        await asyncio.sleep(2 * BEAT_SECONDS)
 
     async def is_gone(self) -> None:
         for pid in (*self.ranks, self.client.info.pid):
@@ -180,6 +179,44 @@ def test_processes_that_are_no_ranks_are_told(scratch: Path, command: tuple[str,
     assert len(os.listdir("/proc/self/fd")) == len(before)
     assert not list(scratch.iterdir())
     assert not children(os.getpid())
+
+
+def test_a_rank_whose_beats_come_late_is_waited_for(scratch: Path) -> None:
+    """Before nobody can connect any more, both of its sockets have."""
+    code = """
+import sys, time
+from penstock.engine import worker
+from tests.engine import simulated_rank
+ready, connect, run = [], worker.connect, worker.Pulse.run
+
+def later(context, endpoint, keys, name=b""):
+    if name:
+        return connect(context, endpoint, keys, name)
+    socket = context.socket(worker.zmq.DEALER)
+    ready.append(lambda: socket.connect(endpoint))
+    return socket
+
+def late(pulse):
+    time.sleep(1)
+    ready.pop()()
+    run(pulse)
+
+worker.connect, worker.Pulse.run = later, late
+sys.exit(worker.work(simulated_rank.load))
+"""
+    executor = WorkersExecutor(
+        config(tensor_parallel_size=2), lambda config: LocalRanks(2, (sys.executable, "-c", code)), simulated_sizes
+    )
+    try:
+        executor.start()
+        deadline = time.monotonic() + SILENCE
+        while time.monotonic() < deadline:
+            executor.health()  # which raises where one is silent
+            time.sleep(0.05)
+        assert all(rank.beat is not None and rank.beat.doing == "waiting for a plan" for rank in executor._states)
+    finally:
+        executor.close()
+    assert not list(scratch.iterdir())
 
 
 # -- the engine dies --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Rank:
 
     name: str  # "rank 1 (pid 4711)"
     heard: float = 0.0
-    greeted: bool = False
+    greeted: bool = False  # by both of its sockets: it has said hello, and beats
     loaded: bool = False
     beat: Beat | None = None
     failed: Failed | None = None

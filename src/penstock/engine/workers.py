@@ -29,7 +29,7 @@ class Ranks(Protocol):
     host: str  # where the others find rank 0
 
     def connected(self) -> None:
-        """All have said hello."""
+        """All are, by both of their sockets: nobody else needs to be."""
         ...
 
     def send(self, rank: int, frame: bytes) -> None: ...
@@ -83,13 +83,15 @@ class WorkersExecutor:
         self._ranks = ranks = self._start_ranks(self._config)
         self._states = [Rank(name) for name in ranks.names]
         self._supervision = Supervision(self._states, self._config.step_deadline, time.monotonic)
-        self._wait_for(self._hellos)
+        while not all(rank.greeted for rank in self._states):
+            self._attend(TICK_SECONDS)
         ranks.connected()
         machines = ranks.machines
         memory = [self._hellos[p.rank].memory_available // machines.count(machines[p.rank]) for p in self._places]
         sizes = self._size(self._config, memory)
         self._send_starts(ranks, sizes.num_blocks)
-        self._wait_for(self._capacities)
+        while len(self._capacities) < len(self._places):
+            self._attend(TICK_SECONDS)
         capacities = [self._capacities[place.rank] for place in self._places]
         for name, part, capacity in zip(ranks.names, sizes.parts, capacities, strict=True):
             table = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in capacity.memory)
@@ -138,10 +140,6 @@ class WorkersExecutor:
             share = (ranks.machines[: place.rank].count(machine), ranks.machines.count(machine))
             ranks.send(place.rank, encode(Start(self._config, place.rank, rendezvous, num_blocks, share)))
 
-    def _wait_for(self, answers: dict[int, Hello] | dict[int, Capacity]) -> None:
-        while len(answers) < len(self._places):
-            self._attend(TICK_SECONDS)
-
     def _attend(self, seconds: float) -> None:
         """Take in the news, waiting so long for some. EngineError where it is such that all ends."""
         ranks = self._started()
@@ -161,13 +159,14 @@ class WorkersExecutor:
         match report:
             case Beat():
                 state.beat = report
+                state.greeted = rank in self._hellos
             case Done():
                 self._results.append(report.result)
                 self._outstanding -= 1
                 self._supervision.expect(self._outstanding)
             case Hello():
                 self._hellos[rank] = report
-                state.greeted = True
+                state.greeted = state.beat is not None
             case Loaded():
                 self._capacities[rank] = report.capacity
                 state.loaded = True
