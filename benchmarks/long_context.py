@@ -12,8 +12,7 @@ after each of the two.
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from affinity import probing
@@ -70,16 +69,34 @@ def row(found: Breakdown, machine: Machine) -> dict[str, Any]:
     }
 
 
-def prefill(runner: ModelRunner, chunks: int) -> Callable[[Machine], dict[str, Any]]:
-    """`chunks` of the prompt's, each a sequence of its own that has all before it in the cache. Their row, given the
-    machine."""
+class Prefill(NamedTuple):
+    """Some of the prompt's chunks."""
+
+    chunks: int
+    done: Work
+    seconds: float
+    attention_seconds: float
+
+    def row(self, machine: Machine) -> dict[str, Any]:
+        rate, whole = self.done.flops / self.seconds, PROMPT // CHUNK
+        return {
+            "case": f"prefill, {PROMPT} in chunks of {CHUNK}: {self.chunks} of {whole}",
+            "s": round(self.seconds / self.chunks * whole, 2),
+            "gflop_s": round(rate / 1e9, 1),
+            "gemm_fraction": round(rate / machine.gemm_flops, 4),
+            "product_fraction": round(rate / machine.flops, 4),
+            "attention_share": round(self.attention_seconds / self.seconds, 4),
+        }
+
+
+def prefill(runner: ModelRunner, chunks: int) -> Prefill:
+    """Each chunk is a sequence of its own that has all before it in the cache."""
     size = runner.capacity.block_size
     tokens = tuple(17 * i % runner.capacity.vocab_size for i in range(PROMPT + 1))
     tables = tuple(tuple(range(1, 1 + -(-len(tokens) // size))) for _ in runner.capacity.groups)
     sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
     last = PROMPT // CHUNK - 1
-    done, seconds = Work(), 0.0
-    parts: dict[str, list[float]] = {}
+    done, seconds, attention = Work(), 0.0, 0.0
     for i in range(chunks):
         first = round(i * last / max(1, chunks - 1)) * CHUNK
         new = NewSequence(100 + i, tokens, PROMPT, first, tables, sampling, 0)
@@ -89,16 +106,8 @@ def prefill(runner: ModelRunner, chunks: int) -> Callable[[Machine], dict[str, A
         seconds += result.timing.total
         for label, op, took in timed:
             done += work(op)
-            parts.setdefault(label, []).append(took)
-    rate = done.flops / seconds
-    return lambda machine: {
-        "case": f"prefill, {PROMPT} in chunks of {CHUNK}: {chunks} of {last + 1}",
-        "s": round(seconds / chunks * (last + 1), 2),
-        "gflop_s": round(rate / 1e9, 1),
-        "gemm_fraction": round(rate / machine.gemm_flops, 4),
-        "product_fraction": round(rate / machine.flops, 4),
-        "attention_share": round(sum(parts["attention"]) / seconds, 4),
-    }
+            attention += took if label == "attention" else 0.0
+    return Prefill(chunks, done, seconds, attention)
 
 
 def engine_of(args: argparse.Namespace) -> EngineConfig:
@@ -129,7 +138,7 @@ def main() -> None:
     second = probe()
     prefilled = prefill(runner, args.chunks)
     for_decode, for_prefill = between(first, second), between(second, probe())
-    rows = [*(row(each, for_decode) for each in decoded), prefilled(for_prefill)]
+    rows = [*(row(each, for_decode) for each in decoded), prefilled.row(for_prefill)]
     figures = {
         "model": engine.name,
         "weights": stored_as(engine),

@@ -99,6 +99,20 @@ def test_experts_are_packed_each_as_alone_one_behind_the_other(scheme: Scheme) -
 
 
 @needs_native
+def test_a_row_of_int16_that_is_not_finite_holds_zeros() -> None:
+    weight = torch.randn(20, 300, generator=torch.Generator().manual_seed(3))
+    weight[1, 7], weight[17, 299] = torch.nan, -torch.inf
+    packer = empty(Case(weight, 32, False), "int16")
+    packer.put(0, weight)
+    packed = packer.finish()
+    assert_same_bits(packed, pack(weight, None, "int16"))
+    assert packed.column_scales is not None and packed.column_scales[:20].isnan().nonzero().flatten().tolist() == [
+        1,
+        17,
+    ]
+
+
+@needs_native
 def test_several_threads_fill_one_weight() -> None:
     weight = torch.randn(2 * 1003, 200, generator=torch.Generator().manual_seed(1))
     case = Case(weight, 32, True)

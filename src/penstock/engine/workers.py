@@ -83,15 +83,13 @@ class WorkersExecutor:
         self._ranks = ranks = self._start_ranks(self._config)
         self._states = [Rank(name) for name in ranks.names]
         self._supervision = Supervision(self._states, self._config.step_deadline, time.monotonic)
-        while not all(rank.greeted for rank in self._states):
-            self._attend(TICK_SECONDS)
+        self._wait_until(lambda: all(rank.greeted for rank in self._states))
         ranks.connected()
         machines = ranks.machines
         memory = [self._hellos[p.rank].memory_available // machines.count(machines[p.rank]) for p in self._places]
         sizes = self._size(self._config, memory)
         self._send_starts(ranks, sizes.num_blocks)
-        while len(self._capacities) < len(self._places):
-            self._attend(TICK_SECONDS)
+        self._wait_until(lambda: all(rank.loaded for rank in self._states))
         capacities = [self._capacities[place.rank] for place in self._places]
         for name, part, capacity in zip(ranks.names, sizes.parts, capacities, strict=True):
             table = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in capacity.memory)
@@ -140,6 +138,10 @@ class WorkersExecutor:
             share = (ranks.machines[: place.rank].count(machine), ranks.machines.count(machine))
             ranks.send(place.rank, encode(Start(self._config, place.rank, rendezvous, num_blocks, share)))
 
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._attend(TICK_SECONDS)
+
     def _attend(self, seconds: float) -> None:
         """Take in the news, waiting so long for some. EngineError where it is such that all ends."""
         ranks = self._started()
@@ -159,19 +161,18 @@ class WorkersExecutor:
         match report:
             case Beat():
                 state.beat = report
-                state.greeted = rank in self._hellos
             case Done():
                 self._results.append(report.result)
                 self._outstanding -= 1
                 self._supervision.expect(self._outstanding)
             case Hello():
                 self._hellos[rank] = report
-                state.greeted = state.beat is not None
             case Loaded():
                 self._capacities[rank] = report.capacity
                 state.loaded = True
             case Failed():
                 state.failed = report
+        state.greeted = rank in self._hellos and state.beat is not None
 
 
 def tokens_only(result: StepResult) -> StepResult:

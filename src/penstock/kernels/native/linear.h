@@ -59,26 +59,28 @@ void widen_row(const T* x, int64_t k, float* words, int64_t stride) {
   }
 }
 
-// Puts a row in order and returns its scale. `pieces`: room for `padded`, a multiple of 16.
+// Puts `k` values of x in order, and zeros up to `padded`, a multiple of 16: `pieces` has room for them. Returns their
+// scale.
 template <class Dot, class T>
-float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
-  const Quantizer quantize(x, k);
+float quantize_values(const Quantizer& quantize, const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
   for (int64_t i = 0; i < padded; i += 16) {
     Dot::put(pieces + i, i < k ? quantize(load_part(x + i, k - i)) : zero_i());
   }
   return quantize.scale;
 }
 
-// The same with a scale for each span.
+template <class Dot, class T>
+float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
+  return quantize_values<Dot>(Quantizer(x, k), x, k, pieces, padded);
+}
+
+// A row with a scale for each span.
 template <class Dot, class T>
 void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded, float* scales) {
-  for (int64_t start = 0; start < padded; start += kSpan, ++scales) {
-    const int64_t end = start + kSpan < padded ? start + kSpan : padded;
-    const Quantizer quantize = Quantizer::aligned(x + start, k - start < kSpan ? k - start : kSpan);
-    for (int64_t i = start; i < end; i += 16) {
-      Dot::put(pieces + i, i < k ? quantize(load_part(x + i, k - i)) : zero_i());
-    }
-    *scales = quantize.scale;
+  for (int64_t start = 0; start < padded; start += kSpan) {
+    const int64_t count = k - start < kSpan ? k - start : kSpan, room = padded - start < kSpan ? padded - start : kSpan;
+    const Quantizer quantize = Quantizer::aligned(x + start, count);
+    *scales++ = quantize_values<Dot>(quantize, x + start, count, pieces + start, room);
   }
 }
 

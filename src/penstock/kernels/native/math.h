@@ -7,8 +7,7 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// Of int16 (see packing.py).
-constexpr float kMostInt16 = 32767.0f, kMostNorm = 46300.0f, kLeastAligned = 1e-30f;
+constexpr float kLeastAligned = 1e-30f;  // smaller values are as good as 0
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -73,9 +72,11 @@ struct Quantizer {
       const F16 v = mul(load_part(x + i, count - i), factor);
       squares = fma(v, v, squares);
     }
-    const float norm = std::sqrt(sum(squares)) / kMostNorm, room = norm > 1.0f / kMostInt16 ? norm : 1.0f / kMostInt16;
+    constexpr auto kByMost = static_cast<float>(1.0 / kMostInt16);
+    const float norm = std::sqrt(sum(squares)) / static_cast<float>(kMostNorm);
     // The next power of two.
-    const uint32_t bits = (__builtin_bit_cast(uint32_t, most * room) + 0x7fffff) & 0x7f800000;
+    const float room = most * (norm > kByMost ? norm : kByMost);
+    const uint32_t bits = (__builtin_bit_cast(uint32_t, room) + 0x7fffff) & 0x7f800000;
     const float scale = __builtin_bit_cast(float, bits);
     return Quantizer(scale + check, 1.0f / scale);
   }

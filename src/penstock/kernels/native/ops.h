@@ -298,6 +298,8 @@ inline int64_t padded_k(const Matrix& weight) {
 constexpr int64_t kColumns = 16;     // of a block of a packed weight
 constexpr int64_t kLineBytes = 64;   // the values of 16 columns for one step along k
 constexpr int64_t kSegment = 512;    // positions of the cache whose results are merged one after the other
-constexpr int64_t kSpan = 256;       // int16: values along k whose products are summed as integers (see packing.py)
+// int16, see packing.py: values along k whose products are summed as integers, and what these may be at most.
+constexpr int64_t kSpan = 256;
+constexpr double kMostNorm = 46300.0, kMostInt16 = 32767.0;
 
 }  // namespace penstock

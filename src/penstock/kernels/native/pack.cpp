@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kOctet = 8;  // rows that are packed together: half of a block's columns
 constexpr float kMostSummed = 126.0f;  // these: see packing.py
-constexpr double kMostInt16 = 32767.0, kMostNorm = 46300.0, kLeastScale = 0x1p-126;
+constexpr double kLeastScale = 0x1p-126;
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 int64_t values_per_line(Scheme scheme) {
@@ -111,9 +111,12 @@ float to_int8(const float* x, int64_t padded, uint8_t* out) {
 
 // The scale is a power of two, see packing.py. It is no number where a value is not finite.
 float to_int16(const float* x, int64_t padded, uint8_t* out) {
-  const float most = __builtin_bit_cast(float, largest_bits(x, padded));
-  if (__builtin_bit_cast(int32_t, most) >= kInfinity) return __builtin_nanf("");
-  double largest_norm = 0.0;
+  const int32_t largest = largest_bits(x, padded);
+  if (largest >= kInfinity) {
+    std::memset(out, 0, 2 * padded);
+    return __builtin_nanf("");
+  }
+  double largest_squares = 0.0;  // of a span, summed
   for (int64_t start = 0; start < padded; start += kSpan) {
     __m256d squares[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
     for (int64_t i = start; i < padded && i < start + kSpan; i += 8) {
@@ -124,10 +127,11 @@ float to_int16(const float* x, int64_t padded, uint8_t* out) {
     }
     double four[4];
     _mm256_storeu_pd(four, _mm256_add_pd(squares[0], squares[1]));
-    const double norm = four[0] + four[1] + four[2] + four[3];
-    largest_norm = norm > largest_norm ? norm : largest_norm;
+    const double sum = four[0] + four[1] + four[2] + four[3];
+    largest_squares = sum > largest_squares ? sum : largest_squares;
   }
-  const double by_norm = std::sqrt(largest_norm) / kMostNorm, by_most = most / kMostInt16;
+  const auto most = __builtin_bit_cast(float, largest);
+  const double by_norm = std::sqrt(largest_squares) / kMostNorm, by_most = most / kMostInt16;
   const double room = by_norm > by_most ? by_norm : by_most;
   int exponent;
   const double fraction = std::frexp(room > kLeastScale ? room : kLeastScale, &exponent);
