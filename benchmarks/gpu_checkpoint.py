@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], device: Any) -> in
 def load(folder: str, device: str) -> None:
     """As the engine's worker does."""
     from penstock.config import EngineConfig
-    from penstock.runtime.load import load_runner
+    from penstock.runtime.loading.load import load_runner
 
     config = EngineConfig(
         model=folder,

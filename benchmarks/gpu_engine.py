@@ -20,7 +20,7 @@ from penstock.config.weights import matmul_bytes
 from penstock.families import ModelSpec, model_facts, spec_from_config
 from penstock.kernels import Needs, detect_platform, select_kernels, select_packing
 from penstock.messages import GenerateRequest, SamplingParams, StepPlan, StepResult
-from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.runner import ModelRunner
 from penstock.schedule import Scheduler, SchedulerConfig
 
 PIECE = 1 << 26  # elements of a weight that are drawn at once
@@ -89,7 +89,7 @@ class Engine:
         needs = Needs(torch.bfloat16, self.config.block_size, head_dims, deterministic=deterministic)
         parameters = random_parameters(self.spec, self.config, device)
         blocks = 1 + sequences * (-(-length // self.config.block_size) + 1)
-        self.runner = DeviceRunner(
+        self.runner = ModelRunner(
             self.spec,
             parameters,
             select_kernels(platform, needs),

@@ -12,16 +12,16 @@ from gpu_roofline import Peaks
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch, PagedAttention
+from penstock.kernels.batch_arrays import Parameters
 from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.resident import Parameters
 from penstock.kernels.triton.attention import TritonAttention
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
-from penstock.kernels.triton.sampling import sample
-from penstock.kernels.triton.survey import Survey
+from penstock.kernels.triton.sampling.row_summary import Survey
+from penstock.kernels.triton.sampling.sample import sample
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight, pack
 from penstock.runtime.pages import SCALE_BYTES
 from penstock.runtime.sampling_batch import FILTERED, PLAIN

@@ -26,7 +26,7 @@ from penstock.config import EngineConfig
 from penstock.config.weights import stored_as
 from penstock.messages import NewSequence, SamplingParams, StepPlan
 from penstock.messages import Work as Unit
-from penstock.runtime.load import load_runner
+from penstock.runtime.loading.load import load_runner
 from penstock.runtime.pages import SCALE_BYTES
 from penstock.runtime.runner import ModelRunner
 

@@ -21,7 +21,7 @@ from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps
 from penstock.bench.work import Work
 from penstock.config import EngineConfig
 from penstock.messages import StepPlan
-from penstock.runtime.load import load_runner
+from penstock.runtime.loading.load import load_runner
 
 MAIN, SMALL = "qwen3-30b-a3b-2-layers", "moe"  # the layers of a model in use, and what is harder: see make_model.py
 CONTEXT = 256  # tokens of each sequence in the KV cache

@@ -19,7 +19,7 @@ from results import parser, write
 from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.messages import SamplingParams
-from penstock.runtime.sampler import Sampler
+from tests.runtime.samplers import Sampler
 
 CASES: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0.0},

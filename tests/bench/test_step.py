@@ -10,7 +10,7 @@ from penstock.bench.flame import BAR, GROUP_HEIGHT, PART_HEIGHT, flame
 from penstock.bench.roofline import Machine
 from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps, room
 from penstock.config import EngineConfig
-from penstock.runtime.load import load_runner
+from penstock.runtime.loading.load import load_runner
 from penstock.runtime.runner import ModelRunner
 
 MACHINE = Machine(bandwidth=20e9, flops=1e11)

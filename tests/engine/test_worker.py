@@ -129,4 +129,4 @@ def test_who_waits_for_a_device_may_wait_for_other_ranks() -> None:
     assert device == ("runtime.device:1 in function", True)
     # What stands in for a device computes there.
     assert place_in_code(frame(DEVICE, "penstock.models.decoder"), MESH) == ("models.decoder:1 in function", False)
-    assert place_in_code(frame(MESH, "penstock.runtime.process_groups"), MESH)[1]
+    assert place_in_code(frame(MESH, "penstock.runtime.mesh.process_groups"), MESH)[1]

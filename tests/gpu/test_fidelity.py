@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.messages import GenerateRequest, SamplingParams
-from penstock.runtime.device_runner import DeviceRunner
+from penstock.runtime.runner import ModelRunner
 from tests.checkpoints import VARIANTS, tiny_model
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU
@@ -21,12 +21,12 @@ FAMILIES = tuple(VARIANTS) if ON_GPU else ("qwen3",)
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
 
-def runner_of(folder: Path, dtype: str, **settings: Any) -> DeviceRunner:
+def runner_of(folder: Path, dtype: str, **settings: Any) -> ModelRunner:
     """With weights packed on the device while they are read, and graphs unless they are not wanted."""
     return make_device_runner(folder, device=DEVICE, dtype=dtype, packed=True, **settings)
 
 
-def serve(runner: DeviceRunner, requests: Sequence[GenerateRequest], budget: int = 2048) -> dict[str, list[int]]:
+def serve(runner: ModelRunner, requests: Sequence[GenerateRequest], budget: int = 2048) -> dict[str, list[int]]:
     """Output ids by request."""
     return {request: tokens for (request, _), tokens in outputs(Server(runner, budget=budget).run(requests)).items()}
 

@@ -17,10 +17,10 @@ import torch
 
 from penstock.config import EngineConfig
 from penstock.messages import GenerateRequest, KVGroup, SamplingParams
-from penstock.runtime.load import load_runner
-from penstock.runtime.sampler_reference import is_close
+from penstock.runtime.loading.load import load_runner
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.checkpoints import tiny_model, write_tiny_checkpoint
+from tests.runtime.sampler_oracle import is_close
 
 SEEDS = 100
 OUTPUT = 20

@@ -20,10 +20,10 @@ from penstock.kernels import flashinfer as provider
 from penstock.kernels.attention import ReferenceAttention, run_attention
 from penstock.kernels.flashinfer import FlashInferAttention, Planned, library
 from penstock.kernels.gathered_attention import PAGED_ATTENTION
-from penstock.runtime import load_device
-from penstock.runtime.load_device import load_on
-from penstock.runtime.step_kernels import ResidentAttention
+from penstock.runtime.loading import gpu as load_device
+from penstock.runtime.loading.gpu import load_device_runner
 from tests.kernels.flashinfer_library import BatchPrefillWithPagedKVCacheWrapper
+from tests.runtime.mirror_device import MirrorAttention
 from tests.runtime.test_load_device import Memory
 
 GPU = Platform("cuda", "9.0", True)
@@ -43,7 +43,7 @@ class Wrappers:
 
 def attention() -> tuple[FlashInferAttention, Wrappers]:
     wrappers = Wrappers()
-    return FlashInferAttention(ResidentAttention(), wrappers), wrappers
+    return FlashInferAttention(MirrorAttention(), wrappers), wrappers
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -196,7 +196,7 @@ def test_it_is_missed_before_weights_are_read(
     folder = tiny_checkpoint("qwen3", dtype="bfloat16")
     settings = EngineConfig(model=str(folder), name="tiny", device="cuda", depth=2, attention_backend="flashinfer")
     with pytest.raises(ConfigError, match="not installed"):
-        load_on(settings, torch.device("cpu"), GPU, Memory(), progress=False)
+        load_device_runner(settings, torch.device("cpu"), GPU, Memory(), progress=False)
 
 
 def test_a_library_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

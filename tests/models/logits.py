@@ -11,11 +11,13 @@ from torch import Tensor
 
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
+from penstock.kernels.batch_arrays import StepArrays, order_units
 from penstock.messages import NewSequence, SamplingParams
-from penstock.models import Decoder
-from penstock.runtime.batch import PersistentBatch
-from penstock.runtime.inputs import StepInputs, segments
+from penstock.models import Decoder, GroupInput, StepInput
+from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.pages import KVPages
+from penstock.runtime.step_kernels import ReferenceStep
+from penstock.runtime.units import attention_batch, units_of
 from penstock.weights.load import load_parameters
 from tests.checkpoints import tiny_model
 from tests.kernels.triton.device import there
@@ -59,7 +61,8 @@ def logits_of(
     decoder = Decoder(spec, {name: there(value, device) for name, value in parameters.items()}, kernels)
     each, groups = -(-max(map(len, prompts)) // BLOCK_SIZE), len(spec.windows)
     pages = KVPages(spec, [1 + len(prompts) * each] * groups, BLOCK_SIZE, dtype, device=device)
-    batch = PersistentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups)
+    batch = ResidentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups, HERE, shared=True)
+    arrays = StepArrays.empty(len(prompts), len(prompts), sum(map(len, prompts)), groups, HERE)
     ids = [np.random.default_rng(group).permutation(len(prompts) * each) + 1 for group in range(groups)]
     for group, names in enumerate(ids):
         pages.clear(group, names.tolist())
@@ -68,17 +71,29 @@ def logits_of(
         sampling = SamplingParams(seed=0, max_tokens=1)
         batch.add(NewSequence(i, tuple(prompt), len(prompt), 0, tables, sampling, 0))
     logits: list[list[Tensor]] = [[] for _ in prompts]
-    while left := [i for i, prompt in enumerate(prompts) if batch.num_computed[batch.row(i)] < len(prompt)]:
-        rows = [batch.row(i) for i in left]
+    while left := [i for i, prompt in enumerate(prompts) if batch.num_computed[batch.occupant(i).row] < len(prompt)]:
+        rows = [batch.occupant(i).row for i in left]
         counts = [min(chunk, len(prompts[i]) - int(batch.num_computed[row])) for i, row in zip(left, rows, strict=True)]
-        units = segments(batch, rows, counts, [False] * len(rows))
-        step = StepInputs(batch, spec.windows, units.tokens).fill(
-            units, lambda group, seen: kernels.attention.prepare(seen, pages.group_keys(group))
+        units = units_of(batch, rows, counts, [False] * len(rows), [0] * len(rows))
+        nothing = np.zeros_like(units.rows)
+        described, _ = order_units(units.length, units.offset[:-1], nothing, units.rows, nothing - 1, nothing)
+        arrays.units[:, : len(rows)] = torch.from_numpy(described)
+        ReferenceStep().fill(batch.state, arrays, len(rows), BLOCK_SIZE)
+        count = units.tokens
+        seen = [attention_batch(group, window, batch, units) for group, window in enumerate(spec.windows)]
+        step = StepInput(
+            arrays.token_ids[:count],
+            arrays.positions[:count],
+            tuple(
+                GroupInput(kernels.attention.prepare(each, pages.group_keys(group)), blocks, arrays.offsets[:count])
+                for group, (each, blocks) in enumerate(zip(seen, arrays.blocks[:, :count], strict=True))
+            ),
         )
         computed = decoder.logits(decoder.forward(there(step, device), pages.layers))
         for i, part in zip(left, computed.cpu().split(counts), strict=True):
             logits[i].append(part)
         batch.num_computed[rows] += counts
+        batch.state.computed[rows] += torch.tensor(counts, dtype=torch.int32)
     return [torch.cat(parts) for parts in logits]
 
 

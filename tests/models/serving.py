@@ -3,8 +3,10 @@
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from msgspec.structs import replace
@@ -21,12 +23,14 @@ from penstock.kernels import (
     select_packing,
 )
 from penstock.messages import GenerateRequest, KVGroup, StepPlan, TokenDelta
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.runner import ModelRunner
+from penstock.runtime.device import HostDevice
+from penstock.runtime.pages import KVPages
+from penstock.runtime.runner import ModelRunner, Proposer
 from penstock.runtime.step_kernels import StepKernels
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.weights.load import load_parameters
 from tests.kernels.triton.device import there
+from tests.runtime.mirror_device import device_at, mirror_kernels
 
 NUM_BLOCKS = 512
 HERE = torch.device("cpu")
@@ -87,11 +91,21 @@ def parts(
     return Parts(spec, parameters, kernels, config)
 
 
-def make_runner(folder: Path, *, recorded: bool = True, **settings: Any) -> ModelRunner:
-    """Of `parts`. Steps are recorded where kernels can record, unless told otherwise."""
+def make_pages(made: Parts, device: torch.device = HERE) -> KVPages:
+    config = made.config
+    return KVPages(made.spec, made.num_blocks, config.block_size, getattr(torch, config.kv_dtype), device=device)
+
+
+def make_runner(
+    folder: Path, *, recorded: bool = True, proposer: Proposer | None = None, **settings: Any
+) -> ModelRunner:
+    """Of `parts`, on this processor. Steps are recorded where kernels can record, unless told otherwise."""
     made = parts(folder, **settings)
-    kernels = made.kernels if recorded else dataclasses.replace(made.kernels, session=None)
-    return ModelRunner(made.spec, made.parameters, kernels, made.config, made.num_blocks)
+    how = nullcontext() if recorded else patch("penstock.runtime.runner.RecordedStep", lambda step, *_, **__: step)
+    with how:
+        return ModelRunner(
+            made.spec, made.parameters, made.kernels, made.config, make_pages(made), HostDevice(), proposer=proposer
+        )
 
 
 def make_device_runner(
@@ -100,18 +114,21 @@ def make_device_runner(
     device: torch.device = HERE,
     step_kernels: StepKernels | None = None,
     capture: bool = True,
+    proposer: Proposer | None = None,
     **settings: Any,
-) -> DeviceRunner:
-    """Of `parts`. Decode steps are captured unless told otherwise."""
+) -> ModelRunner:
+    """Of `parts`, two plans ahead. Decode steps are captured unless told otherwise. On a CPU it is MirrorDevice."""
     made = parts(folder, device=device, depth=2, **settings)
-    runner = DeviceRunner(
+    on_gpu = device.type == "cuda"
+    runner = ModelRunner(
         made.spec,
         {name: there(parameter, device) for name, parameter in made.parameters.items()},
-        made.kernels,
+        made.kernels if on_gpu or step_kernels is not None else mirror_kernels(made.kernels),
         made.config,
-        made.num_blocks,
-        device=device,
+        make_pages(made, device),
+        device_at(device),
         step_kernels=step_kernels,
+        proposer=proposer,
     )
     if capture:
         runner.capture(progress=False)
@@ -145,7 +162,7 @@ class Server:
 
     def __init__(
         self,
-        runner: ModelRunner | DeviceRunner,
+        runner: ModelRunner,
         *,
         budget: int = 2048,
         caching: bool = False,

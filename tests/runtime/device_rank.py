@@ -8,19 +8,19 @@ import torch
 from penstock.config import Place
 from penstock.engine.rank_wire import Start
 from penstock.engine.worker import work
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.load_device import load_on
-from tests.runtime.test_load_device import HERE, MIB, PLAIN, Memory
+from penstock.runtime.runner import ModelRunner
+from tests.runtime.mirror_device import load_mirror
+from tests.runtime.test_load_device import MIB, Memory
 
 
-def load(start: Start) -> DeviceRunner:
+def load(start: Start) -> ModelRunner:
     """A rank has the less room for keys and values the higher its number."""
     if start.num_blocks:
         raise RuntimeError("the engine cannot know how much room there is on a GPU")
     torch.set_num_threads(1)
     place = Place(start.config.split, start.rank)
     memory = Memory(steps=(64 + 2048 * place.rank) * MIB)
-    return load_on(start.config, HERE, PLAIN, memory, place, start.rendezvous, progress=False)
+    return load_mirror(start.config, memory, place, start.rendezvous, progress=False)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ from penstock.config import EngineConfig, Place
 from penstock.families import load_spec, shard
 from penstock.kernels import Needs, Platform, detect_platform, select_kernels
 from penstock.messages import Capacity, StepPlan, StepResult
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.load import load_host_runner
-from penstock.runtime.load_device import join_mesh
+from penstock.runtime.loading.cpu import load_cpu_runner
+from penstock.runtime.loading.gpu import join_mesh
+from penstock.runtime.mesh.shared_memory import share
+from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
-from penstock.runtime.shared_memory import share
 from penstock.weights.load import load_parameters
+from tests.runtime.mirror_device import MirrorDevice, mirror_kernels
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -77,8 +78,8 @@ def without_native(device: str) -> Platform:
     return dataclasses.replace(detect_platform(device), isa="")
 
 
-def load_device_rank(order: Load, place: Place) -> DeviceRunner:
-    """As load_device.py does, with torch's kernels, and nothing measured."""
+def load_device_rank(order: Load, place: Place) -> ModelRunner:
+    """As loading/gpu.py does, with torch's kernels, and nothing measured."""
     config, device, folder = order.config, torch.device("cpu"), Path(order.config.model)
     whole = load_spec(folder)
     spec = shard(whole, place)
@@ -87,25 +88,26 @@ def load_device_rank(order: Load, place: Place) -> DeviceRunner:
     kernels = select_kernels(without_native("cpu"), needs)
     parameters = load_parameters(folder, spec, dtype, of=whole, progress=False)
     mesh = join_mesh(config, spec, place, order.rendezvous, device)
-    runner = DeviceRunner(spec, parameters, kernels, config, order.num_blocks, device=device, mesh=mesh)
+    pages = KVPages(spec, order.num_blocks, config.block_size, dtype)
+    runner = ModelRunner(spec, parameters, mirror_kernels(kernels), config, pages, MirrorDevice(), mesh=mesh)
     runner.capture(progress=False)
     return runner
 
 
 class Rank:
     def __init__(self) -> None:
-        self._runner: ModelRunner | DeviceRunner | None = None
-        self._reports = False
+        self._runner: ModelRunner | None = None
+        self._reports = self._on_device = False
 
     def obey(self, order: Load | Execute | Take) -> Answer | None:
         if isinstance(order, Load):
             return Answer(capacity=self._load(order))
         if isinstance(order, Take):
-            return Answer(result=cast(DeviceRunner, self._runner).take())
-        runner = cast(ModelRunner | DeviceRunner, self._runner)
+            return Answer(result=cast(ModelRunner, self._runner).take())
+        runner = cast(ModelRunner, self._runner)
         for result in () if self._reports else order.learned:
             runner.learn(result)
-        if isinstance(runner, DeviceRunner):
+        if self._on_device:
             runner.submit(order.plan)
             return None
         result = runner.execute(order.plan)
@@ -117,13 +119,15 @@ class Rank:
             self._runner.close()
         place = Place(order.config.split, order.rank)
         self._reports = place.reports
+        self._on_device = order.device
         if order.device:
             self._runner = load_device_rank(order, place)
             return self._runner.capacity
         platform = detect_platform if order.native else without_native
         shared = share if order.share else share_nothing
-        with patch("penstock.runtime.load.detect_platform", platform), patch("penstock.runtime.mesh.share", shared):
-            self._runner = load_host_runner(order.config, place, order.rendezvous, order.num_blocks, progress=False)
+        loading, meeting = "penstock.runtime.loading.cpu.detect_platform", "penstock.runtime.mesh.mesh.share"
+        with patch(loading, platform), patch(meeting, shared):
+            self._runner = load_cpu_runner(order.config, place, order.rendezvous, order.num_blocks, progress=False)
         return self._runner.capacity
 
 

@@ -3,15 +3,15 @@
 import gc
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
-from penstock.runtime.device import HostDevice, open_device, uncollected
+from penstock.runtime.device import uncollected
+from tests.runtime.mirror_device import MirrorDevice
 
 
 def test_an_upload_is_a_copy_of_arrays_of_any_kind() -> None:
-    device = HostDevice()
+    device = MirrorDevice()
     arrays = [
         np.arange(5, dtype=np.int32),
         np.zeros(0, np.int64),
@@ -30,7 +30,7 @@ def test_an_upload_is_a_copy_of_arrays_of_any_kind() -> None:
 
 
 def test_jobs_are_done_in_order_when_one_is_waited_for() -> None:
-    device = HostDevice()
+    device = MirrorDevice()
     state = torch.zeros(1)
 
     def job(factor: float) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def test_jobs_are_done_in_order_when_one_is_waited_for() -> None:
 
 
 def test_what_is_captured_works_on_the_same_memory_again() -> None:
-    device = HostDevice()
+    device = MirrorDevice()
     source, target = torch.tensor([3.0]), torch.zeros(1)
     replay = device.capture(lambda: target.copy_(source * 2) and None)
     source.fill_(5.0)
@@ -60,8 +60,3 @@ def test_nothing_is_collected_while_a_stream_is_captured() -> None:
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
-
-
-def test_a_batch_lives_where_there_is_a_way_to_use() -> None:
-    with pytest.raises(ValueError, match="cannot live on meta: use cuda"):
-        open_device(torch.device("meta"))

@@ -16,10 +16,10 @@ from penstock.engine.life import Backend, model_eos
 from penstock.engine.local_ranks import LocalRanks
 from penstock.engine.workers import WorkersExecutor
 from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
-from penstock.runtime import load_device
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.load_device import load_on
-from tests.runtime.test_load_device import HERE, PLAIN, Memory, config
+from penstock.runtime.loading import gpu as load_device
+from penstock.runtime.runner import ModelRunner
+from tests.runtime.mirror_device import load_mirror
+from tests.runtime.test_load_device import Memory, config
 
 Checkpoint = Callable[..., Path]
 
@@ -42,10 +42,10 @@ async def written(client: EngineClient) -> list[list[int]]:
 async def test_an_engine_with_two_plans_outstanding_writes_what_a_cpus_does(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runners: list[DeviceRunner] = []
+    runners: list[ModelRunner] = []
 
-    def load_here(settings: EngineConfig, *, progress: bool) -> DeviceRunner:
-        runners.append(load_on(settings, HERE, PLAIN, Memory(), progress=progress))
+    def load_here(settings: EngineConfig, *, progress: bool) -> ModelRunner:
+        runners.append(load_mirror(settings, Memory(), progress=progress))
         return runners[-1]
 
     monkeypatch.setattr(load_device, "load_gpu_runner", load_here)

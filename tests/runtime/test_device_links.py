@@ -13,16 +13,16 @@ from torch.distributed import ProcessGroupGloo, Store
 
 from penstock.config import Split
 from penstock.config.split import part
-from penstock.runtime.device_links import Room
-from penstock.runtime.mesh import Mesh, MeshError
-from penstock.runtime.process_groups import BACKENDS
+from penstock.runtime.mesh.device_links import ExchangeLimits
+from penstock.runtime.mesh.mesh import Mesh, MeshError
+from penstock.runtime.mesh.process_groups import BACKENDS
 from tests.runtime.test_mesh import drawn, together
 
 HERE = torch.device("cpu")
 
 
-def room(*, ordered: bool = True, dtype: torch.dtype = torch.float32, vocabulary: int = 307) -> Room:
-    return Room(HERE, 40, 24, dtype, 16, vocabulary, ordered)
+def limits_of(*, ordered: bool = True, dtype: torch.dtype = torch.float32, vocabulary: int = 307) -> ExchangeLimits:
+    return ExchangeLimits(HERE, 40, 24, dtype, 16, vocabulary, ordered)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -39,9 +39,9 @@ def test_a_sum_is_in_rank_order_where_that_is_asked_for(dtype: torch.dtype) -> N
             sums.append(x)
         return sums
 
-    for sums in together(Split(3), act, room=room(dtype=dtype)):
+    for sums in together(Split(3), act, limits=limits_of(dtype=dtype)):
         assert all(torch.equal(x, expected[: len(x)]) for x in sums)
-    for sums in together(Split(3), act, room=room(dtype=dtype, ordered=False)):
+    for sums in together(Split(3), act, limits=limits_of(dtype=dtype, ordered=False)):
         for x in sums:
             assert torch.allclose(x, expected[: len(x)], rtol=0, atol=1e-5 if dtype is torch.float32 else 0.1)
 
@@ -54,7 +54,7 @@ def test_parts_of_a_vocabulary_come_together_on_the_first_rank(vocabulary: int) 
         columns = part(vocabulary, 4, mesh.place.tensor_rank)
         return [mesh.gather(whole[:rows, columns.start : columns.stop].contiguous(), vocabulary) for rows in (3, 16, 1)]
 
-    first, *others = together(Split(4), act, room=room(vocabulary=vocabulary))
+    first, *others = together(Split(4), act, limits=limits_of(vocabulary=vocabulary))
     assert all(torch.equal(got, whole[: len(got)]) for got in first)
     assert others == [[None] * 3] * 3
 
@@ -65,8 +65,13 @@ def test_tokens_are_the_first_ranks_of_each_stage() -> None:
         mesh.share(tokens)
         return tokens
 
-    assert [got.tolist() for got in together(Split(2, 2), act, room=room())] == [[0] * 3, [0] * 3, [2] * 3, [2] * 3]
-    alone, _ = together(Split(1, 2), act, room=room())
+    assert [got.tolist() for got in together(Split(2, 2), act, limits=limits_of())] == [
+        [0] * 3,
+        [0] * 3,
+        [2] * 3,
+        [2] * 3,
+    ]
+    alone, _ = together(Split(1, 2), act, limits=limits_of())
     assert alone.tolist() == [0] * 3
     for error in together(Split(2), act):
         assert isinstance(error, ValueError) and "they learn them with a plan" in str(error)
@@ -76,7 +81,7 @@ def test_all_know_the_least_that_any_has() -> None:
     def act(mesh: Mesh) -> list[int]:
         return [mesh.least("blocks", 7 - mesh.place.rank), mesh.least("others", mesh.place.rank)]
 
-    assert together(Split(2, 2), act, room=room()) == [[4, 0]] * 4
+    assert together(Split(2, 2), act, limits=limits_of()) == [[4, 0]] * 4
 
 
 def test_hidden_states_go_down_the_pipeline() -> None:
@@ -96,7 +101,7 @@ def test_hidden_states_go_down_the_pipeline() -> None:
             rows.fill_(-1.0)
         return got
 
-    assert together(Split(1, 3), act, room=room()) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
+    assert together(Split(1, 3), act, limits=limits_of()) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
 
 
 @pytest.mark.parametrize("what", ["sum", "share"])
@@ -112,7 +117,7 @@ def test_who_waits_in_vain_over_gloo_says_for_whom(what: str) -> None:
         finally:
             given_up.set()
 
-    error, _ = together(Split(2), act, room=room(), timeout=0.5)
+    error, _ = together(Split(2), act, limits=limits_of(), timeout=0.5)
     assert isinstance(error, MeshError)
     assert re.match(
         rf"rank 0 \(stage 0, tensor rank 0\): {what} of 3 x 5 numbers with rank 1 failed after ", str(error)
@@ -161,7 +166,7 @@ def test_over_nccl_the_host_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -
         return x, mesh.gather(whole[:, columns.start : columns.stop].contiguous(), 307), tokens.tolist()
 
     for ordered in (False, True):
-        given = together(Split(2, 2), act, backend="nccl", room=room(ordered=ordered))
+        given = together(Split(2, 2), act, backend="nccl", limits=limits_of(ordered=ordered))
         for rank, (x, logits, tokens) in enumerate(given):
             assert (x == 2.0).all() and tokens == [5 + rank // 2 * 2] * 2
             assert logits is None if rank % 2 else torch.equal(logits, whole)

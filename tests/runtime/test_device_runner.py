@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from penstock.config import EngineConfig
+from penstock.kernels.batch_arrays import ALL_BANNED, NOT_FINITE
 from penstock.messages import (
     GenerateRequest,
     NewSequence,
@@ -26,10 +27,8 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.results import NOT_FINITE
-from penstock.runtime.sampling_batch import ALL_BANNED
-from penstock.runtime.sampling_batch import NOT_FINITE as LOGITS_NOT_FINITE
+from penstock.runtime.in_flight import HIDDEN_NOT_FINITE, STATUS_ERRORS
+from penstock.runtime.runner import ModelRunner
 from tests.invariance.test_batch_invariance import renamed, requests
 from tests.models.serving import Server, make_device_runner, make_runner
 from tests.runtime.test_runner import BAD_TOKEN, GREEDY, new, prompt
@@ -128,7 +127,7 @@ def test_tokens_are_those_of_one_plan_at_a_time(
 class Ahead:
     """Hands a runner plans before it has asked for the results of those before."""
 
-    def __init__(self, runner: DeviceRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.plan_id = 0
 
@@ -201,7 +200,7 @@ def poison(tiny_checkpoint: Checkpoint) -> Ahead:
     return Ahead(make_device_runner(tiny_checkpoint("llama2"), max_num_seqs=4, block_size=4, edit=edit))
 
 
-@pytest.mark.parametrize(("length", "error"), [(5, NOT_FINITE), (0, LOGITS_NOT_FINITE)])
+@pytest.mark.parametrize(("length", "error"), [(5, HIDDEN_NOT_FINITE), (0, STATUS_ERRORS[NOT_FINITE])])
 def test_who_fails_fails_in_the_next_plan_too_and_alone(length: int, error: str, tiny_checkpoint: Checkpoint) -> None:
     """Found over all tokens of a prompt, or, where every token computed samples, in the logits."""
     ahead = poison(tiny_checkpoint)
@@ -231,7 +230,7 @@ def test_a_row_with_every_token_banned_says_so(ahead: Ahead) -> None:
         new=(new(1, prompt(6), first_block=1), new(2, prompt(6), first_block=20, sampling=everything)),
     )
     (first, banned), (second,) = ahead.step(*DECODE), ahead.result()
-    assert banned == SequenceResult(2, error=ALL_BANNED)
+    assert banned == SequenceResult(2, error=STATUS_ERRORS[ALL_BANNED])
     assert ids(first, second) == expected
 
 
@@ -383,13 +382,13 @@ async def test_an_engine_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.engine import test_model
 
     expected = await test_model.answers(in_process=True)
-    loaded: list[DeviceRunner] = []
+    loaded: list[ModelRunner] = []
 
-    def load(config: EngineConfig, *_: object) -> DeviceRunner:
+    def load(config: EngineConfig, *_: object) -> ModelRunner:
         loaded.append(make_device_runner(test_model.MODEL, max_num_seqs=config.max_num_seqs))
         return loaded[0]
 
-    monkeypatch.setattr("penstock.runtime.load.load_runner", load)
+    monkeypatch.setattr("penstock.runtime.loading.load.load_runner", load)
     given = await test_model.answers(in_process=True)
     assert loaded and loaded[0].capacity.depth == 2
     assert [answer.choices for answer in given] == [answer.choices for answer in expected]

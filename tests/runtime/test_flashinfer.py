@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from penstock.kernels.flashinfer import FlashInferAttention
-from penstock.runtime.step_kernels import ResidentAttention, torch_step
+from penstock.runtime.step_kernels import ReferenceStep
 from tests.kernels.test_flashinfer import Wrappers
 from tests.models.serving import Server, make_device_runner
+from tests.runtime.mirror_device import MirrorAttention
 from tests.runtime.test_device_runner import SCENARIOS, assert_same, renamed, wave
 
 Checkpoint = Callable[..., Path]
@@ -28,10 +29,10 @@ def test_tokens_are_those_of_the_other_attention(
     variant: str, eager: bool, scenario: str, tiny_checkpoint: Checkpoint
 ) -> None:
     folder, how, asked = tiny_checkpoint(variant, dtype="bfloat16"), SCENARIOS[scenario], wave()
-    settings = {"dtype": "bfloat16", "enforce_eager": eager, "step_kernels": torch_step()}
+    settings = {"dtype": "bfloat16", "enforce_eager": eager, "step_kernels": ReferenceStep()}
     wrappers = Wrappers()
-    planned = FlashInferAttention(ResidentAttention(), wrappers)
-    plain = Server(make_device_runner(folder, attention=ResidentAttention(), **settings), **how)
+    planned = FlashInferAttention(MirrorAttention(), wrappers)
+    plain = Server(make_device_runner(folder, attention=MirrorAttention(), **settings), **how)
     server = Server(make_device_runner(folder, attention=planned, **settings), **how)
     assert_same(server.run(asked), plain.run(asked))
     if scenario == "from the cache":

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from penstock.config import DoesNotFit, EngineConfig
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
-from penstock.runtime.load import load_runner
+from penstock.runtime.loading.load import load_runner
 
 Checkpoint = Callable[..., Path]
 

@@ -13,16 +13,17 @@ from penstock.config import ConfigError, DoesNotFit, EngineConfig, Place
 from penstock.config.memory import gpu_budget
 from penstock.kernels import Needs, Platform, select_kernels, select_packing
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
-from penstock.runtime import load_device
-from penstock.runtime.cache_root import cache_root, numerics
-from penstock.runtime.device_memory import CudaMemory, Usage
-from penstock.runtime.load import load_host_runner, load_runner
-from penstock.runtime.load_device import load_gpu_runner, load_on
-from penstock.runtime.rehearsal import rehearsal_blocks, rehearse
+from penstock.runtime.loading import gpu as load_device
+from penstock.runtime.loading.cache_root import cache_root, numerics
+from penstock.runtime.loading.cpu import load_cpu_runner
+from penstock.runtime.loading.device_memory import CudaMemory, MemoryUsage
+from penstock.runtime.loading.gpu import load_gpu_runner
+from penstock.runtime.loading.load import load_runner
+from penstock.runtime.loading.warmup import warm_up, warm_up_blocks
+from tests.runtime.mirror_device import PLAIN, load_mirror
 
 Checkpoint = Callable[..., Path]
 HERE = torch.device("cpu")
-PLAIN = Platform("cpu", "", True)  # torch's kernels
 MIB = 1 << 20
 
 
@@ -34,9 +35,9 @@ class Memory:
         self.others = others
         self.settled = 0
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         total, held = 8 << 30, 32 * MIB
-        return Usage(total, total - held - self.others - 100 * MIB, held, 16 * MIB, held + self.steps)
+        return MemoryUsage(total, total - held - self.others - 100 * MIB, held, 16 * MIB, held + self.steps)
 
     def settle(self) -> None:
         self.settled += 1
@@ -61,14 +62,14 @@ def first_tokens(runner: Any) -> list[tuple[int, ...]]:
     prompts: StepResult = runner.execute(StepPlan(1, tuple(Work(n.seq, n.num_prompt, True) for n in new), new))
     work = tuple(Work(n.seq, 1, True) for n in new)
     decode: StepResult = runner.execute(StepPlan(2, work))
-    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.answers(work), strict=True)]
+    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.results, strict=True)]
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
 def test_it_computes_what_a_cpus_runner_does(tiny_checkpoint: Checkpoint, variant: str) -> None:
     settings = config(tiny_checkpoint(variant))
-    runner = load_on(settings, HERE, PLAIN, Memory(), progress=False)
-    host = load_host_runner(replace(settings, device="cpu", depth=1, kv_cache_bytes=8 * MIB, threads=1), progress=False)
+    runner = load_mirror(settings, Memory(), progress=False)
+    host = load_cpu_runner(replace(settings, device="cpu", depth=1, kv_cache_bytes=8 * MIB, threads=1), progress=False)
     assert runner.capacity.depth == 2
     assert [group.window for group in runner.capacity.groups] == [group.window for group in host.capacity.groups]
     assert first_tokens(runner) == first_tokens(host)
@@ -78,14 +79,14 @@ def test_it_computes_what_a_cpus_runner_does(tiny_checkpoint: Checkpoint, varian
 def test_memory_is_what_was_measured_and_the_pool_has_the_rest(tiny_checkpoint: Checkpoint) -> None:
     memory = Memory()
     settings = config(tiny_checkpoint("qwen3"), kv_cache_bytes=4 * MIB)
-    runner = load_on(settings, HERE, PLAIN, memory, progress=False)
+    runner = load_mirror(settings, memory, progress=False)
     rows = rows_of(runner)
     assert list(rows) == ["weights", "KV cache", "activations", "runtime", "graphs", "free"]
     assert rows["KV cache"] == runner.pages.bytes <= 4 * MIB
     assert rows["runtime"] == 100 * MIB
     assert 0 < rows["activations"] < 96 * MIB  # the peak, less weights and pages
     assert memory.settled == 2
-    more = rows_of(load_on(settings, HERE, PLAIN, Memory(steps=80 * MIB), progress=False))
+    more = rows_of(load_mirror(settings, Memory(steps=80 * MIB), progress=False))
     assert more["activations"] == rows["activations"] + 16 * MIB
     assert more["free"] == rows["free"] - 16 * MIB
 
@@ -93,8 +94,8 @@ def test_memory_is_what_was_measured_and_the_pool_has_the_rest(tiny_checkpoint: 
 def test_what_others_hold_is_not_there(tiny_checkpoint: Checkpoint) -> None:
     settings = config(tiny_checkpoint("qwen3"), enforce_eager=True)
     with pytest.raises(DoesNotFit, match=r"need .*, and .* are available"):
-        load_on(settings, HERE, PLAIN, Memory(others=8 << 30), progress=False)
-    rows = rows_of(load_on(settings, HERE, PLAIN, Memory(others=1 << 30), progress=False))
+        load_mirror(settings, Memory(others=8 << 30), progress=False)
+    rows = rows_of(load_mirror(settings, Memory(others=1 << 30), progress=False))
     assert rows["runtime"] == (1 << 30) + 100 * MIB and "graphs" not in rows
 
 
@@ -102,15 +103,15 @@ def test_steps_that_take_more_than_there_is_are_refused_with_the_setting(tiny_ch
     settings = config(tiny_checkpoint("qwen3"))
     budget = gpu_budget(8 << 30, settings)
     with pytest.raises(DoesNotFit, match=r"; set --gpu-memory-utilization 0\.95"):
-        load_on(settings, HERE, PLAIN, Memory(steps=budget), progress=False)
+        load_mirror(settings, Memory(steps=budget), progress=False)
 
 
 @pytest.mark.parametrize(
     ("function", "words"),
     [
         ("load_parameters", ["while weights were read", "set --quantization int4"]),
-        ("rehearse", ["while steps were measured", "set --max-num-batched-tokens 24 or less"]),
-        ("rehearse_decode", ["while graphs were captured", "set --gpu-memory-utilization 0.85 or less"]),
+        ("warm_up", ["while steps were measured", "set --max-num-batched-tokens 24 or less"]),
+        ("warm_up_decode", ["while graphs were captured", "set --gpu-memory-utilization 0.85 or less"]),
     ],
 )
 def test_memory_that_runs_out_names_when_and_the_remedy(
@@ -121,14 +122,14 @@ def test_memory_that_runs_out_names_when_and_the_remedy(
 
     monkeypatch.setattr(load_device, function, out_of_memory)
     with pytest.raises(DoesNotFit) as caught:
-        load_on(config(tiny_checkpoint("qwen3")), HERE, PLAIN, Memory(), progress=False)
+        load_mirror(config(tiny_checkpoint("qwen3")), Memory(), progress=False)
     assert all(word in str(caught.value) for word in ["8.00 GiB ran out", *words]), str(caught.value)
 
 
 def test_what_does_not_fit_is_refused_before_weights_are_read(tiny_checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny_checkpoint("qwen3") / "config.json").read_text())
     with pytest.raises(DoesNotFit, match="--kv-cache-memory"):
-        load_on(config(tmp_path, kv_cache_bytes=1 << 10), HERE, PLAIN, Memory(), progress=False)
+        load_mirror(config(tmp_path, kv_cache_bytes=1 << 10), Memory(), progress=False)
 
 
 class Recorder:
@@ -147,9 +148,9 @@ class Recorder:
 
 def test_a_rehearsal_has_every_size_of_step_and_leaves_nobody(tiny_checkpoint: Checkpoint) -> None:
     settings = config(tiny_checkpoint("qwen3"))
-    runner = Recorder(load_on(settings, HERE, PLAIN, Memory(), progress=False))
-    assert runner.capacity.groups[0].num_blocks >= rehearsal_blocks(settings)
-    rehearse(runner, settings)
+    runner = Recorder(load_mirror(settings, Memory(), progress=False))
+    assert runner.capacity.groups[0].num_blocks >= warm_up_blocks(settings)
+    warm_up(runner, settings)
     steps = [tuple(work.count for work in plan.work) for plan in runner.plans]
     assert {(1,) * count for count in (1, 2, 4, 5)} <= set(steps)
     assert {(count,) for count in (1, 2, 4, 8, 16, 32, 48)} <= set(steps)
@@ -167,8 +168,8 @@ def test_a_rehearsal_has_every_size_of_step_and_leaves_nobody(tiny_checkpoint: C
 )
 def test_a_rehearsal_keeps_within_narrow_limits(tiny_checkpoint: Checkpoint, changes: dict[str, Any]) -> None:
     settings = config(tiny_checkpoint("llama3"), **changes)
-    runner = Recorder(load_on(settings, HERE, PLAIN, Memory(), progress=False))
-    rehearse(runner, settings)
+    runner = Recorder(load_mirror(settings, Memory(), progress=False))
+    warm_up(runner, settings)
     for plan in runner.plans:
         assert len(plan.work) <= settings.max_num_seqs
         assert sum(work.count for work in plan.work) <= settings.max_num_batched_tokens
@@ -218,7 +219,7 @@ def test_a_gpus_memory_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(torch.cuda, name, call)
     memory = CudaMemory(torch.device("cuda", 0))
-    assert memory.usage() == Usage(total=100, free=60, held=7, tensors=5, peak=9)
+    assert memory.usage() == MemoryUsage(total=100, free=60, held=7, tensors=5, peak=9)
     assert calls[0] == "synchronize"
     calls.clear()
     memory.settle()
@@ -242,7 +243,7 @@ def test_without_a_gpu_loading_says_what_torch_says(
 def test_a_rank_whose_memory_does_not_do_says_which_it_is(tiny_checkpoint: Checkpoint) -> None:
     settings = config(tiny_checkpoint("qwen3"), tensor_parallel_size=2)
     with pytest.raises(DoesNotFit, match=r"^rank 1 of 2: the model does not fit: weights .* are available"):
-        load_on(settings, HERE, PLAIN, Memory(others=8 << 30), Place(settings.split, 1), "127.0.0.1:1", progress=False)
+        load_mirror(settings, Memory(others=8 << 30), Place(settings.split, 1), "127.0.0.1:1", progress=False)
 
 
 def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(
@@ -250,11 +251,12 @@ def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(
 ) -> None:
     taken: list[object] = []
 
-    def load_on(config: EngineConfig, device: torch.device, *others: object, **more: object) -> None:
+    def load_device_runner(config: EngineConfig, device: torch.device, *others: object, **more: object) -> None:
         taken.append((device, others[2:]))
 
-    monkeypatch.setattr(load_device, "load_on", load_on)
+    monkeypatch.setattr(load_device, "load_device_runner", load_device_runner)
     monkeypatch.setattr(load_device, "detect_platform", lambda device: PLAIN)
+    monkeypatch.setattr(load_device, "CudaDevice", lambda where: where)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)

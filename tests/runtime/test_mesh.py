@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.config import Place, Split
 from penstock.config.split import part
-from penstock.runtime.mesh import Mesh, MeshError, Traffic
+from penstock.runtime.mesh.mesh import Mesh, MeshError, Traffic
 
 
 def free_port() -> int:
@@ -45,7 +45,7 @@ def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[
 def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How ranks of a stage exchange what they have."""
     if request.param == "gloo":
-        monkeypatch.setattr("penstock.runtime.mesh.share", lambda *_: None)
+        monkeypatch.setattr("penstock.runtime.mesh.mesh.share", lambda *_: None)
     return str(request.param)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.messages import unpack_rows
-from penstock.runtime.sampler import Sampled, Sampler
+from tests.runtime.samplers import Sampled, Sampler
 from tests.runtime.test_sampler import Choice, params, some_choice
 
 Logits = NDArray[np.float32]
@@ -190,6 +190,5 @@ def test_logits_are_left_as_they_were(sessions: Sessions) -> None:
 
 
 def test_more_logprobs_than_tokens_are_refused(sessions: Sessions) -> None:
-    sampler = make([Choice(params(logprobs=11))], 10, sessions.one_thread)
     with pytest.raises(ValueError, match="11 logprobs of a vocabulary of 10"):
-        sampler.sample(torch.zeros((1, 10)), [0])
+        make([Choice(params(logprobs=11))], 10, sessions.one_thread)

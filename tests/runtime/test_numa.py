@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.numa import nodes_of, processor_list
+from penstock.runtime.loading.numa import nodes_of, processor_list
 
 # In a process of its own, as a thread's policy cannot be seen to be undone. Node 0 alone would need no spreading: sysfs
 # says here that there is another, without memory, which the kernel passes over.
@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from penstock.runtime import numa
+from penstock.runtime.loading import numa
 nodes = numa.interleave_memory(Path(sys.argv[1]))
 memory = np.ones(64 << 20, np.uint8)
 start = f"{memory.ctypes.data & ~0xFFF:x}"

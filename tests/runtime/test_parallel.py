@@ -31,7 +31,7 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime.mesh import Mesh
+from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.runner import NOT_FINITE, ModelRunner
 from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge

@@ -13,8 +13,8 @@ from penstock.config.weights import weights_bytes
 from penstock.families import load_spec, model_facts
 from penstock.kernels import CannotQuantize, Platform, detect_platform
 from penstock.messages import GenerateRequest, SamplingParams, TokenDelta
-from penstock.runtime import load
-from penstock.runtime.load import load_runner
+from penstock.runtime.loading import cpu as load
+from penstock.runtime.loading.load import load_runner
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.checkpoints import VARIANTS
 from tests.models.serving import outputs

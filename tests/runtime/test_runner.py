@@ -18,13 +18,13 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.runner import NOT_FINITE, ModelRunner
+from penstock.runtime.in_flight import HIDDEN_NOT_FINITE as NOT_FINITE
+from penstock.runtime.runner import ModelRunner
 from tests.checkpoints import tiny_model
 from tests.models.serving import Server, make_device_runner, make_runner, outputs
 
 Checkpoint = Callable[..., Path]
-MakeRunner = Callable[..., ModelRunner | DeviceRunner]
+MakeRunner = Callable[..., ModelRunner]
 GREEDY = SamplingParams(seed=0, max_tokens=32, temperature=0.0, ignore_eos=True)
 BAD_TOKEN = 306
 
@@ -51,14 +51,14 @@ def new(
 class Driver:
     """Numbers plans, and expects no error where results are asked for by `tokens`."""
 
-    def __init__(self, runner: ModelRunner | DeviceRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.plan_id = 0
 
     def step(self, *work: Work, **changes: object) -> tuple[SequenceResult, ...]:
         self.plan_id += 1
         result = self.runner.execute(StepPlan(self.plan_id, work, **changes))  # type: ignore[arg-type]
-        answers = result.answers(work)
+        answers = result.results
         assert result.plan_id == self.plan_id and [r.seq for r in answers] == [w.seq for w in work]
         return answers
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.messages import SamplingParams, unpack_rows
-from penstock.runtime.sampler import Sampled, Sampler
-from penstock.runtime.sampler_reference import scores
+from tests.runtime.sampler_oracle import scores
+from tests.runtime.samplers import Sampled, Sampler
 
 Logits = NDArray[np.float32]
 MakeSampler = Callable[[int, int], Sampler]

@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from penstock.messages import SamplingParams
-from penstock.runtime.logit_edits import LogitEdits
-from penstock.runtime.sampler import Sampler
-from penstock.runtime.sampler_reference import edited, is_close, kept, scores
+from penstock.runtime.sampling import reference
+from tests.runtime.sampler_oracle import edited, is_close, kept, scores
+from tests.runtime.samplers import Sampler
 
 NO_IDS = torch.zeros((1, 0), dtype=torch.long)
 
@@ -34,7 +34,11 @@ def apply_edits(
     logits: NDArray[np.float32], given: SamplingParams, prompt: list[int], output: list[int]
 ) -> NDArray[np.float32]:
     changed = logits.copy()
-    LogitEdits(given, prompt, output, logits.size).apply(changed)
+    sampler = Sampler(logits.size, 1)
+    sampler.add(0, given, 0, prompt, output)
+    for change in sampler.rows.changes():
+        change.write([torch.from_numpy(np.ascontiguousarray(array)) for array in change.arrays])
+    reference.edit(changed, 0, len(output), sampler.rows.edits, sampler.token_ids[0].numpy())
     return changed
 
 
@@ -78,18 +82,6 @@ def test_edits_together_are_those_of_the_definition() -> None:
     )
     logits, prompt, output = random_logits(5, 60), [1, 5, 9, 9], [7, 30, 30, 1]
     assert apply_edits(logits, given, prompt, output) == pytest.approx(edited(logits, given, prompt, output), abs=1e-5)
-
-
-def test_edits_follow_recorded_tokens() -> None:
-    given = params(repetition_penalty=1.4, frequency_penalty=0.6, min_tokens=4, stop_token_ids=(2,))
-    logits, output = random_logits(6, 600), np.random.default_rng(7).integers(0, 600, 200).tolist()
-    edits = LogitEdits(given, [1, 2, 3], [], 600)
-    for count, token in enumerate(output):
-        if count in (0, 1, 3, 4, 150):
-            changed = logits.copy()
-            edits.apply(changed)
-            assert np.array_equal(changed, apply_edits(logits, given, [1, 2, 3], output[:count]))
-        edits.record(token)
 
 
 FILTERS = [

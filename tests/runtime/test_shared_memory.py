@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from penstock.runtime import shared_memory
-from penstock.runtime.shared_memory import LONGEST_LOOK, SharedMemory, share
+from penstock.runtime.mesh import shared_memory
+from penstock.runtime.mesh.shared_memory import LONGEST_LOOK, SharedMemory, share
 
 SIZE = 1000
 

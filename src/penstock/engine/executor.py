@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.messages import Capacity, StepPlan, StepResult
-from penstock.runtime.groundwork import Groundwork
+from penstock.runtime.loading.preload import Preload
 
 if TYPE_CHECKING:
-    from penstock.runtime.device_runner import DeviceRunner
     from penstock.runtime.runner import ModelRunner
 
 
@@ -17,16 +16,16 @@ class InProcessExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._runner: DeviceRunner | ModelRunner | None = None
+        self._runner: ModelRunner | None = None
         self.submit: Callable[[StepPlan], None] = _not_started
         self.result: Callable[[], StepResult] = _not_started
 
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
-        groundwork = Groundwork(self._config) if self._config.device == "cpu" else None
-        from penstock.runtime.load import load_runner  # here and not above: it imports torch
+        preload = Preload(self._config) if self._config.device == "cpu" else None
+        from penstock.runtime.loading.load import load_runner  # here and not above: it imports torch
 
-        self._runner = runner = load_runner(self._config, groundwork)
+        self._runner = runner = load_runner(self._config, preload)
         self.submit, self.result = runner.submit, runner.result
         return runner.capacity
 

@@ -43,7 +43,7 @@ from penstock.engine.reason import for_user, reason_for
 BEAT_SECONDS = 0.25
 LINGER_MS = 1000  # for the last word to get through
 OURS = "penstock."
-MESH = "penstock.runtime.mesh"
+MESH = "penstock.runtime.mesh.mesh"
 DEVICE = "penstock.runtime.device"
 LOOK_SECONDS = 50e-6  # between looks for an order and at a device that computes
 
@@ -218,12 +218,12 @@ def hold_port() -> socket.socket:
 
 
 def load_rank(start: Start) -> Runner:
-    from penstock.runtime.load import load_host_runner  # here and not above: it imports torch
-    from penstock.runtime.load_device import load_gpu_runner
+    from penstock.runtime.loading.cpu import load_cpu_runner  # here and not above: it imports torch
+    from penstock.runtime.loading.gpu import load_gpu_runner
 
     config, place = start.config, Place(start.config.split, start.rank)
     if config.device == "cpu":
-        return AtOnce(load_host_runner(config, place, start.rendezvous, start.num_blocks))
+        return load_cpu_runner(config, place, start.rendezvous, start.num_blocks)
     # Ray shows each rank the GPU that it has for it, and no other.
     local = (0, 1) if config.distributed_executor == "ray" else start.share
     return load_gpu_runner(config, place, start.rendezvous, local)

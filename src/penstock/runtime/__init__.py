@@ -1,4 +1,4 @@
-"""The runtime: executes plans on this machine, with a persistent batch, paged KV and a sampler.
+"""The runtime: executes plans on this machine, with a resident batch, a paged KV cache and a sampler.
 
-Nothing is imported here: a process that has groundwork to do need not wait for torch.
+Nothing is imported here: the preloading of weights must not wait for torch.
 """

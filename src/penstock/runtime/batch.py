@@ -1,35 +1,72 @@
-"""What the executor knows of its sequences between steps: a persistent batch that plans change by deltas."""
+"""The resident batch: what a runner keeps of its sequences between steps. Plans change it by deltas.
+
+The host knows how many tokens a row has, computed and in all, as of the last plan submitted. Where plans may be
+outstanding, the tokens they are to sample are known to the device alone, and these counts are those of every draft
+being right until a result settles them.
+"""
 
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from penstock.kernels.batch_arrays import BatchRows
 from penstock.messages import NewSequence
+from penstock.runtime.device import Change
 
 
-class PersistentBatch:
+@dataclass(slots=True)
+class Occupant:
+    """A sequence while it has a row. Outstanding plans refer to it after the row was given to another."""
+
+    seq: int
+    row: int
+    error: str = ""  # why it cannot go on
+
+
+class ResidentBatch:
     """Rows of fixed arrays, one per sequence. Applying a plan costs in proportion to what it changes."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
+        *,
+        shared: bool,
+    ) -> None:
+        """With `shared`, the device is this machine's processor and reads the host's arrays."""
+        blocks = -(-max_model_len // block_size)
         self.block_size = block_size
-        self.rows: dict[int, int] = {}  # sequence number to row
-        max_blocks = -(-max_model_len // block_size)
-        self.token_ids = _sparse((max_num_seqs, max_model_len + 1))  # a last token is never computed
+        self.occupants: dict[int, Occupant] = {}  # by sequence number
+        self.token_ids = _sparse(max_num_seqs, max_model_len + 1)  # a last token is never computed
+        self.tables = _sparse(num_groups, max_num_seqs, blocks)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
-        self.tables = [_sparse((max_num_seqs, max_blocks)) for _ in range(num_groups)]
         self.num_blocks = np.zeros((num_groups, max_num_seqs), np.int64)
-        self.prompt_logprobs: dict[int, int] = {}  # row to how many it wants, where it wants any
-        self.errors: dict[int, str] = {}  # row to why its sequence cannot go on
+        self.prompt_logprobs: dict[int, int] = {}  # rows that want prompt logprobs, and how many
+        self.state = BatchRows.empty(max_num_seqs, max_model_len, num_groups, blocks, device)
+        if shared:
+            self.state = BatchRows(torch.from_numpy(self.token_ids), self.state.computed, torch.from_numpy(self.tables))
+        self._shared = shared
         self._free = list(range(max_num_seqs - 1, -1, -1))
+        # What the device lacks: rows, token ids by their place in the flattened array, and blocks by theirs.
+        self._started: list[int] = []
+        self._learned: list[tuple[int, int]] = []
+        self._table_places: list[NDArray[np.int64]] = []
+        self._table_blocks: list[Sequence[int]] = []
 
-    def add(self, new: NewSequence) -> int:
-        """Take a row for a sequence; gives the row. RuntimeError where it breaks a limit: an error in the plan."""
-        if new.seq in self.rows:
+    def add(self, new: NewSequence) -> Occupant:
+        """Give a sequence a row. RuntimeError where it breaks a limit: an error in the plan."""
+        if new.seq in self.occupants:
             raise RuntimeError(f"sequence {new.seq} is new in the plan, but has not gone")
         if not self._free:
             raise RuntimeError(f"sequence {new.seq} is one too many: max_num_seqs={len(self.num_tokens)}")
@@ -37,7 +74,7 @@ class PersistentBatch:
         if count > self.token_ids.shape[1]:
             raise RuntimeError(f"sequence {new.seq} has {count} tokens: max_model_len={self.token_ids.shape[1] - 1}")
         row = self._free.pop()
-        self.rows[new.seq] = row
+        occupant = self.occupants[new.seq] = Occupant(new.seq, row)
         self.token_ids[row, :count] = new.token_ids
         self.num_tokens[row] = count
         self.num_prompt[row] = new.num_prompt
@@ -45,40 +82,107 @@ class PersistentBatch:
         self.num_blocks[:, row] = 0
         if new.sampling.prompt_logprobs is not None:
             self.prompt_logprobs[row] = new.sampling.prompt_logprobs
-        self.append_blocks(row, new.blocks)
-        return row
+        if self._shared:
+            self.state.computed[row] = new.num_computed
+        else:
+            self._started.append(row)
+        self._append_blocks(row, new.blocks)
+        return occupant
 
-    def row(self, seq: int) -> int:
-        """A sequence's row. RuntimeError for one that is not known."""
+    def remove(self, seq: int) -> Occupant | None:
+        """Forget a sequence; returns what it was. None for one that is not known."""
+        occupant = self.occupants.pop(seq, None)
+        if occupant is not None:
+            self.prompt_logprobs.pop(occupant.row, None)
+            self._free.append(occupant.row)
+        return occupant
+
+    def occupant(self, seq: int) -> Occupant:
+        """RuntimeError for a sequence that is not known."""
         try:
-            return self.rows[seq]
+            return self.occupants[seq]
         except KeyError:
             raise RuntimeError(f"the plan names sequence {seq}, which is not known") from None
 
-    def append_blocks(self, row: int, blocks: Sequence[Sequence[int]]) -> None:
-        """Append ids per KV group to the row's block tables."""
+    def append_blocks(self, seq: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Append ids per KV group to a sequence's block tables."""
+        self._append_blocks(self.occupant(seq).row, blocks)
+
+    def advance(self, rows: NDArray[np.int64], lengths: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
+        """Count the tokens of a step as computed and, in each of these distinct rows, so many more as known."""
+        self.num_computed[rows] += lengths
+        self.num_tokens[rows] += gained
+
+    def refuse(self, occupant: Occupant, drafts: int) -> None:
+        """Take back so many drafts that a step counted as known and computed."""
+        if drafts and self.occupants.get(occupant.seq) is occupant:
+            self.num_computed[occupant.row] -= drafts
+            self.num_tokens[occupant.row] -= drafts
+
+    def learn(self, seq: int, tokens: Sequence[int]) -> None:
+        """Set the last known tokens of a sequence, which were sampled elsewhere. One that has gone is passed over."""
+        occupant = self.occupants.get(seq)
+        if occupant is None:
+            return
+        row, end = occupant.row, int(self.num_tokens[occupant.row])
+        self.token_ids[row, end - len(tokens) : end] = tokens
+        if self._shared:
+            return
+        first = row * self.token_ids.shape[1] + end - len(tokens)
+        self._learned += [(first + i, token) for i, token in enumerate(tokens)]
+
+    def change(self) -> Change | None:
+        """What must be written on the device since the last call, if anything."""
+        if not self._started and not self._table_places and not self._learned:
+            return None
+        rows = np.array(self._started, np.int64)
+        counts = self.num_tokens[rows].tolist()
+        tokens = [self.token_ids[row, :count] for row, count in zip(self._started, counts, strict=True)]
+        places = np.concatenate([*self._table_places, np.zeros(0, np.int64)])
+        blocks = np.fromiter((block for ids in self._table_blocks for block in ids), np.int32, len(places))
+        learned = np.array(self._learned, np.int64).reshape(-1, 2).T
+        arrays = (
+            learned[0],
+            learned[1].astype(np.int32),
+            rows,
+            self.num_computed[rows].astype(np.int32),
+            np.concatenate([*tokens, np.zeros(0, np.int32)]),
+            places,
+            blocks,
+        )
+        written = tuple(zip(self._started, counts, strict=True))
+        self._started, self._learned, self._table_places, self._table_blocks = [], [], [], []
+        return Change(arrays, lambda sent: self._write(written, sent))
+
+    def _write(self, started: Sequence[tuple[int, int]], sent: Sequence[Tensor]) -> None:
+        """`started`: rows and how many tokens each has."""
+        learned, learned_ids, rows, computed, tokens, places, blocks = sent
+        state = self.state
+        state.token_ids.view(-1)[learned] = learned_ids  # first: a row may be another sequence's by now
+        state.computed[rows] = computed
+        done = 0
+        for row, count in started:
+            state.token_ids[row, :count] = tokens[done : done + count]
+            done += count
+        state.tables.view(-1)[places] = blocks
+
+    def _append_blocks(self, row: int, blocks: Sequence[Sequence[int]]) -> None:
+        _, rows, width = self.tables.shape
         for group, ids in enumerate(blocks):
-            start = self.num_blocks[group, row]
-            self.tables[group][row, start : start + len(ids)] = ids
+            start = int(self.num_blocks[group, row])
+            self.tables[group, row, start : start + len(ids)] = ids
             self.num_blocks[group, row] = start + len(ids)
-
-    def remove(self, seq: int) -> int:
-        """Forget a sequence; gives the row it had."""
-        row = self.rows.pop(seq)
-        self.prompt_logprobs.pop(row, None)
-        self.errors.pop(row, None)
-        self._free.append(row)
-        return row
-
-    def append_tokens(self, rows: NDArray[np.int64], token_ids: Sequence[int]) -> None:
-        """One to each of these distinct rows."""
-        length = self.num_tokens[rows]
-        self.token_ids[rows, length] = token_ids
-        self.num_tokens[rows] = length + 1
+            if ids and not self._shared:
+                first = (group * rows + row) * width + start
+                self._table_places.append(np.arange(first, first + len(ids)))
+                self._table_blocks.append(ids)
 
 
-def _sparse(shape: tuple[int, int]) -> NDArray[np.int64]:
-    """Zeros whose rows are long, and mostly stay so. NumPy asks for huge pages: then a sequence's first token makes two
-    megabytes resident, in a millisecond that everybody waits for, and not four kilobytes."""
-    memory = mmap.mmap(-1, math.prod(shape) * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(memory, np.int64).reshape(shape)
+def _sparse(*shape: int) -> NDArray[np.int32]:
+    """Zeros whose rows are long, and mostly stay so.
+
+    NumPy would ask for huge pages: then a sequence's first token makes two megabytes resident, in a millisecond that
+    every stream waits for, and not four kilobytes.
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, np.int32).reshape(shape)

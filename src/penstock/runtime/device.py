@@ -1,16 +1,14 @@
-"""A device as a runner sees it: work that is launched in order and not waited for, and copies to and fro.
+"""Devices as the runner sees them: work that is launched in order, and copies to and from the host.
 
-A GPU is one. The other is this machine's own processor, which does what it is given only when a result is asked for,
-and then all of it: so nothing but a step's inputs can reach it from the host, nothing comes back before, and no result
-lies where a later step writes. It is there to prove the runner where there is no GPU.
+A GPU computes beside the host. This machine's own processor computes a job when its result is asked for, and reads the
+host's memory: nothing is copied.
 """
 
 import gc
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +19,13 @@ ALIGNMENT = 16  # bytes, of an array within an upload
 
 Job = Callable[[], Mapping[str, Tensor]]
 Arrays = Mapping[str, NDArray[Any]]
+
+
+class Change(NamedTuple):
+    """Something to be written on the device: `write` takes what `arrays` have become there."""
+
+    arrays: Sequence[NDArray[Any]]
+    write: Callable[[Sequence[Tensor]], None]
 
 
 class Pending(Protocol):
@@ -39,19 +44,21 @@ class Device(Protocol):
     """Where a batch lives. One thread calls."""
 
     where: torch.device
+    shared: bool  # whether it reads the host's arrays, and so takes one plan at a time
     sent: int  # bytes uploaded so far
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-        """Copies of arrays, which may be overwritten at once; jobs launched after this may read them."""
+        """Returns the arrays on the device; jobs launched after this may read them. The caller may overwrite them at
+        once, unless the device shares the host's memory."""
         ...
 
     def launch(self, job: Job) -> Pending:
-        """Do a job after those launched before it. What it gives is copied to the host while others run: it must be
-        its own, that nothing overwrites."""
+        """Run a job after those launched before it. Its results are copied to the host while later jobs run: they must
+        be tensors of its own, that nothing overwrites. Where memory is shared they last until the next job."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """A function that does again what `run` does, on the same memory. `run` is done here, too, perhaps twice."""
+        """Returns a function that does again what `run` does, on the same memory. Here `run` is called, perhaps twice."""
         ...
 
     def mark(self) -> Any:
@@ -59,24 +66,13 @@ class Device(Protocol):
         ...
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Between two moments of jobs that have been waited for."""
+        """The time between two marks of jobs that have ended."""
         ...
-
-
-def open_device(where: torch.device) -> Device:
-    """ValueError for a kind of device that there is no way to use."""
-    match where.type:
-        case "cuda":
-            return CudaDevice(where)
-        case "cpu":
-            return HostDevice()
-    raise ValueError(f"a batch cannot live on {where}: use cuda")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's garbage collector: what it may find, a graph or a kernel's module, cannot be let go of while a
-    stream is captured."""
+    """Stops Python's garbage collector: a graph or a kernel's module must not be freed while a stream is captured."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -89,22 +85,24 @@ def uncollected() -> Iterator[None]:
 class CudaDevice:
     """A GPU: work goes to the current stream, copies back to another, so that the next step need not wait for them.
 
-    Memory for copies is pinned, and torch's to hand out again once the copy it was for is done: in effect there are as
-    many buffers as plans outstanding.
+    Memory for copies is pinned. Torch hands it out again when the copy is done: in effect there are as many buffers as
+    outstanding plans.
     """
+
+    shared = False
 
     def __init__(self, where: torch.device) -> None:
         self.where = where
         self.sent = 0
         self._back = torch.cuda.Stream(where)
-        self._pool = torch.cuda.graph_pool_handle()  # graphs do not run at once: they may share what they scratch in
+        self._pool = torch.cuda.graph_pool_handle()  # graphs do not run at once, so they may share scratch memory
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-        places, size = _places(arrays)
+        at, size = places(arrays)
         staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        _pack(arrays, places, staged.numpy())
+        pack(arrays, at, staged.numpy())
         self.sent += size
-        return _unpack(staged.to(self.where, non_blocking=True), arrays, places)
+        return unpack(staged.to(self.where, non_blocking=True), arrays, at)
 
     def launch(self, job: Job) -> "_CopiedBack":
         given = job()
@@ -122,7 +120,7 @@ class CudaDevice:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         run()  # compiles kernels, and libraries allocate what they keep
         graph = torch.cuda.CUDAGraph()
-        # What other threads do meanwhile is none of it: NCCL's looks after what was launched before.
+        # Thread-local: NCCL's own thread polls events meanwhile.
         with uncollected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             run()
         replay: Callable[[], None] = graph.replay
@@ -151,27 +149,21 @@ class _CopiedBack:
 
 
 class HostDevice:
-    """This machine's processor in a GPU's place."""
+    """This machine's processor. A job runs when its result is asked for: nothing runs beside the host."""
+
+    shared = True
+    sent = 0
 
     def __init__(self) -> None:
         self.where = torch.device("cpu")
-        self.sent = 0
-        self._waiting: deque[_Deferred] = deque()
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-        places, size = _places(arrays)
-        staged = torch.empty(size, dtype=torch.uint8)
-        _pack(arrays, places, staged.numpy())
-        self.sent += size
-        return _unpack(staged, arrays, places)
+        return [torch.from_numpy(array) for array in arrays]
 
     def launch(self, job: Job) -> "_Deferred":
-        deferred = _Deferred(job, self._waiting)
-        self._waiting.append(deferred)
-        return deferred
+        return _Deferred(job)
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        run()
         return run
 
     def mark(self) -> float:
@@ -182,43 +174,37 @@ class HostDevice:
 
 
 class _Deferred:
-    """Done when one is waited for, with all that have been launched; copied only then."""
+    """A job that runs when it is waited for."""
 
-    def __init__(self, job: Job, waiting: "deque[_Deferred]") -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._waiting = waiting
-        self._given: Mapping[str, Tensor] = {}
 
     def ready(self) -> bool:
         return True
 
     def wait(self) -> Arrays:
-        while self._waiting:
-            self._waiting.popleft()._run()
-        return {name: tensor.numpy().copy() for name, tensor in self._given.items()}
-
-    def _run(self) -> None:
-        self._given = self._job()
+        return {name: tensor.numpy() for name, tensor in self._job().items()}
 
 
-def _places(arrays: Sequence[NDArray[Any]]) -> tuple[list[int], int]:
-    """(where each array begins, how many bytes they take together)."""
-    places, size = [], 0
+def places(arrays: Sequence[NDArray[Any]]) -> tuple[list[int], int]:
+    """Returns where each array begins in an upload, and how many bytes they take together."""
+    begins, size = [], 0
     for array in arrays:
-        places.append(size)
+        begins.append(size)
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    return places, size
+    return begins, size
 
 
-def _pack(arrays: Sequence[NDArray[Any]], places: Sequence[int], into: NDArray[np.uint8]) -> None:
-    for array, place in zip(arrays, places, strict=True):
+def pack(arrays: Sequence[NDArray[Any]], at: Sequence[int], into: NDArray[np.uint8]) -> None:
+    """Copy arrays to their places in an upload."""
+    for array, place in zip(arrays, at, strict=True):
         target: NDArray[Any] = into[place : place + array.nbytes].view(array.dtype)
         target.reshape(array.shape)[...] = array
 
 
-def _unpack(packed: Tensor, arrays: Sequence[NDArray[Any]], places: Sequence[int]) -> list[Tensor]:
-    """Views of the packed bytes: like the arrays."""
+def unpack(packed: Tensor, arrays: Sequence[NDArray[Any]], at: Sequence[int]) -> list[Tensor]:
+    """Returns views of the packed bytes, shaped like the arrays."""
     return [
         packed[place : place + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
-        for array, place in zip(arrays, places, strict=True)
+        for array, place in zip(arrays, at, strict=True)
     ]

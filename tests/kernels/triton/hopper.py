@@ -20,19 +20,19 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.batch_arrays import EditParameters, Parameters, ResidentRows, StepArrays
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.resident import EditParameters, Parameters, ResidentRows, StepArrays
 from penstock.kernels.triton.attention import TritonAttention
-from penstock.kernels.triton.edits import edit
+from penstock.kernels.triton.batch import advance, fill
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.gate import gate, quantized_gate
-from penstock.kernels.triton.inputs import advance, fill
 from penstock.kernels.triton.linear import TritonLinear
-from penstock.kernels.triton.logprobs import pack_logprobs
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import quantize_rows
-from penstock.kernels.triton.sampling import sample
-from penstock.kernels.triton.survey import Survey
+from penstock.kernels.triton.sampling.edits import edit
+from penstock.kernels.triton.sampling.logprobs import pack_logprobs
+from penstock.kernels.triton.sampling.row_summary import Survey
+from penstock.kernels.triton.sampling.sample import sample
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn

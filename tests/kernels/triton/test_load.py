@@ -12,14 +12,15 @@ from msgspec.structs import replace
 from penstock.config import EngineConfig
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
 from penstock.messages.logprobs import unpack_rows
-from penstock.runtime import load_device
-from penstock.runtime.device_runner import DeviceRunner
-from penstock.runtime.load import load_host_runner, load_runner
-from penstock.runtime.load_device import load_on
+from penstock.runtime.loading import gpu as load_device
+from penstock.runtime.loading.cpu import load_cpu_runner
+from penstock.runtime.loading.gpu import load_device_runner
+from penstock.runtime.loading.load import load_runner
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import triton_step
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU
+from tests.runtime.mirror_device import device_at
 from tests.runtime.test_load_device import Memory
 
 Checkpoint = Callable[..., Path]
@@ -35,12 +36,12 @@ ON_GPU: tuple[tuple[str, dict[str, Any]], ...] = (  # with graphs, too
 CASES = INTERPRETED if DEVICE.type == "cpu" else ON_GPU
 
 
-def loaded(settings: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> DeviceRunner | ModelRunner:
+def loaded(settings: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
     if DEVICE.type == "cuda":
         return load_runner(settings, progress=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "interpreter")
-    monkeypatch.setattr(load_device, "rehearse", lambda runner, config: None)  # it would take minutes
-    return load_on(settings, DEVICE, GPU, Memory(), step_kernels=triton_step(), progress=False)
+    monkeypatch.setattr(load_device, "warm_up", lambda runner, config: None)  # it would take minutes
+    return load_device_runner(settings, device_at(DEVICE), GPU, Memory(), step_kernels=triton_step(), progress=False)
 
 
 def likeliest(runner: Any, tokens: tuple[int, ...]) -> set[int]:
@@ -73,6 +74,6 @@ def test_a_loaded_checkpoint_says_what_it_says_on_a_cpu(
     assert runner.capacity.depth == 2 and runner.capacity.memory[0].bytes > 0
     plain = replace(settings, device="cpu", depth=1, threads=1, quantization="none", kv_cache_dtype="auto")
     prompt = (11, 300, 7, 150, 42, 3)
-    got, want = likeliest(runner, prompt), likeliest(load_host_runner(plain, progress=False), prompt)
+    got, want = likeliest(runner, prompt), likeliest(load_cpu_runner(plain, progress=False), prompt)
     assert len(got & want) >= (3 if settings.quantization != "none" else 5), (got, want)
     runner.close()

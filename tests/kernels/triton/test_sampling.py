@@ -9,19 +9,16 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.kernels.resident import CHOSEN, NOT_FINITE, Chosen, EditParameters, Parameters
-from penstock.kernels.triton.edits import edit
-from penstock.kernels.triton.logprobs import pack_logprobs
-from penstock.kernels.triton.noise import hash_tokens, noise_key
-from penstock.kernels.triton.sampling import sample
-from penstock.kernels.triton.survey import Survey
+from penstock.kernels.batch_arrays import ALL_BANNED, NOT_FINITE, EditRows, SamplingRows
+from penstock.kernels.triton.sampling.edits import edit
+from penstock.kernels.triton.sampling.noise import hash_tokens, noise_key
 from penstock.messages import SamplingParams
-from penstock.runtime import noise
-from penstock.runtime.logit_edits import LogitEdits
-from penstock.runtime.logprobs import pack_logprobs as pack_on_host
-from penstock.runtime.numpy_chooser import NumPyChooser
-from penstock.runtime.sampling_batch import SamplingBatch
+from penstock.runtime.in_flight import STATUS_ERRORS
+from penstock.runtime.sampling import noise, reference
+from penstock.runtime.sampling.logprobs import pack_logprobs as pack_on_host
+from penstock.runtime.step_kernels import TritonStep
 from tests.kernels.triton.device import DEVICE, there
+from tests.runtime.samplers import Sampler
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -49,15 +46,18 @@ def hashes_of(stream, index, out, COUNT: tl.constexpr):
     tl.store(out + token, hash_tokens(token, k0, k1).to(tl.int64))
 
 
-def draw(logits: torch.Tensor, batch: SamplingBatch, rows: Sequence[int]) -> tuple[Chosen, Parameters]:
-    arrays = (batch.kind, batch.temperature, batch.top_p, batch.min_p, batch.top_k)
-    held = [torch.from_numpy(np.array(array)) for array in (*arrays, batch.streams.view(np.int64), batch.num_outputs)]
-    like = Parameters.empty(1, DEVICE)
-    dtypes = [getattr(like, name).dtype for name in Parameters.__dataclass_fields__]
-    parameters = Parameters(*(there(array.to(dtype)) for array, dtype in zip(held, dtypes, strict=True)))
-    of_rows = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
-    survey = Survey.of(there(logits), of_rows, parameters)
-    return sample(there(logits), of_rows, parameters, survey, filtered=True), parameters
+def samplers(vocab: int, rows: int) -> tuple[Sampler, Sampler]:
+    """The GPU's, and the reference."""
+    return Sampler(vocab, rows, kernels=TritonStep(), device=DEVICE), Sampler(vocab, rows)
+
+
+def add(both: tuple[Sampler, Sampler], row: int, params: SamplingParams, output: Sequence[int] = ()) -> None:
+    for sampler in both:
+        sampler.add(row, params, 1, [], output)
+
+
+def neutral(rows: int) -> SamplingRows:
+    return SamplingRows.empty(rows, DEVICE)
 
 
 def make_logits(rows: int, vocab: int, seed: int) -> torch.Tensor:
@@ -67,42 +67,41 @@ def make_logits(rows: int, vocab: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("vocab", "seed"), [(1, 0), (50, 1), (300, 2), (5001, 3), (9001, 4)])
 def test_tokens_are_those_of_the_cpu(vocab: int, seed: int) -> None:
-    batch = SamplingBatch(vocab, len(WAYS) + 1)
+    both = samplers(vocab, len(WAYS) + 1)
     order = np.random.default_rng(seed).permutation(len(WAYS)) + 1  # rows of the batch, in any order
     for row, way in zip(order.tolist(), WAYS, strict=True):
-        params = SamplingParams(seed=2**63 + 1000 * seed + row, max_tokens=9, **way)
-        batch.add(row, params, 1, [], [0] * row)
-    logits = make_logits(len(WAYS), vocab, seed)
-    want = NumPyChooser(batch)(logits.clone(), order)
-    got, parameters = draw(logits, batch, order.tolist())
-    assert got.status.tolist() == [CHOSEN] * len(WAYS)
-    assert got.tokens.tolist() == want.token_ids
-    assert parameters.outputs[1:].tolist() == (batch.num_outputs[1:] + 1).tolist()
+        add(both, row, SamplingParams(seed=2**63 + 1000 * seed + row, max_tokens=9, **way), [0] * row)
+    for step in range(2):
+        logits = make_logits(len(WAYS), vocab, seed + 2 * step)
+        got, want = (sampler.sample(logits.clone(), order) for sampler in both)
+        assert not got.errors
+        assert got.token_ids == want.token_ids
 
 
 def test_more_contenders_than_are_listed_are_gone_through() -> None:
     vocab = 20000
-    batch = SamplingBatch(vocab, 2)
+    both = samplers(vocab, 2)
     for row, way in enumerate(({"top_p": 0.99}, {"top_k": 19000})):
-        batch.add(row, SamplingParams(seed=row, max_tokens=9, temperature=50.0, **way), 0, [], [])
+        add(both, row, SamplingParams(seed=row, max_tokens=9, temperature=50.0, **way))
     logits = make_logits(2, vocab, 0) * 0.01
-    want = NumPyChooser(batch)(logits.clone(), np.arange(2))
-    assert draw(logits, batch, (0, 1))[0].tokens.tolist() == want.token_ids
+    got, want = (sampler.sample(logits.clone(), [0, 1]) for sampler in both)
+    assert got.token_ids == want.token_ids
 
 
 def test_rows_without_a_token_say_why_and_leave_the_others_alone() -> None:
-    batch = SamplingBatch(5000, 6)
+    both = samplers(5000, 7)
     for row in range(6):
         way = {"top_k": 5} if row % 2 else {}
-        batch.add(row, SamplingParams(seed=row, max_tokens=9, **way), 0, [], [])
-    logits = make_logits(6, 5000, 0)
+        add(both, row, SamplingParams(seed=row, max_tokens=9, **way))
+    banned = {"min_tokens": 1, "stop_token_ids": tuple(range(5000)), "logprobs": 2}
+    add(both, 6, SamplingParams(seed=6, max_tokens=9, **banned))
+    logits = make_logits(7, 5000, 0)
     logits[0, 4999], logits[1, 3], logits[2] = torch.nan, torch.inf, -torch.inf
     logits[3, :4500] = -torch.inf  # a block of banned tokens
-    want = NumPyChooser(batch)(logits.clone(), np.arange(6))
-    got, parameters = draw(logits, batch, range(6))
-    assert got.status.tolist() == [NOT_FINITE] * 3 + [CHOSEN] * 3
-    assert got.tokens.tolist() == want.token_ids
-    assert parameters.outputs.tolist() == [0, 0, 0, 1, 1, 1]
+    got, want = (sampler.sample(logits.clone(), range(7)) for sampler in both)
+    assert got.errors == want.errors
+    assert got.errors == {**dict.fromkeys(range(3), STATUS_ERRORS[NOT_FINITE]), 6: STATUS_ERRORS[ALL_BANNED]}
+    assert got.token_ids == want.token_ids
 
 
 def test_the_noise_has_the_bits_of_its_definition() -> None:
@@ -111,8 +110,7 @@ def test_the_noise_has_the_bits_of_its_definition() -> None:
         out = torch.zeros(128, dtype=torch.int64, device=DEVICE)
         at = torch.tensor([index], dtype=torch.int32)
         hashes_of[(1,)](there(torch.from_numpy(stream.view(np.int64))), there(at), out, COUNT=128)
-        want = np.empty((1, 128), np.uint32)
-        noise.hash_tokens(np.arange(128, dtype=np.uint32), noise.keys(stream, np.array([index])), want, want.copy())
+        want = noise.hash_tokens(np.arange(128), noise.keys(stream, np.array([index])))
         assert out.tolist() == want[0].tolist()
 
 
@@ -121,10 +119,9 @@ def test_logprobs_are_those_of_the_cpu(vocab: int, k: int) -> None:
     logits = make_logits(3, vocab, vocab)
     logits[1, vocab // 2 :] -= 200.0
     tokens = torch.tensor([0, vocab - 1, vocab // 2])
-    survey = Survey.of(there(logits), there(torch.zeros(3, dtype=torch.int32)), Parameters.empty(1, DEVICE))
-    got = pack_logprobs(there(logits), there(tokens), survey, k).cpu().numpy()
-    rows = pack_on_host(logits.numpy(), np.arange(3), tokens.numpy(), np.full(3, k))
-    want = np.stack([np.frombuffer(row, "<i4") for row in rows])
+    edits = EditRows.empty(1, 1, 1, DEVICE)
+    got = TritonStep().score(there(logits), there(tokens), k, neutral(1), edits).cpu().numpy()
+    want = pack_on_host(logits.numpy(), tokens.numpy(), k)
     ids = [0, 2, *range(3, want.shape[1], 2)]
     assert got[:, ids].tolist() == want[:, ids].tolist()
     reals = [1, *range(4, want.shape[1], 2)]
@@ -133,9 +130,8 @@ def test_logprobs_are_those_of_the_cpu(vocab: int, k: int) -> None:
 
 def test_more_logprobs_than_tokens_are_refused() -> None:
     logits = there(torch.zeros(1, 5))
-    survey = Survey.of(logits, there(torch.zeros(1, dtype=torch.int32)), Parameters.empty(1, DEVICE))
     with pytest.raises(ValueError, match="6 logprobs of a vocabulary of 5"):
-        pack_logprobs(logits, there(torch.tensor([0])), survey, 6)
+        TritonStep().score(logits, there(torch.tensor([0])), 6, neutral(1), EditRows.empty(1, 1, 1, DEVICE))
 
 
 EDITS: tuple[dict[str, Any], ...] = (
@@ -155,21 +151,20 @@ def test_edits_are_those_of_the_cpu() -> None:
     prompts, outputs = torch.tensor([100, 0, 50, 10, 3]), torch.tensor([60, 5, 0, 190, 1])
     logits = torch.randn(count + 1, vocab, generator=generator) * 3
     want = logits.numpy().copy()
-    parameters = EditParameters.empty(count, 8, 4, "cpu")
+    sampler = Sampler(vocab, count)
     for row, way in enumerate(EDITS):
         params = SamplingParams(seed=0, max_tokens=10, **way)
         border, end = int(prompts[row]), int(prompts[row] + outputs[row])
         seen = token_ids[row].tolist()
-        LogitEdits(params, seen[:border], seen[border:end], vocab).apply(want[row + 1])
-        parameters.repetition[row], parameters.presence[row] = params.repetition_penalty, params.presence_penalty
-        parameters.frequency[row], parameters.min_tokens[row] = params.frequency_penalty, params.min_tokens
-        bias, stops = params.logit_bias, list(params.stops())
-        parameters.bias_count[row], parameters.ban_count[row] = len(bias), len(stops)
-        parameters.bias_ids[row, : len(bias)] = torch.tensor(list(bias), dtype=torch.int32)
-        parameters.biases[row, : len(bias)] = torch.tensor(list(bias.values()))
-        parameters.ban_ids[row, : len(stops)] = torch.tensor(stops, dtype=torch.int32)
+        sampler.add(row, params, 0, seen[:border], seen[border:end])
+    for change in sampler.rows.changes():
+        change.write([torch.from_numpy(np.ascontiguousarray(array)) for array in change.arrays])
+    edits = sampler.rows.edits
+    for row in range(count):
+        reference.edit(want[row + 1], row, int(outputs[row]), edits, token_ids[row].numpy())
     places = torch.arange(1, count + 1, dtype=torch.int32)
     rows = torch.arange(-1, count, dtype=torch.int32)
-    arguments = there((logits, places, rows, parameters, token_ids, prompts.int(), outputs.int()))
+    done = torch.cat([outputs[:1], outputs])
+    arguments = there((logits, places, rows, done.int(), edits, token_ids))
     edit(*arguments)
     np.testing.assert_allclose(arguments[0].cpu().numpy(), want, rtol=1e-6, atol=1e-6)

@@ -1,5 +1,5 @@
-// What a decode step takes from the batch and gives back to it (see runtime/batch.py): nothing to share among threads,
-// but host's work otherwise, which finds the processor's caches full of weights.
+// What a step takes from the batch and gives back to it (see runtime/batch.py). One thread does it: it is little work,
+// but on the host it would find the processor's caches full of weights.
 #pragma once
 
 #include "ops.h"
@@ -7,37 +7,50 @@
 
 namespace penstock {
 
-inline void next(Worker& worker, const NextOp& op) {
+inline void fill(Worker& worker, const FillOp& op) {
   worker.for_each(1, 1, [&](int64_t, int64_t) {
-    for (int64_t i = 0; i < *op.rows; ++i) {
-      const int64_t row = op.batch_rows[i], position = op.num_computed[row];
-      op.token_ids[i] = op.batch_tokens[row * op.tokens_stride + position];
-      op.positions[i] = position;
-      const int64_t index = position / op.block_size;
+    for (int64_t i = 0; i < *op.sequences; ++i) {
+      const auto line = [&](UnitLine which) -> int32_t& { return op.units[which * op.units_stride + i]; };
+      const int64_t row = line(kBatchRow), first = line(kFirst), length = line(kLength), before = op.computed[row];
+      line(kContext) = static_cast<int32_t>(before + length);
+      for (int64_t j = 0; j < length; ++j) {
+        const int64_t position = before + j;
+        op.token_ids[first + j] = op.batch_tokens[row * op.tokens_stride + position];
+        op.positions[first + j] = position;
+      }
       for (int64_t g = 0; g < op.group_count; ++g) {
-        const NextGroup& group = op.groups[g];
-        const int64_t block = group.batch_tables[row * group.batch_stride + index];
-        group.tables[i * group.stride + index] = block;
-        group.context_lens[i] = position + 1;
-        group.blocks[i] = block;
-        group.offsets[i] = position % op.block_size;
+        const FillGroup& group = op.groups[g];
+        group.context_lens[i] = before + length;
+        for (int64_t j = 0; j < length; ++j) {
+          const int64_t index = (before + j) / op.block_size;
+          const int64_t block = group.batch_tables[row * group.batch_stride + index];
+          group.tables[i * group.stride + index] = block;
+          group.blocks[first + j] = block;
+          group.offsets[first + j] = (before + j) % op.block_size;
+        }
       }
     }
   });
 }
 
-inline void accept(Worker& worker, const AcceptOp& op) {
+inline void advance(Worker& worker, const AdvanceOp& op) {
   worker.for_each(1, 1, [&](int64_t, int64_t) {
-    *op.failed = 0;
-    for (int64_t i = 0; i < *op.rows; ++i) {
-      const int64_t row = op.batch_rows[i];
-      ++op.num_computed[row];
-      if (op.status[i] != SampleStatus::chosen) {
-        ++*op.failed;
-        continue;
+    for (int64_t i = 0; i < *op.sequences; ++i) {
+      const auto line = [&](UnitLine which) { return op.units[which * op.units_stride + i]; };
+      const int64_t row = line(kBatchRow), drafts = line(kDrafts), known = line(kContext) - drafts;
+      int64_t gained = 0;
+      if (line(kLogits) >= 0) {
+        int32_t* place = op.batch_tokens + row * op.tokens_stride + known;
+        const int64_t* sampled = op.tokens + line(kLogits);
+        bool right = true;
+        for (; right && gained <= drafts; ++gained) {
+          right = gained < drafts && place[gained] == sampled[gained];
+          place[gained] = static_cast<int32_t>(sampled[gained]);
+        }
+        op.outputs[row] += static_cast<int32_t>(gained);
+        op.accepted[line(kLogits)] = static_cast<int32_t>(gained);
       }
-      op.batch_tokens[row * op.tokens_stride + op.num_tokens[row]++] = op.tokens[i];
-      ++op.num_outputs[row];
+      op.computed[row] = static_cast<int32_t>(known + (gained > 0 ? gained - 1 : 0));
     }
   });
 }

@@ -118,10 +118,10 @@ struct Engine {
         return isa.route(worker, op.route);
       case OpCode::experts:
         return isa.experts(worker, op.experts);
-      case OpCode::next:
-        return next(worker, op.next);
-      case OpCode::accept:
-        return accept(worker, op.accept);
+      case OpCode::fill:
+        return fill(worker, op.fill);
+      case OpCode::advance:
+        return advance(worker, op.advance);
       case OpCode::finite:
         return finite(worker, op.finite);
       case OpCode::count:

@@ -12,7 +12,7 @@ from typing import Any
 LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # another build, for tests
 LOWER = "PENSTOCK_ISA"  # names an instruction set below the best, for tests; "none": no native kernels
 
-EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION, SAMPLE, ROUTE, EXPERTS, NEXT, ACCEPT, FINITE = range(12)
+EMBEDDING, NORM, LINEAR, ROTATION, CACHE, ATTENTION, SAMPLE, ROUTE, EXPERTS, FILL, ADVANCE, FINITE = range(12)
 F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int8", "int4", "int16")
 EPILOGUES = ("", "silu", "gelu_tanh")
@@ -189,19 +189,29 @@ class PackJob(ctypes.Structure):
     )
 
 
-class SampleEdits(ctypes.Structure):
+class LogitEdits(ctypes.Structure):
     _fields_ = (
-        ("bias_count", c_int64),
-        ("seen_count", c_int64),
-        ("banned_count", c_int64),
+        ("repetition", c_void_p),
+        ("presence", c_void_p),
+        ("frequency", c_void_p),
+        ("bias_count", c_void_p),
         ("bias_ids", c_void_p),
         ("biases", c_void_p),
-        ("seen_ids", c_void_p),
-        ("seen_counts", c_void_p),
-        ("banned_ids", c_void_p),
-        ("repetition", c_float),
-        ("presence", c_float),
-        ("frequency", c_float),
+        ("ban_count", c_void_p),
+        ("ban_ids", c_void_p),
+        ("min_tokens", c_void_p),
+        ("prompt", c_void_p),
+        ("token_ids", c_void_p),
+        ("most_biases", c_int64),
+        ("most_bans", c_int64),
+        ("most_tokens", c_int64),
+    )
+
+
+class PackedLogprobs(ctypes.Structure):
+    _fields_ = (
+        ("words", c_void_p),
+        ("stride", c_int64),
     )
 
 
@@ -209,25 +219,26 @@ class SampleOp(ctypes.Structure):
     _fields_ = (
         ("count", c_void_p),
         ("rows", c_void_p),
+        ("ahead", c_void_p),
         ("logits", c_void_p),
-        ("edits", c_void_p),
         ("vocab", c_int64),
+        ("targets", c_void_p),
+        ("edits", c_void_p),
         ("choosing", c_void_p),
         ("temperature", c_void_p),
         ("top_k", c_void_p),
         ("top_p", c_void_p),
         ("min_p", c_void_p),
         ("streams", c_void_p),
-        ("num_outputs", c_void_p),
+        ("outputs", c_void_p),
         ("logprobs", c_void_p),
         ("tokens", c_void_p),
         ("status", c_void_p),
         ("packed", c_void_p),
-        ("packed_stride", c_int64),
     )
 
 
-class NextGroup(ctypes.Structure):
+class FillGroup(ctypes.Structure):
     _fields_ = (
         ("batch_tables", c_void_p),
         ("batch_stride", c_int64),
@@ -239,13 +250,14 @@ class NextGroup(ctypes.Structure):
     )
 
 
-class NextOp(ctypes.Structure):
+class FillOp(ctypes.Structure):
     _fields_ = (
-        ("rows", c_void_p),
-        ("batch_rows", c_void_p),
+        ("sequences", c_void_p),
+        ("units", c_void_p),
+        ("units_stride", c_int64),
         ("batch_tokens", c_void_p),
         ("tokens_stride", c_int64),
-        ("num_computed", c_void_p),
+        ("computed", c_void_p),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("groups", c_void_p),
@@ -254,18 +266,17 @@ class NextOp(ctypes.Structure):
     )
 
 
-class AcceptOp(ctypes.Structure):
+class AdvanceOp(ctypes.Structure):
     _fields_ = (
-        ("rows", c_void_p),
-        ("batch_rows", c_void_p),
+        ("sequences", c_void_p),
+        ("units", c_void_p),
+        ("units_stride", c_int64),
         ("tokens", c_void_p),
-        ("status", c_void_p),
         ("batch_tokens", c_void_p),
         ("tokens_stride", c_int64),
-        ("num_tokens", c_void_p),
-        ("num_computed", c_void_p),
-        ("num_outputs", c_void_p),
-        ("failed", c_void_p),
+        ("computed", c_void_p),
+        ("outputs", c_void_p),
+        ("accepted", c_void_p),
     )
 
 
@@ -284,8 +295,8 @@ class _Ops(ctypes.Union):
         ("sample", SampleOp),
         ("route", RouteOp),
         ("experts", ExpertsOp),
-        ("next", NextOp),
-        ("accept", AcceptOp),
+        ("fill", FillOp),
+        ("advance", AdvanceOp),
         ("finite", FiniteOp),
     )
 

@@ -27,8 +27,8 @@ enum class OpCode : int32_t {
   sample,
   route,
   experts,
-  next,
-  accept,
+  fill,
+  advance,
   finite,
   count
 };
@@ -171,78 +171,96 @@ struct AttentionOp {
   Dtype page_dtype;
 };
 
-enum class Choosing : int8_t { greedy = 0, plain = 1, filtered = 2, top_k = 3 };  // a row's token; plain: no filter
+enum class Choosing : int32_t { greedy = 0, plain = 1, filtered = 2, top_k = 3 };  // a row's token; plain: no filter
 
 enum class SampleStatus : int32_t { chosen = 0, not_finite = 1, all_banned = 2 };
 
-struct SampleEdits {  // what changes a row's logits before its token is chosen, in this order
-  int64_t bias_count, seen_count, banned_count;
-  const int64_t* bias_ids;
-  const float* biases;
-  const int64_t* seen_ids;
-  const float* seen_counts;  // in the output
-  const int64_t* banned_ids;
-  float repetition, presence, frequency;
+// What changes the logits of a row of the batch before its token is chosen, in this order: biases, penalties, bans.
+// Arrays are indexed by the row of the batch. Penalties count the row's tokens afresh in every step.
+struct LogitEdits {
+  const float* repetition;  // 1: none
+  const float* presence;
+  const float* frequency;
+  const int32_t* bias_count;
+  const int32_t* bias_ids;  // [row][most_biases]
+  const float* biases;      // [row][most_biases]
+  const int32_t* ban_count;
+  const int32_t* ban_ids;     // [row][most_bans]
+  const int32_t* min_tokens;  // the bans hold while a row has fewer outputs
+  const int32_t* prompt;      // tokens of the prompt
+  const int32_t* token_ids;   // [row][most_tokens]: prompt, then outputs, then drafts
+  int64_t most_biases, most_bans, most_tokens;
 };
 
-// The next token of each of `count` rows of logits, which hold raw values before and after. The arrays from `choosing`
-// to `logprobs` are indexed by what `rows` says, all else by the place among the rows sampled.
+struct PackedLogprobs {  // [rows of logits][stride]
+  int32_t* words;
+  int64_t stride;
+};
+
+// The next token of each of `count` rows of logits, which hold raw values before and after. Where drafts of a row of
+// the batch are verified, several rows of logits belong to it. The arrays from `choosing` to `logprobs` are indexed by
+// the row of the batch, all else by the row of logits. `edits` and `packed` may be changed between runs.
 struct SampleOp {
   const int64_t* count;
-  const int64_t* rows;
-  float* logits;             // [count][vocab]
-  const SampleEdits* edits;  // [count], or null
+  const int32_t* rows;   // the row of the batch
+  const int32_t* ahead;  // how many drafts lie between its outputs and this row of logits
+  float* logits;         // [count][vocab]
   int64_t vocab;
+  const int64_t* targets;  // or null: tokens that are given, and only scored
+  const LogitEdits* edits;
   const Choosing* choosing;
   const double* temperature;
-  const int64_t* top_k;  // in [1, vocab] where it is what chooses
+  const int32_t* top_k;  // in [1, vocab] where it is what chooses
   const double* top_p;
   const double* min_p;
-  const uint64_t* streams;     // of noise
-  const int64_t* num_outputs;  // so far
-  const int64_t* logprobs;     // how many of the best, at most vocab; -1: none at all
+  const uint64_t* streams;  // of noise
+  const int32_t* outputs;   // tokens so far
+  const int32_t* logprobs;  // how many of the best, at most vocab; -1: none at all
   int64_t* tokens;
   SampleStatus* status;
-  int32_t* packed;  // [count][packed_stride]: logprobs
-  int64_t packed_stride;
+  const PackedLogprobs* packed;
 };
 
-struct NextGroup {  // of one KV group: the batch's block tables, and what the model reads
-  const int64_t* batch_tables;
+// Lines of `units`, which has one column for each sequence of a step.
+enum UnitLine { kFirst, kLength, kContext, kBatchRow, kBefore, kLogits, kDrafts };
+
+struct FillGroup {  // of one KV group: the batch's block tables, and what the model reads
+  const int32_t* batch_tables;
   int64_t batch_stride;
-  int64_t* tables;  // [rows][stride], as of the step before: a row's next block joins
+  int64_t* tables;  // [sequences][stride]: the blocks of the step's tokens join
   int64_t stride;
-  int64_t* context_lens;  // [rows]
-  int64_t* blocks;        // [rows]
-  int64_t* offsets;       // [rows]
+  int64_t* context_lens;  // [sequences]
+  int64_t* blocks;        // [tokens]
+  int64_t* offsets;       // [tokens]
 };
 
-// The inputs of a step that computes the last token of each of `batch_rows`, as the step before did.
-struct NextOp {
-  const int64_t* rows;
-  const int64_t* batch_rows;    // [rows]
-  const int64_t* batch_tokens;  // indexed by batch row, as is num_computed
+// The inputs of a step: the next tokens of each sequence, from what the batch holds of its row.
+struct FillOp {
+  const int64_t* sequences;
+  int32_t* units;  // [lines][units_stride]; the contexts are filled in
+  int64_t units_stride;
+  const int32_t* batch_tokens;  // indexed by the row of the batch, as is `computed`
   int64_t tokens_stride;
-  const int64_t* num_computed;
-  int64_t* token_ids;  // [rows]
-  int64_t* positions;  // [rows]
-  const NextGroup* groups;
+  const int32_t* computed;
+  int64_t* token_ids;  // [tokens]
+  int64_t* positions;  // [tokens]
+  const FillGroup* groups;
   int64_t group_count;
   int64_t block_size;
 };
 
-// Takes the tokens of such a step into the batch.
-struct AcceptOp {
-  const int64_t* rows;
-  const int64_t* batch_rows;   // [rows]
-  const int64_t* tokens;       // [rows]
-  const SampleStatus* status;  // [rows]
-  int64_t* batch_tokens;       // indexed by batch row, as are the counts
+// Takes the tokens of a step into the batch. Of a sequence's drafts those are accepted that lie before the first one
+// that was not sampled; the sampled token after them follows.
+struct AdvanceOp {
+  const int64_t* sequences;
+  const int32_t* units;  // as in FillOp, contexts included
+  int64_t units_stride;
+  const int64_t* tokens;  // [rows of logits]: sampled
+  int32_t* batch_tokens;  // indexed by the row of the batch, as are the counts
   int64_t tokens_stride;
-  int64_t* num_tokens;
-  int64_t* num_computed;
-  int64_t* num_outputs;
-  int64_t* failed;  // how many rows have no token
+  int32_t* computed;
+  int32_t* outputs;
+  int32_t* accepted;  // [rows of logits]: how many tokens a sequence gained, at its first row
 };
 
 struct FiniteOp {  // whether a row holds neither NaN nor infinity
@@ -265,8 +283,8 @@ struct Op {
     SampleOp sample;
     RouteOp route;
     ExpertsOp experts;
-    NextOp next;
-    AcceptOp accept;
+    FillOp fill;
+    AdvanceOp advance;
     FiniteOp finite;
   };
 };

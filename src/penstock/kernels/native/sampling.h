@@ -1,6 +1,6 @@
 // Sampling: a token of every row of logits, one row to a thread, so that a row's token depends on that row alone.
 //
-// runtime/sampler_reference.py defines the tokens, runtime/noise.py the noise. Nothing is sorted but the few best, and
+// runtime/sampling/reference.py defines the tokens, runtime/sampling/noise.py the noise. Nothing is sorted but the few best, and
 // what is needed is taken of every lane (16 tokens, 16 apart) of every block of 256 tokens, in a pass over the logits and
 // one over the tokens' hashes:
 //
@@ -260,54 +260,131 @@ bool choose(Row& row, const Draw& draw, Choosing choosing, int64_t& token) {
   return true;
 }
 
-// Calls body(id) for every token whose logit is edited; one may come several times.
-template <class Body>
-void for_each_edited(const SampleEdits& edits, Body&& body) {
-  for (int64_t i = 0; i < edits.bias_count; ++i) body(edits.bias_ids[i]);
-  for (int64_t i = 0; i < edits.seen_count; ++i) body(edits.seen_ids[i]);
-  for (int64_t i = 0; i < edits.banned_count; ++i) body(edits.banned_ids[i]);
-}
+// The distinct tokens of a row and how often its outputs hold each: a hash table, as a row holds few of a vocabulary.
+class TokenCounts {
+ public:
+  struct Entry {
+    int32_t token, count;
+  };
 
-// Products are taken in float64, where they are exact: rounded as in NumPy, and not fused with a sum by a compiler.
-void edit(const SampleEdits& edits, float* logits) {
-  for (int64_t i = 0; i < edits.bias_count; ++i) logits[edits.bias_ids[i]] += edits.biases[i];
-  for (int64_t i = 0; i < edits.seen_count; ++i) {
-    float& value = logits[edits.seen_ids[i]];
-    if (edits.repetition != 1) {
-      value = value < 0 ? static_cast<float>(static_cast<double>(value) * edits.repetition) : value / edits.repetition;
-    }
-    const float count = edits.seen_counts[i];
-    value -= static_cast<float>(static_cast<double>(edits.frequency) * count) + (count > 0 ? edits.presence : 0.0f);
+  static size_t bytes(int64_t tokens) { return entries_for(tokens) * sizeof(Entry); }
+
+  TokenCounts(int64_t tokens, std::byte* memory)
+      : entries_(reinterpret_cast<Entry*>(memory)), mask_(entries_for(tokens) - 1) {
+    std::fill(entries_, entries_ + mask_ + 1, Entry{-1, 0});
   }
-  for (int64_t i = 0; i < edits.banned_count; ++i) logits[edits.banned_ids[i]] = -kInfinity;
-}
 
-// `saved`: room for the logits that are edited.
-SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory, float* saved) {
-  const int64_t id = op.rows[index], wanted = op.logprobs[id];
-  const SampleEdits edits = op.edits == nullptr ? SampleEdits{} : op.edits[index];
-  const bool edited = edits.bias_count + edits.seen_count + edits.banned_count > 0;
-  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id],
-                  Noise(op.streams[id], op.num_outputs[id])};
+  void add(int32_t token, int32_t times) {
+    uint64_t at = static_cast<uint32_t>(token) * 0x9e3779b1u & mask_;
+    while (entries_[at].token != token && entries_[at].token >= 0) at = (at + 1) & mask_;
+    entries_[at].token = token;
+    entries_[at].count += times;
+  }
+
+  template <class Body>
+  void for_each(Body&& body) const {
+    for (uint64_t i = 0; i <= mask_; ++i) {
+      if (entries_[i].token >= 0) body(entries_[i]);
+    }
+  }
+
+ private:
+  static uint64_t entries_for(int64_t tokens) { return std::bit_ceil(static_cast<uint64_t>(2 * tokens + 2)); }
+
+  Entry* entries_;
+  uint64_t mask_;
+};
+
+// The edits of one row of logits, which belongs to a row of the batch that has `outputs` outputs and drafts by then.
+struct RowEdits {
+  const float* biases;
+  const int32_t *bias_ids, *ban_ids, *tokens;
+  float repetition, presence, frequency;
+  int64_t bias_count, ban_count, prompt, outputs;
+
+  RowEdits(const LogitEdits& all, int64_t row, int64_t outputs)
+      : biases(all.biases + row * all.most_biases),
+        bias_ids(all.bias_ids + row * all.most_biases),
+        ban_ids(all.ban_ids + row * all.most_bans),
+        tokens(all.token_ids + row * all.most_tokens),
+        repetition(all.repetition[row]),
+        presence(all.presence[row]),
+        frequency(all.frequency[row]),
+        bias_count(all.bias_count[row]),
+        ban_count(outputs < all.min_tokens[row] ? all.ban_count[row] : 0),
+        prompt(all.prompt[row]),
+        outputs(outputs) {}
+
+  bool penalises() const { return repetition != 1 || presence != 0 || frequency != 0; }
+  bool any() const { return penalises() || bias_count + ban_count > 0; }
+
+  // Tokens that penalties may change, counted as often as they come.
+  int64_t seen() const { return penalises() ? (repetition != 1 ? prompt : 0) + outputs : 0; }
+
+  // Room for the logits that are edited, and for counting tokens.
+  int64_t saved() const { return bias_count + seen() + ban_count; }
+  size_t bytes() const { return any() ? TokenCounts::bytes(seen()) + saved() * sizeof(float) : 0; }
+
+  TokenCounts count(std::byte* memory) const {
+    TokenCounts counts(seen(), memory);
+    if (!penalises()) return counts;
+    for (int64_t i = 0; repetition != 1 && i < prompt; ++i) counts.add(tokens[i], 0);
+    for (int64_t i = prompt; i < prompt + outputs; ++i) counts.add(tokens[i], 1);
+    return counts;
+  }
+
+  // Calls body(token) for every token whose logit is edited; one may come several times.
+  template <class Body>
+  void for_each(const TokenCounts& counts, Body&& body) const {
+    for (int64_t i = 0; i < bias_count; ++i) body(bias_ids[i]);
+    counts.for_each([&](const TokenCounts::Entry& entry) { body(entry.token); });
+    for (int64_t i = 0; i < ban_count; ++i) body(ban_ids[i]);
+  }
+
+  // Products are taken in float64, where they are exact: rounded as in NumPy, and not fused with a sum by a compiler.
+  void apply(const TokenCounts& counts, float* logits) const {
+    for (int64_t i = 0; i < bias_count; ++i) logits[bias_ids[i]] += biases[i];
+    counts.for_each([&](const TokenCounts::Entry& entry) {
+      float& value = logits[entry.token];
+      if (repetition != 1) {
+        value = value < 0 ? static_cast<float>(static_cast<double>(value) * repetition) : value / repetition;
+      }
+      const auto count = static_cast<float>(entry.count);
+      value -= static_cast<float>(static_cast<double>(frequency) * count) + (count > 0 ? presence : 0.0f);
+    });
+    for (int64_t i = 0; i < ban_count; ++i) logits[ban_ids[i]] = -kInfinity;
+  }
+};
+
+// `memory`: room for the survey of a row, then for its edits.
+SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
+  const int64_t id = op.rows[index], wanted = op.logprobs[id], outputs = op.outputs[id] + op.ahead[index];
+  const RowEdits edits(*op.edits, id, outputs);
+  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id], Noise(op.streams[id], outputs)};
   float* logits = op.logits + index * op.vocab;
-  int32_t* words = op.packed + index * op.packed_stride;
+  int32_t* words = op.packed->words + index * op.packed->stride;
   int64_t& token = op.tokens[index];
   token = 0;
   Row row(logits, op.vocab, memory);
-  const bool finite = edited ? survey(row) : choose(row, draw, op.choosing[id], token);
+  const bool given = op.targets != nullptr, surveyed = given || edits.any();
+  const bool finite = surveyed ? survey(row) : choose(row, draw, op.choosing[id], token);
   if (!finite) return SampleStatus::not_finite;
   double normaliser = 0;
   if (wanted >= 0) {  // of the raw logits
     normaliser = log_sum_exp(row);
     pack_best(row, wanted, normaliser, words);
   }
-  if (edited) {
+  if (given) {
+    token = op.targets[index];
+  } else if (edits.any()) {
+    auto* saved = reinterpret_cast<float*>(memory + Row::bytes(op.vocab));
+    const TokenCounts counts = edits.count(reinterpret_cast<std::byte*>(saved + edits.saved()));
     float* next = saved;
-    for_each_edited(edits, [&](int64_t at) { *next++ = logits[at]; });
-    edit(edits, logits);
+    edits.for_each(counts, [&](int64_t at) { *next++ = logits[at]; });
+    edits.apply(counts, logits);
     const bool chosen = choose(row, draw, op.choosing[id], token);
     next = saved;
-    for_each_edited(edits, [&](int64_t at) { logits[at] = *next++; });
+    edits.for_each(counts, [&](int64_t at) { logits[at] = *next++; });
     if (!chosen) return SampleStatus::all_banned;
   }
   if (wanted >= 0) pack_token(row, token, normaliser, words);
@@ -315,15 +392,13 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory, fl
 }
 
 void sample(Worker& worker, const SampleOp& op) {
-  int64_t most_edited = 0;
-  for (int64_t i = 0; op.edits != nullptr && i < *op.count; ++i) {
-    const SampleEdits& edits = op.edits[i];
-    most_edited = std::max(most_edited, edits.bias_count + edits.seen_count + edits.banned_count);
+  size_t most = 0;
+  for (int64_t i = 0; i < *op.count; ++i) {
+    most = std::max(most, RowEdits(*op.edits, op.rows[i], op.outputs[op.rows[i]] + op.ahead[i]).bytes());
   }
-  std::byte* memory = worker.own(Row::bytes(op.vocab) + most_edited * sizeof(float));
-  auto* saved = reinterpret_cast<float*>(memory + Row::bytes(op.vocab));
+  std::byte* memory = worker.own(Row::bytes(op.vocab) + most);
   worker.for_each(*op.count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) op.status[i] = sample_row(op, i, memory, saved);
+    for (int64_t i = begin; i < end; ++i) op.status[i] = sample_row(op, i, memory);
   });
 }
 

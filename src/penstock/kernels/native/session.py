@@ -19,27 +19,27 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.library import (
-    ACCEPT,
+    ADVANCE,
     ATTENTION,
     CACHE,
     EMBEDDING,
     EXPERTS,
+    FILL,
     FINITE,
     LINEAR,
-    NEXT,
     NORM,
     ROTATION,
     ROUTE,
     SAMPLE,
-    AcceptOp,
+    AdvanceOp,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
     Engine,
     ExpertsOp,
+    FillOp,
     FiniteOp,
     LinearOp,
-    NextOp,
     NormOp,
     Op,
     RotationOp,
@@ -58,8 +58,8 @@ AnyOp = (
     | SampleOp
     | RouteOp
     | ExpertsOp
-    | NextOp
-    | AcceptOp
+    | FillOp
+    | AdvanceOp
     | FiniteOp
 )
 _CODES: dict[type[Any], tuple[int, str]] = {
@@ -72,8 +72,8 @@ _CODES: dict[type[Any], tuple[int, str]] = {
     SampleOp: (SAMPLE, "sample"),
     RouteOp: (ROUTE, "route"),
     ExpertsOp: (EXPERTS, "experts"),
-    NextOp: (NEXT, "next"),
-    AcceptOp: (ACCEPT, "accept"),
+    FillOp: (FILL, "fill"),
+    AdvanceOp: (ADVANCE, "advance"),
     FiniteOp: (FINITE, "finite"),
 }
 _NAMES = dict(_CODES.values())

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.resident import Prepared, describe
+from penstock.kernels.batch_arrays import StepSequences, order_units
 from penstock.kernels.triton.attention_kernels import attend, merge
 from penstock.kernels.triton.store import rotation, store
 from penstock.kernels.triton.tiles import precision
@@ -41,16 +41,16 @@ class TritonAttention:
         in tiles of one shape, each over keys from the first on. So it is the same in a chunk of any length."""
         self._fixed = fixed
 
-    def prepare(self, batch: AttentionBatch, keys: Tensor) -> Prepared:
+    def prepare(self, batch: AttentionBatch, keys: Tensor) -> StepSequences:
         lengths, count = batch.query_lens, len(batch.context_lens)
-        sequences, decodes = describe(lengths, batch.query_start[:-1], batch.context_lens, np.arange(count))
+        sequences, decodes = order_units(lengths, batch.query_start[:-1], batch.context_lens, np.arange(count))
         # One copy: each would be a call to the driver.
         flat = np.concatenate([sequences.ravel(), batch.block_tables.astype(np.int32).ravel()])
         staged = torch.from_numpy(flat)
         if keys.is_cuda:
             staged = staged.pin_memory().to(keys.device, non_blocking=True)
         several = lengths[lengths > 1]
-        return Prepared(
+        return StepSequences(
             batch.window,
             staged[: sequences.size].view(sequences.shape),
             staged[sequences.size :].view(batch.block_tables.shape),
@@ -78,7 +78,7 @@ class TritonAttention:
     ) -> Tensor:
         return store(qkv, heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if prepared.decodes and self._fixed:
             # Nobody has several queries before these: their columns of `sequences` say so.
@@ -94,7 +94,7 @@ class TritonAttention:
         return pages
 
 
-def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float, out: Tensor) -> None:
+def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float, out: Tensor) -> None:
     """Fill in the rows of the sequences of one query."""
     count, heads, head_dim = prepared.decodes, query.shape[1], query.shape[2]
     segments = SEGMENTS if count <= SPLIT_BELOW // keys.shape[1] else 1
@@ -109,7 +109,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, sca
         merge[(count, heads)](
             partial,
             sums,
-            prepared.sequences,
+            prepared.units,
             out,
             count,
             heads,
@@ -121,7 +121,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, sca
 
 
 def _prefill(
-    query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float, out: Tensor, *, fixed: bool
+    query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float, out: Tensor, *, fixed: bool
 ) -> None:
     """Fill in the rows of the sequences of several queries."""
     group = query.shape[1] // keys.shape[1]
@@ -151,7 +151,7 @@ def _attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    prepared: Prepared,
+    prepared: StepSequences,
     scale: float,
     out: Tensor,
     parts: tuple[Tensor | None, Tensor | None],
@@ -169,9 +169,9 @@ def _attend(
         values.view(torch.float32) if scaled else None,
         out,
         *parts,
-        prepared.sequences,
+        prepared.units,
         prepared.tables,
-        prepared.sequences.shape[1],
+        prepared.units.shape[1],
         prepared.decodes,
         prepared.prompts,
         query.stride(0),

@@ -1,0 +1,1 @@
+"""Triton kernels that choose tokens and score them."""

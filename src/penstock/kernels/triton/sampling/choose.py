@@ -1,0 +1,53 @@
+"""The step kernel that chooses tokens on a GPU: edits, summary, sampling and logprobs, one after the other."""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import AHEAD, ALL_BANNED, CHOSEN, ROW, Chosen, EditRows, SamplingRows
+from penstock.kernels.triton.sampling.edits import edit
+from penstock.kernels.triton.sampling.logprobs import pack_logprobs
+from penstock.kernels.triton.sampling.row_summary import RowSummary
+from penstock.kernels.triton.sampling.sample import sample
+
+
+def choose(
+    logits: Tensor,
+    logit_rows: Tensor,
+    sampling: SamplingRows,
+    edits: EditRows,
+    token_ids: Tensor,
+    *,
+    edited: Tensor | None,
+    filtered: bool,
+    logprobs: int,
+) -> Chosen:
+    """The next token of each row of fp32 logits [n, vocab], which may be overwritten.
+
+    int32 `logit_rows` [LOGIT_LINES, n] are those of StepArrays, and int32 `token_ids` [rows of the batch, most] those
+    of BatchRows. int32 `edited` [m] are the rows of logits that have edits; `filtered` says whether any has a top_k,
+    top_p or min_p. The result has `logprobs` alternatives packed for every row; -1: none.
+    """
+    rows = logit_rows[ROW]
+    outputs = sampling.outputs.index_select(0, rows) + logit_rows[AHEAD]
+    raw, summary, finite = logits, None, None
+    if edited is not None:
+        if logprobs >= 0:
+            raw = logits.clone()
+        finite = logits.index_select(0, edited).amax(1).isfinite()  # a maximum is NaN where any logit is
+        edit(logits, edited, rows, outputs, edits, token_ids)
+    summary = RowSummary.of(logits, rows, outputs, sampling)
+    tokens, status = sample(logits, rows, outputs, sampling, summary, filtered=filtered)
+    if edited is not None and finite is not None:
+        before = status.index_select(0, edited)
+        status[edited] = torch.where(finite & (before != CHOSEN), ALL_BANNED, before)
+    if logprobs < 0:
+        return Chosen(tokens, status)
+    if raw is not logits:
+        summary = RowSummary.of(raw, rows, outputs, sampling)
+    return Chosen(tokens, status, pack_logprobs(raw, tokens, summary, logprobs))
+
+
+def score(logits: Tensor, targets: Tensor, k: int, sampling: SamplingRows, edits: EditRows) -> Tensor:
+    """int32 [n, 3 + 2 k]: packed logprobs of int64 `targets` [n] with k alternatives each, from fp32 [n, vocab]."""
+    spare = torch.full((len(targets),), len(sampling.kind) - 1, dtype=torch.int32, device=logits.device)
+    return pack_logprobs(logits, targets, RowSummary.of(logits, spare, torch.zeros_like(spare), sampling), k)

@@ -1,0 +1,122 @@
+"""Edits of logits before a token is chosen: biases, penalties and the ban of stop tokens.
+
+Penalties count the row's tokens afresh in every step: the device has them anyway, so no counts of the vocabulary's size
+are kept for a row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import EditRows
+
+ROWS = 32  # rows edited at once: bounds the memory for counts, of the vocabulary's size each
+CHUNK = 2048
+PROMPT = 1 << 30  # in a token's count: it is in the prompt
+
+
+def edit(logits: Tensor, which: Tensor, rows: Tensor, outputs: Tensor, parameters: EditRows, token_ids: Tensor) -> None:
+    """Edit rows int32 `which` [m] of fp32 logits [n, vocab] in place.
+
+    int32 [n]: `rows` are the rows of the batch, `outputs` how many outputs (and drafts) each has by then. int32
+    `token_ids` [rows of the batch, most] holds prompts, then outputs, then drafts.
+    """
+    vocab = logits.shape[1]
+    for part in which.split(ROWS):
+        counts = torch.zeros(len(part), vocab, dtype=torch.int32, device=logits.device)
+        _edit[(len(part),)](
+            logits,
+            part,
+            rows,
+            parameters.repetition,
+            parameters.presence,
+            parameters.frequency,
+            parameters.bias_count,
+            parameters.bias_ids,
+            parameters.biases,
+            parameters.ban_count,
+            parameters.ban_ids,
+            parameters.min_tokens,
+            token_ids,
+            parameters.prompt,
+            outputs,
+            counts,
+            vocab,
+            token_ids.shape[1],
+            parameters.bias_ids.shape[1],
+            parameters.ban_ids.shape[1],
+            PROMPT=PROMPT,
+            CHUNK=CHUNK,
+            num_warps=8,
+        )
+
+
+@triton.jit(do_not_specialize=["most_tokens", "most_biases", "most_bans"])  # two of them grow while serving
+def _edit(
+    logits,
+    which,
+    rows,
+    repetitions,
+    presences,
+    frequencies,
+    bias_counts,
+    bias_ids,
+    biases,
+    ban_counts,
+    ban_ids,
+    min_tokens,
+    token_ids,
+    prompts,
+    outputs,
+    counts,
+    vocab,
+    most_tokens,
+    most_biases,
+    most_bans,
+    PROMPT: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One row to a program."""
+    place = tl.load(which + tl.program_id(0)).to(tl.int64)
+    row = tl.load(rows + place).to(tl.int64)
+    logits += place * vocab
+    lane = tl.arange(0, CHUNK)
+    done = tl.load(outputs + place)
+
+    count = tl.load(bias_counts + row)
+    for start in range(0, count, CHUNK):
+        inside = start + lane < count
+        token = tl.load(bias_ids + row * most_biases + start + lane, mask=inside, other=0)
+        bias = tl.load(biases + row * most_biases + start + lane, mask=inside, other=0.0)
+        tl.store(logits + token, tl.load(logits + token, mask=inside, other=0.0) + bias, mask=inside)
+
+    repetition = tl.load(repetitions + row)
+    presence = tl.load(presences + row)
+    frequency = tl.load(frequencies + row)
+    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+        seen = counts + tl.program_id(0).to(tl.int64) * vocab
+        prompt = tl.load(prompts + row)
+        for start in range(0, prompt + done, CHUNK):
+            nth = start + lane
+            inside = nth < prompt + done
+            token = tl.load(token_ids + row * most_tokens + nth, mask=inside, other=0)
+            tl.atomic_or(seen + token, tl.where(nth < prompt, PROMPT, 0), mask=inside & (nth < prompt), sem="relaxed")
+            tl.atomic_add(seen + token, 1, mask=inside & (nth >= prompt), sem="relaxed")
+        tl.debug_barrier()  # other threads read what these wrote: biases and counts
+        for start in range(0, vocab, CHUNK):
+            inside = start + lane < vocab
+            value = tl.load(logits + start + lane, mask=inside, other=0.0)
+            tally = tl.load(seen + start + lane, mask=inside, other=0)
+            times = (tally & (PROMPT - 1)).to(tl.float32)
+            value = tl.where(value < 0.0, value * repetition, value / repetition)
+            value -= frequency * times + tl.where(times > 0.0, presence, 0.0)
+            tl.store(logits + start + lane, value, mask=inside & (tally != 0))
+
+    if done < tl.load(min_tokens + row):
+        tl.debug_barrier()
+        banned = tl.load(ban_counts + row)
+        for start in range(0, banned, CHUNK):
+            inside = start + lane < banned
+            token = tl.load(ban_ids + row * most_bans + start + lane, mask=inside, other=0)
+            tl.store(logits + token, float("-inf"), mask=inside)

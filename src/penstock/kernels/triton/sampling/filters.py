@@ -1,0 +1,252 @@
+"""Drawing from what top_k, top_p and min_p keep, without a sort.
+
+A floor under what is kept is known from the summary: few tokens reach it, and they are listed first. top_k finds the
+k-th largest logit by bisecting the bits of floats. top_p draws first and then asks whether the mass ahead of the winner
+is below its share; if not, the winner among those ahead of it is next.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import FILTERED, TOP_K, SamplingRows
+from penstock.kernels.triton.sampling.noise import gumbel, hash_tokens, noise_key
+from penstock.kernels.triton.sampling.row_summary import LANES, RowSummary
+
+LISTED = 16384  # tokens of a row that can be listed; with more, all tokens are read
+CHUNK = 2048  # tokens read at once
+
+
+def draw_filtered(
+    logits: Tensor,
+    rows: Tensor,
+    outputs: Tensor,
+    parameters: SamplingRows,
+    summary: RowSummary,
+    tokens: Tensor,
+    status: Tensor,
+) -> None:
+    """Replace the tokens of the rows whose kind is FILTERED or TOP_K. Arguments are as in `sample`."""
+    count, vocab = logits.shape
+    blocks = summary.tops.shape[1]
+    _draw_filtered[(count,)](
+        logits,
+        rows,
+        parameters.kind,
+        parameters.temperature,
+        parameters.top_k,
+        parameters.top_p,
+        parameters.min_p,
+        parameters.streams,
+        outputs,
+        summary.tops,
+        summary.masses,
+        summary.lanes,
+        torch.empty(count, LISTED, dtype=torch.int32, device=logits.device),
+        tokens,
+        status,
+        vocab,
+        blocks,
+        FILTERED=FILTERED,
+        TOP_K=TOP_K,
+        LISTED=LISTED,
+        CHUNK=CHUNK,
+        BLOCKS=triton.next_power_of_2(blocks),
+        BLOCK_LANES=LANES,
+        LANES=triton.next_power_of_2(blocks * LANES),
+        num_warps=8,
+    )
+
+
+@triton.jit
+def ordered(values):
+    """fp32 as uint32 of the same order, and both zeros the same."""
+    bits = tl.where(values == 0.0, 0.0, values).to(tl.uint32, bitcast=True)
+    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
+
+
+@triton.jit
+def logit_of(key):
+    """The inverse of `ordered`."""
+    return tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def floor_of_best(lanes, count, k, LANES: tl.constexpr):
+    """A logit that at least k tokens reach, and few more: the k-th largest of the lanes' greatest, or -inf."""
+    each = tl.arange(0, LANES)
+    keys = ordered(tl.load(lanes + each, mask=each < count, other=float("-inf")))
+    keys = tl.where(each < count, keys, 0)
+    found = tl.zeros([], tl.uint32)
+    for i in range(32):
+        trial = found | (tl.full([], 1, tl.uint32) << (31 - i))
+        found = tl.where(tl.sum((keys >= trial).to(tl.int32), 0) >= k, trial, found)
+    return tl.where(k <= count, logit_of(found), float("-inf"))
+
+
+@triton.jit
+def list_reaching(logits, listing, vocab, floor, CHUNK: tl.constexpr, LISTED: tl.constexpr):
+    """List a row's tokens of at least a logit in ascending order, as far as there is room; gives how many they are."""
+    size = tl.zeros([], tl.int32)
+    for start in range(0, vocab, CHUNK):
+        token = start + tl.arange(0, CHUNK)
+        value = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+        reaching = (token < vocab) & (value >= floor)
+        place = size + tl.cumsum(reaching.to(tl.int32), 0) - 1
+        tl.store(listing + place, token, mask=reaching & (place < LISTED))
+        size += tl.sum(reaching.to(tl.int32), 0)
+    tl.debug_barrier()  # other threads read what these wrote
+    return size
+
+
+@triton.jit
+def contenders(logits, listing, start, size, listed, CHUNK: tl.constexpr):
+    """(tokens, their logits, which are real) of some places of the list, or where there is none, of the vocabulary."""
+    place = start + tl.arange(0, CHUNK)
+    real = place < size
+    token = tl.where(listed, tl.load(listing + place, mask=real & listed, other=0), place)
+    return token, tl.load(logits + token, mask=real, other=float("-inf")), real
+
+
+@triton.jit
+def ahead(token, value, border, limit):
+    """Which tokens come before place (border, limit) in the order of logits, of equal ones by ascending token."""
+    return (value > border) | ((value == border) & (token < limit))
+
+
+@triton.jit
+def border_of_best(logits, listing, size, listed, k, CHUNK: tl.constexpr):
+    """The place behind the k best contenders."""
+    _, value, real = contenders(logits, listing, 0, size, listed, CHUNK)
+    keys = tl.where(real, ordered(value), 0)  # in registers: there are rarely more
+    found = tl.zeros([], tl.uint32)
+    for i in range(32):
+        trial = found | (tl.full([], 1, tl.uint32) << (31 - i))
+        enough = tl.sum((keys >= trial).to(tl.int32), 0)
+        for start in range(CHUNK, size, CHUNK):
+            _, more, there = contenders(logits, listing, start, size, listed, CHUNK)
+            enough += tl.sum((there & (ordered(more) >= trial)).to(tl.int32), 0)
+        found = tl.where(enough >= k, trial, found)
+    border = logit_of(found)
+    left = k
+    for start in range(0, size, CHUNK):
+        _, value, real = contenders(logits, listing, start, size, listed, CHUNK)
+        left -= tl.sum((real & (value > border)).to(tl.int32), 0)
+    limit = tl.zeros([], tl.int32)
+    for start in range(0, size, CHUNK):
+        token, value, real = contenders(logits, listing, start, size, listed, CHUNK)
+        equal = real & (value == border)
+        kept = equal & (tl.cumsum(equal.to(tl.int32), 0) <= left)
+        limit = tl.maximum(limit, tl.max(tl.where(kept, token + 1, 0), 0))
+        left -= tl.sum(equal.to(tl.int32), 0)
+    return border, limit
+
+
+@triton.jit
+def mass_ahead(logits, listing, size, listed, border, limit, peak, temperature, CHUNK: tl.constexpr):
+    """Of the contenders before a place: the sum of exp((logit - peak) / temperature), in fp64."""
+    mass = tl.zeros([], tl.float64)
+    for start in range(0, size, CHUNK):
+        token, value, real = contenders(logits, listing, start, size, listed, CHUNK)
+        weight = tl.exp((value.to(tl.float64) - peak) / temperature)
+        mass += tl.sum(tl.where(real & ahead(token, value, border, limit), weight, 0.0), 0)
+    return mass
+
+
+@triton.jit
+def winner(logits, listing, size, listed, border, limit, least, peak, temperature, k0, k1, CHUNK: tl.constexpr):
+    """(logit, token) of the greatest log p + noise among the contenders of at least `least` before a place."""
+    score = tl.full([], float("-inf"), tl.float64)
+    logit = tl.full([], float("-inf"), tl.float32)
+    chosen = tl.zeros([], tl.int32)
+    for start in range(0, size, CHUNK):
+        token, value, real = contenders(logits, listing, start, size, listed, CHUNK)
+        wide = value.to(tl.float64)
+        kept = real & ahead(token, value, border, limit) & (wide >= least)
+        noisy = tl.where(kept, (wide - peak) / temperature + gumbel(hash_tokens(token, k0, k1)), float("-inf"))
+        best = tl.max(noisy, 0)
+        if best > score:  # of equals the first
+            score = best
+            chosen = tl.min(tl.where(noisy == best, token, 0x7FFFFFFF), 0)
+            logit = tl.max(tl.where(token == chosen, value, float("-inf")), 0)
+    return logit, chosen
+
+
+@triton.jit
+def _draw_filtered(
+    logits,
+    rows,
+    kinds,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    streams,
+    outputs,
+    tops,
+    masses,
+    lanes,
+    listings,
+    tokens,
+    status,
+    vocab,
+    blocks,
+    FILTERED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    LISTED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """One row to a program."""
+    nth = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + nth)
+    kind = tl.load(kinds + row)
+    if (kind < FILTERED) | (tl.load(status + nth) != 0):
+        return
+    logits += nth * vocab
+    listing = listings + nth * LISTED
+    temperature, top_p, min_p = tl.load(temperatures + row), tl.load(top_ps + row), tl.load(min_ps + row)
+    best = tl.load(tokens + nth).to(tl.int32)
+    peak = tl.load(logits + best).to(tl.float64)
+    each = tl.arange(0, BLOCKS)
+    of_block = tl.load(tops + nth * blocks + each, mask=each < blocks, other=float("-inf")).to(tl.float64)
+    parts = tl.load(masses + nth * blocks + each, mask=each < blocks, other=0.0)
+    mass = tl.sum(parts * tl.exp((of_block - peak) / temperature), 0)
+    least = tl.full([], float("-inf"), tl.float64)
+    if min_p > 0.0:
+        least = peak + temperature * tl.log(min_p)
+
+    k = tl.load(top_ks + row)
+    if kind == TOP_K:
+        floor = floor_of_best(lanes + nth * blocks * BLOCK_LANES, blocks * BLOCK_LANES, k, LANES).to(tl.float64)
+    else:
+        # A token kept has less than top_p of the mass ahead of it: it and those behind it, at most the vocabulary and
+        # none heavier, hold more than 1 - top_p. The floor is lower than that by more than rounding.
+        floor = least
+        if top_p < 1.0:
+            share = tl.log((1.0 - top_p) * mass / vocab) - 0.001
+            floor = tl.maximum(floor, peak + temperature * share)
+    size = list_reaching(logits, listing, vocab, floor, CHUNK, LISTED)
+    listed = size <= LISTED
+    size = tl.where(listed, size, vocab)
+    border = tl.full([], float("-inf"), tl.float32)
+    limit = tl.zeros([], tl.int32) + vocab
+    if kind == TOP_K:
+        border, limit = border_of_best(logits, listing, size, listed, k, CHUNK)
+        if top_p < 1.0:
+            mass = mass_ahead(logits, listing, size, listed, border, limit, peak, temperature, CHUNK)
+
+    k0, k1 = noise_key(tl.load(streams + row), tl.load(outputs + nth))
+    chosen = best
+    drawing = vocab > 0
+    while drawing:
+        border, chosen = winner(logits, listing, size, listed, border, limit, least, peak, temperature, k0, k1, CHUNK)
+        limit = chosen
+        drawing = (top_p < 1.0) & (chosen != best)
+        if drawing:
+            share = mass_ahead(logits, listing, size, listed, border, limit, peak, temperature, CHUNK)
+            drawing = share >= top_p * mass
+    tl.store(tokens + nth, chosen.to(tl.int64))

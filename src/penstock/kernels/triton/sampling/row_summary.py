@@ -1,0 +1,117 @@
+"""A summary of every block of a row of logits, made in one pass by the whole GPU: what choosing and scoring need."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import FILTERED, PLAIN, SamplingRows
+from penstock.kernels.triton.sampling.noise import hash_tokens, noise_key, rough_gumbel
+
+BLOCK = 4096  # tokens
+LANES = 64  # parts of a block whose greatest logits are kept: enough to find the few best
+
+
+@dataclass(frozen=True)
+class RowSummary:
+    """Facts of every block of every row of logits: [rows, blocks]."""
+
+    tops: Tensor  # fp32: the greatest logit
+    places: Tensor  # int32: the first token that has it
+    sums: Tensor  # fp32: of exp(logit - top)
+    unsound: Tensor  # int32: how many are NaN or +inf
+    masses: Tensor  # fp64: the sum of exp((logit - top) / temperature), where the row is filtered
+    leads: Tensor  # fp32: about the greatest (logit - top) / temperature + noise, where the row has no filter
+    lanes: Tensor  # fp32 [rows, blocks * LANES]: the greatest logit of every 64 tokens
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Tensor, outputs: Tensor, parameters: SamplingRows) -> "RowSummary":
+        """Summarise fp32 logits [n, vocab] of int32 rows [n] of the batch, which have int32 `outputs` [n] by then."""
+        count, vocab = logits.shape
+        blocks = triton.cdiv(vocab, BLOCK)
+
+        def empty(dtype: torch.dtype, width: int = blocks) -> Tensor:
+            return torch.empty(count, width, dtype=dtype, device=logits.device)
+
+        found = cls(
+            empty(torch.float32),
+            empty(torch.int32),
+            empty(torch.float32),
+            empty(torch.int32),
+            empty(torch.float64),
+            empty(torch.float32),
+            empty(torch.float32, blocks * LANES),
+        )
+        if count:
+            _summarise[(count, blocks)](
+                logits,
+                rows,
+                parameters.kind,
+                parameters.temperature,
+                parameters.streams,
+                outputs,
+                found.tops,
+                found.places,
+                found.sums,
+                found.unsound,
+                found.masses,
+                found.leads,
+                found.lanes,
+                vocab,
+                blocks,
+                BLOCK=BLOCK,
+                LANES=LANES,
+                PLAIN=PLAIN,
+                FILTERED=FILTERED,
+                num_warps=8,
+            )
+        return found
+
+
+@triton.jit
+def _summarise(
+    logits,
+    rows,
+    kinds,
+    temperatures,
+    streams,
+    outputs,
+    tops,
+    places,
+    sums,
+    unsound,
+    masses,
+    leads,
+    lanes,
+    vocab,
+    blocks,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    PLAIN: tl.constexpr,
+    FILTERED: tl.constexpr,
+):
+    """A block of one row's tokens to a program."""
+    nth = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    row = tl.load(rows + nth)
+    kind = tl.load(kinds + row)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + nth * vocab + token, mask=token < vocab, other=float("-inf"))
+    top = tl.max(value, 0)
+    out = nth * blocks + block
+    tl.store(tops + out, top)
+    tl.store(places + out, tl.min(tl.where(value == top, token, vocab), 0))
+    tl.store(unsound + out, tl.sum(((value != value) | (value == float("inf"))).to(tl.int32), 0))
+    reference = tl.where(top == float("-inf"), 0.0, top)  # where every token of the block is banned
+    tl.store(sums + out, tl.sum(tl.exp(value - reference), 0))
+    best = tl.max(tl.reshape(value, [LANES, BLOCK // LANES]), 1)
+    tl.store(lanes + out * LANES + tl.arange(0, LANES), best)
+    if kind == PLAIN:
+        k0, k1 = noise_key(tl.load(streams + row), tl.load(outputs + nth))
+        log_p = (value - reference) / tl.load(temperatures + row).to(tl.float32)
+        tl.store(leads + out, tl.max(log_p + rough_gumbel(hash_tokens(token, k0, k1)), 0))
+    if kind >= FILTERED:
+        log_p = (value.to(tl.float64) - reference.to(tl.float64)) / tl.load(temperatures + row)
+        tl.store(masses + out, tl.sum(tl.exp(log_p), 0))

@@ -1,0 +1,25 @@
+"""What a runner can hold, as measured."""
+
+from collections.abc import Sequence
+
+from penstock.config import EngineConfig
+from penstock.families import ModelSpec
+from penstock.messages import Capacity, KVGroup, MemoryRow
+from penstock.models import Decoder
+from penstock.runtime.pages import KVPages
+
+
+def measured_capacity(
+    spec: ModelSpec,
+    config: EngineConfig,
+    model: Decoder,
+    pages: KVPages,
+    *,
+    cache_root: str,
+    memory: Sequence[MemoryRow],
+) -> Capacity:
+    """The capacity of a runner. Its memory table is the planned one, with weights and KV cache as they are in fact."""
+    groups = tuple(KVGroup(count, window) for count, window in zip(map(len, pages.groups), spec.windows, strict=True))
+    measured = {"weights": model.nbytes, "KV cache": pages.bytes}
+    rows = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
+    return Capacity(config.block_size, groups, config.depth, cache_root, spec.vocabulary, rows)

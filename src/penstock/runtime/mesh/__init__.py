@@ -1,0 +1,1 @@
+"""The ranks that share a model, and how tensors travel between them. Nothing is imported here."""

@@ -1,0 +1,151 @@
+"""The native step kernels (kernels/native: batch.h and sampling.h), which are recorded with the model."""
+
+from collections.abc import Sequence
+from ctypes import addressof, c_int64
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import AHEAD, ROW, BatchRows, Chosen, EditRows, SamplingRows, StepArrays
+from penstock.kernels.native.attention import Prepared
+from penstock.kernels.native.library import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
+from penstock.kernels.native.session import Session
+from penstock.messages import row_size
+
+
+class NativeStep:
+    """On a CPU, by a session's threads. What it launches reads how many rows there are from cells.
+
+    The op that chooses tokens edits and scores as well: it looks up by itself which rows ask for it.
+    """
+
+    decodes_first = False
+
+    def __init__(self, session: Session, attention: Sequence[Prepared]) -> None:
+        """`attention` is what the model's attention reads, of each KV group: `fill` brings it up to date."""
+        self._session = session
+        self._attention = attention
+        self.sequences, self.logit_rows = c_int64(), c_int64()
+        self._edits = LogitEdits()
+        self._packed = PackedLogprobs()
+        self._words = torch.empty(0, dtype=torch.int32)
+
+    def fill(self, state: BatchRows, step: StepArrays, sequences: int, block_size: int) -> None:
+        self.sequences.value = sequences
+        groups = (FillGroup * len(self._attention))(
+            *(
+                FillGroup(
+                    table.data_ptr(),
+                    table.shape[1],
+                    prepared.tables.ctypes.data,
+                    prepared.tables.shape[1],
+                    prepared.context_lens.ctypes.data,
+                    blocks.data_ptr(),
+                    step.offsets.data_ptr(),
+                )
+                for table, prepared, blocks in zip(state.tables, self._attention, step.blocks, strict=True)
+            )
+        )
+        op = FillOp(
+            addressof(self.sequences),
+            step.units.data_ptr(),
+            step.units.shape[1],
+            state.token_ids.data_ptr(),
+            state.token_ids.shape[1],
+            state.computed.data_ptr(),
+            step.token_ids.data_ptr(),
+            step.positions.data_ptr(),
+            addressof(groups),
+            len(groups),
+            block_size,
+        )
+        self._session.run(op, groups, state, step)
+
+    def choose(
+        self,
+        logits: Tensor,
+        logit_rows: Tensor,
+        sampling: SamplingRows,
+        edits: EditRows,
+        token_ids: Tensor,
+        *,
+        edited: Tensor | None,
+        filtered: bool,
+        logprobs: int,
+    ) -> Chosen:
+        """See StepKernels. The logits are left as they were. Statuses and tokens are overwritten by the next call."""
+        self.logit_rows.value = count = len(logits)
+        self.describe(edits, token_ids, count, logprobs)
+        op, chosen = self._op(logits, logit_rows[ROW], logit_rows[AHEAD], sampling)
+        self._session.run(op, self, logit_rows, sampling, logits, *chosen)
+        return Chosen(*chosen, self.packed(count))
+
+    def score(self, logits: Tensor, targets: Tensor, k: int, sampling: SamplingRows, edits: EditRows) -> Tensor:
+        """See StepKernels."""
+        spare = len(sampling.kind) - 1
+        sampling.logprobs[spare] = k
+        self.logit_rows.value = count = len(logits)
+        rows = torch.full((count,), spare, dtype=torch.int32)
+        self.describe(edits, torch.empty(0, 0, dtype=torch.int32), count, k)
+        op, _chosen = self._op(logits, rows, torch.zeros_like(rows), sampling)
+        op.targets = targets.data_ptr()
+        self._session.run(op)
+        return self.packed(count).clone()
+
+    def _op(
+        self, logits: Tensor, rows: Tensor, ahead: Tensor, sampling: SamplingRows
+    ) -> tuple[SampleOp, tuple[Tensor, Tensor]]:
+        """Returns the op and what it writes: int64 tokens and int32 statuses."""
+        tokens, status = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.int32)
+        op = SampleOp(
+            count=addressof(self.logit_rows),
+            rows=rows.data_ptr(),
+            ahead=ahead.data_ptr(),
+            logits=logits.data_ptr(),
+            vocab=logits.shape[1],
+            edits=addressof(self._edits),
+            choosing=sampling.kind.data_ptr(),
+            temperature=sampling.temperature.data_ptr(),
+            top_k=sampling.top_k.data_ptr(),
+            top_p=sampling.top_p.data_ptr(),
+            min_p=sampling.min_p.data_ptr(),
+            streams=sampling.streams.data_ptr(),
+            outputs=sampling.outputs.data_ptr(),
+            logprobs=sampling.logprobs.data_ptr(),
+            tokens=tokens.data_ptr(),
+            status=status.data_ptr(),
+            packed=addressof(self._packed),
+        )
+        return op, (tokens, status)
+
+    def packed(self, count: int) -> Tensor:
+        """Logprobs that the last run packed: int32 [count, words]."""
+        words = self._packed.stride
+        return self._words[: count * words].view(count, words)
+
+    def describe(self, edits: EditRows, token_ids: Tensor, rows: int, logprobs: int) -> None:
+        """Point the sampling op to edits, whose tables may have moved, and to room for so many packed rows."""
+        for name in EditRows.__dataclass_fields__:
+            setattr(self._edits, name, getattr(edits, name).data_ptr())
+        self._edits.token_ids = token_ids.data_ptr()
+        self._edits.most_biases, self._edits.most_bans = edits.bias_ids.shape[1], edits.ban_ids.shape[1]
+        self._edits.most_tokens = token_ids.shape[1]
+        words = row_size(max(logprobs, 0)) // 4
+        if self._words.numel() < rows * words:
+            self._words = torch.empty(rows * words, dtype=torch.int32)
+        self._packed.words, self._packed.stride = self._words.data_ptr(), words
+
+    def advance(self, state: BatchRows, step: StepArrays, sequences: int, tokens: Tensor, outputs: Tensor) -> None:
+        self.sequences.value = sequences
+        op = AdvanceOp(
+            addressof(self.sequences),
+            step.units.data_ptr(),
+            step.units.shape[1],
+            tokens.data_ptr(),
+            state.token_ids.data_ptr(),
+            state.token_ids.shape[1],
+            state.computed.data_ptr(),
+            outputs.data_ptr(),
+            step.accepted.data_ptr(),
+        )
+        self._session.run(op, state, step, tokens, outputs)

@@ -1,0 +1,241 @@
+"""A step of the resident batch: from what the host says of it to hidden states, tokens, and the rows moved on.
+
+Everything it works on stays at one address, so that it can be captured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import (
+    LOGIT_LINES,
+    BatchRows,
+    Chosen,
+    StepArrays,
+    StepSequences,
+    order_units,
+    pad_units,
+)
+from penstock.models import Decoder, GroupInput, Hidden, LayerCache, StepInput
+from penstock.runtime.device import Change
+from penstock.runtime.mesh.mesh import Mesh
+from penstock.runtime.sampling.sampler import Sampler
+from penstock.runtime.step_kernels import StepKernels
+from penstock.runtime.units import Units
+
+
+class Shape(NamedTuple):
+    """The size of a step, padding included."""
+
+    sequences: int
+    tokens: int
+    decodes: int  # sequences of one token
+    prompt_tokens: int  # of all others
+    longest: int  # of these
+    logit_rows: int
+    in_place: bool  # whether every token has a row of logits
+
+
+@dataclass
+class RowsToChoose:
+    """How a step's rows of logits are sampled, as the device needs it."""
+
+    filtered: bool  # whether any row has a top_k, top_p or min_p
+    logprobs: int  # alternatives that are packed for every row; -1: none
+    edited: Tensor | None = None  # int32: rows of logits that are edited
+
+    def set_edited(self, sent: Sequence[Tensor]) -> None:
+        (self.edited,) = sent
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are all there is to choose."""
+        return self.edited is None and self.logprobs < 0
+
+
+class Step(Protocol):
+    """How a step is executed: eagerly, or by a recording."""
+
+    def wake(self) -> None:
+        """Called when a step begins to be planned."""
+        ...
+
+    def forward(self, shape: Shape, attention: Sequence[Any]) -> Hidden:
+        """As Decoder.forward. `attention` is what was planned on the host for each KV group, if anything."""
+        ...
+
+    def finite(self, hidden: Hidden) -> Tensor:
+        """bool [tokens]: which rows that `forward` gave hold neither NaN nor infinity."""
+        ...
+
+    def logits(self, hidden: Hidden) -> Tensor | None:
+        """As Decoder.logits. A recording may overwrite the rows that `forward` gave."""
+        ...
+
+    def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor: ...
+    def choose(self, logits: Tensor, asked: RowsToChoose) -> Chosen: ...
+
+    def advance(self, shape: Shape, tokens: Tensor | None) -> None:
+        """Move the rows on. int64 `tokens` [rows of logits] come from another rank where they are None."""
+        ...
+
+
+class EagerStep:
+    """Launches every kernel. One step at a time: the next is described when this one has been launched.
+
+    With a mesh it is a rank's part of a step, and all ranks take the same steps.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kernels: StepKernels,
+        state: BatchRows,
+        caches: Sequence[LayerCache],
+        windows: Sequence[int],
+        sampler: Sampler | None,
+        *,
+        block_size: int,
+        sequences: int,
+        logit_rows: int,
+        tokens: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        mesh: Mesh | None = None,
+    ) -> None:
+        """For at most so many sequences, rows of logits and tokens. `windows` are those of the KV groups, `dtype` that of
+        hidden states. `sampler` is None on ranks that do not sample."""
+        self._model = model
+        self._kernels = kernels
+        self._state = state
+        self._caches = caches
+        self._windows = tuple(windows)
+        self._sampler = sampler
+        self._block_size = block_size
+        device = state.token_ids.device
+        self._mesh = mesh
+        self.last = mesh is None or mesh.place.last  # whether the head is here
+        self._no_hidden = torch.zeros(0, hidden_size, dtype=dtype, device=device)
+        first = mesh is None or mesh.place.first
+        self.hidden = None if first else self.hidden_states(tokens)  # where what the stage before sends is put
+        self.arrays = StepArrays.empty(sequences, logit_rows, tokens, len(windows), device)
+        self.tokens = torch.zeros(logit_rows, dtype=torch.int64, device=device)  # sampled by another rank
+        self._outputs = torch.zeros(len(state.computed), dtype=torch.int32, device=device)  # where nothing is sampled
+        self._spare = len(state.computed)  # the sampler's row for padding: behind all others
+        self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
+
+    def describe(self, units: Units, padding: int = 0) -> tuple[Shape, Change]:
+        """What is sent of a step. `padding` adds so many sequences that only fill a captured step."""
+        samples = units.logits if self.last else np.zeros_like(units.logits)  # nothing is sampled at other stages
+        before = np.cumsum(samples) - samples
+        first = np.where(samples > 0, before, -1)
+        described, decodes = order_units(
+            units.length,
+            units.offset[:-1],
+            np.zeros_like(units.rows),
+            units.rows,
+            first,
+            units.drafts,
+            decodes_first=self._kernels.decodes_first,
+        )
+        if padding:
+            described = pad_units(described, padding)
+        unit = np.arange(len(samples)).repeat(samples)
+        ahead = np.arange(len(unit)) - before[unit]
+        count = len(unit) + (padding if self.last else 0)
+        rows = np.zeros((LOGIT_LINES, count), np.int32)
+        rows[0] = self._spare
+        rows[0, : len(unit)] = units.rows[unit]
+        rows[1, : len(unit)] = units.offset[1:][unit] - samples[unit] + ahead
+        rows[2, : len(unit)] = ahead
+        several = units.length[units.length > 1]
+        shape = Shape(
+            described.shape[1],
+            units.tokens + padding,
+            decodes + padding,
+            int(several.sum()),
+            int(several.max(initial=0)),
+            count,
+            units.in_place,
+        )
+        return shape, Change((described, rows), self._write)
+
+    def _write(self, sent: Sequence[Tensor]) -> None:
+        units, rows = sent
+        self.arrays.units[:, : units.shape[1]] = units
+        self.arrays.logit_rows[:, : rows.shape[1]] = rows
+
+    def hidden_states(self, count: int) -> Tensor:
+        """Memory for hidden states: [count, hidden]."""
+        return self._no_hidden.new_zeros(count, self._no_hidden.shape[1])
+
+    def receive(self, shape: Shape) -> None:
+        """Take what the stage before sends, if there is one. No part of a captured step."""
+        if self._mesh is not None and self.hidden is not None:
+            self._mesh.receive(self.hidden[: shape.tokens])
+
+    def send(self, states: Tensor) -> None:
+        """Send hidden states to the next stage, if there is one. No part of a captured step."""
+        if self._mesh is not None and not self.last:
+            self._mesh.send(states)
+
+    # -- the Step protocol ------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Nothing sleeps."""
+
+    def forward(self, shape: Shape, attention: Sequence[Any] = ()) -> Hidden:
+        arrays, state, tokens = self.arrays, self._state, shape.tokens
+        self._kernels.fill(state, arrays, shape.sequences, self._block_size)
+        seen = attention or [
+            StepSequences(
+                window,
+                arrays.units,
+                state.tables[group],
+                shape.decodes,
+                shape.sequences - shape.decodes,
+                shape.prompt_tokens,
+                shape.longest,
+            )
+            for group, window in enumerate(self._windows)
+        ]
+        offsets = arrays.offsets[:tokens]
+        groups = [GroupInput(each, arrays.blocks[group, :tokens], offsets) for group, each in enumerate(seen)]
+        hidden = None if self.hidden is None else self.hidden[:tokens]
+        inputs = StepInput(arrays.token_ids[:tokens], arrays.positions[:tokens], tuple(groups), hidden)
+        return self._model.forward(inputs, self._caches)
+
+    def finite(self, hidden: Hidden) -> Tensor:
+        return hidden.latest.sum(-1, dtype=torch.float32).isfinite()
+
+    def logits(self, hidden: Hidden) -> Tensor | None:
+        return self._model.logits(hidden)
+
+    def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
+        assert self._sampler is not None, "prompts are scored on the rank that samples"
+        return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)
+
+    def choose(self, logits: Tensor, asked: RowsToChoose) -> Chosen:
+        assert self._sampler is not None, "tokens are chosen on the rank that samples"
+        return self._kernels.choose(
+            logits,
+            self.arrays.logit_rows[:, : len(logits)],
+            self._sampler.rows,
+            self._sampler.edits,
+            self._state.token_ids,
+            edited=asked.edited,
+            filtered=asked.filtered,
+            logprobs=asked.logprobs,
+        )
+
+    def advance(self, shape: Shape, tokens: Tensor | None) -> None:
+        if tokens is None:
+            tokens = self.tokens[: max(shape.logit_rows, 1)]
+        if shape.logit_rows and self._mesh is not None and self._mesh.shares_tokens:
+            self._mesh.share(tokens)
+        outputs = self._outputs if self._sampler is None else self._sampler.rows.outputs
+        self._kernels.advance(self._state, self.arrays, shape.sequences, tokens, outputs)

@@ -1,0 +1,149 @@
+"""This machine's processor in a GPU's place, to prove the runner where there is no GPU.
+
+It runs what it is given only when a result is asked for, and then all of it: nothing but a step's inputs can reach it
+from the host, nothing comes back before, and no result lies where a later step writes.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.config import EngineConfig
+from penstock.kernels import Kernels, Needs, Platform, select_kernels
+from penstock.kernels.attention import AttentionBatch, ReferenceAttention, TorchPages
+from penstock.kernels.batch_arrays import StepSequences, order_units
+from penstock.runtime.device import Arrays, CudaDevice, Device, Job, pack, places, unpack
+from penstock.runtime.loading.device_memory import DeviceMemory
+from penstock.runtime.loading.gpu import load_device_runner
+from penstock.runtime.runner import ModelRunner
+
+PLAIN = Platform("cpu", "", True)  # torch's kernels
+
+
+class MirrorDevice:
+    """See Device."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self.where = torch.device("cpu")
+        self.sent = 0
+        self._waiting: deque[_Deferred] = deque()
+
+    def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+        at, size = places(arrays)
+        staged = torch.empty(size, dtype=torch.uint8)
+        pack(arrays, at, staged.numpy())
+        self.sent += size
+        return unpack(staged, arrays, at)
+
+    def launch(self, job: Job) -> "_Deferred":
+        deferred = _Deferred(job, self._waiting)
+        self._waiting.append(deferred)
+        return deferred
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return run
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, first: float, last: float) -> float:
+        return last - first
+
+
+class _Deferred:
+    """Done when one is waited for, with all that have been launched; copied only then."""
+
+    def __init__(self, job: Job, waiting: "deque[_Deferred]") -> None:
+        self._job = job
+        self._waiting = waiting
+        self._given: Mapping[str, Tensor] = {}
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> Arrays:
+        while self._waiting:
+            self._waiting.popleft()._run()
+        return {name: tensor.numpy().copy() for name, tensor in self._given.items()}
+
+    def _run(self) -> None:
+        self._given = self._job()
+
+
+def mirror_kernels(kernels: Kernels) -> Kernels:
+    """Kernels for a MirrorDevice: their attention reads what the step kernels left on the device."""
+    return dataclasses.replace(kernels, attention=MirrorAttention(), session=None)
+
+
+class MirrorAttention(TorchPages):
+    """What kernels/triton/attention.py is on a GPU: contexts and tables are read where the step's kernels left them."""
+
+    reads_whole_blocks = False
+
+    def prepare(self, batch: AttentionBatch, keys: Tensor) -> StepSequences:
+        lengths, count = batch.query_lens, len(batch.context_lens)
+        units, decodes = order_units(lengths, batch.query_start[:-1], batch.context_lens, np.arange(count))
+        tables = torch.from_numpy(batch.block_tables.astype(np.int32))
+        several = lengths[lengths > 1]
+        bounds = int(several.sum()), int(several.max(initial=0))
+        return StepSequences(batch.window, torch.from_numpy(units), tables, decodes, count - decodes, *bounds)
+
+    def store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        weight: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+        eps: float,
+        offset: float,
+    ) -> Tensor:
+        kept = blocks >= 0  # padding is not
+        cos, sin = rotation
+        stored = super().store(
+            qkv[kept], heads, weight, (cos[kept], sin[kept]), keys, values, blocks[kept], offsets[kept], eps, offset
+        )
+        query = stored.new_zeros(len(qkv), *stored.shape[1:])
+        query[kept] = stored
+        return query
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float) -> Tensor:
+        count = prepared.decodes + prepared.prompts
+        first, length, context, row, _ = prepared.units[:5, :count].numpy().astype(np.int64)
+        real = np.flatnonzero(context)
+        order = real[np.argsort(first[real])]  # that of the step's tokens; padding comes behind
+        start = np.concatenate([[0], np.cumsum(length[order])])
+        tables = prepared.tables.numpy()[row[order]].astype(np.int64)
+        batch = AttentionBatch(keys.shape[2], prepared.window, start, context[order], tables)
+        out = torch.zeros_like(query)
+        out[: start[-1]] = ReferenceAttention()(query[: start[-1]], keys, values, batch, scale)
+        return out
+
+
+def device_at(where: torch.device) -> Device:
+    """The GPU, or where there is none its stand-in."""
+    return CudaDevice(where) if where.type == "cuda" else MirrorDevice()
+
+
+def load_mirror(config: EngineConfig, memory: DeviceMemory, *where: Any, progress: bool = True) -> ModelRunner:
+    """load_device_runner with torch's kernels on a MirrorDevice."""
+
+    def select(platform: Platform, needs: Needs) -> Kernels:
+        return mirror_kernels(select_kernels(platform, needs))
+
+    with patch("penstock.runtime.loading.gpu.select_kernels", select):
+        return load_device_runner(config, MirrorDevice(), PLAIN, memory, *where, progress=progress)
