@@ -15,7 +15,7 @@ import torch
 
 from penstock.config import Split
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
-from penstock.runtime.resident import ResidentBatch
+from penstock.runtime.batch import ResidentBatch
 from tests.models.serving import make_device_runner
 from tests.runtime.ranks import Processes
 from tests.runtime.test_parallel import (
@@ -101,7 +101,7 @@ def begun(seq: int, count: int, first_block: int, sampling: SamplingParams | Non
 
 
 def test_what_a_stage_learns_is_there_before_its_row_is_anothers() -> None:
-    batch = ResidentBatch(1, 16, 4, 1, torch.device("cpu"))
+    batch = ResidentBatch(1, 16, 4, 1, torch.device("cpu"), shared=False)
 
     def known() -> list[int]:
         change = batch.change()
@@ -111,13 +111,13 @@ def test_what_a_stage_learns_is_there_before_its_row_is_anothers() -> None:
 
     row, two = np.zeros(1, np.int64), np.full(1, 2)
     batch.add(NewSequence(1, (5, 6), 2, 0, ((1,),), SamplingParams(seed=0, max_tokens=4), 0))
-    batch.advance(row, two, row)
+    batch.advance(row, two, row + 1)
     assert known() == [5, 6, 0, 0, 0]
-    batch.learn(1, 9)
-    batch.learn(7, 8)  # whom nobody knows
+    batch.learn(1, (9,))
+    batch.learn(7, (8,))  # whom nobody knows
     assert known() == [5, 6, 9, 0, 0]
     assert batch.change() is None
-    batch.learn(1, 4)
+    batch.learn(1, (4,))
     batch.remove(1)
     batch.add(NewSequence(2, (7, 8, 1), 3, 0, ((1,),), SamplingParams(seed=0, max_tokens=4), 0))
     assert known()[:3] == [7, 8, 1]

@@ -88,7 +88,7 @@ def texts(wanted: list[GenerateRequest], deltas: list[TokenDelta]) -> list[list[
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("make", [make_runner, make_device_runner], ids=["depth 1", "depth 2"])
-@pytest.mark.parametrize("how", [{}, {"budget": 80, "blocks": 16, "max_num_seqs": 6}], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("how", [{}, {"budget": 160, "blocks": 12, "max_num_seqs": 12}], ids=["roomy", "preempted"])
 def test_drafts_change_no_token(
     make: Callable[..., ModelRunner], right: float, variant: str, how: dict[str, Any], tiny_checkpoint: Checkpoint
 ) -> None:

@@ -31,8 +31,11 @@ from penstock.messages import (
     Work,
     unpack_rows,
 )
+from penstock.runtime.device import HostDevice
+from penstock.runtime.in_flight import HIDDEN_NOT_FINITE
 from penstock.runtime.mesh.mesh import Mesh
-from penstock.runtime.runner import NOT_FINITE, ModelRunner
+from penstock.runtime.pages import KVPages
+from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge
 from tests.models.serving import Server, make_runner, outputs
@@ -205,7 +208,7 @@ def test_a_failed_sequence_fails_alone_on_all_ranks(
     ranks.submit(StepPlan(2, (Work(2, 8, False), Work(3, 31, True), Work(1, 15, True))))
     first, second = ranks.result(), ranks.result()
     assert first.results[0] == SequenceResult(1)
-    assert first.results[1] == SequenceResult(2, error=NOT_FINITE) == second.results[0]
+    assert first.results[1] == SequenceResult(2, error=HIDDEN_NOT_FINITE) == second.results[0]
     assert "999" in first.results[2].error and first.results[2] == second.results[1]
     assert not second.results[2].error
     third = ranks.execute(StepPlan(3, (Work(2, 7, True), Work(3, 1, True), Work(1, 1, True))))
@@ -218,6 +221,7 @@ class NextStage:
     """In the place of a mesh: what is sent to it is let go."""
 
     place = Place(PIPELINE, 0)
+    shares_tokens = False
 
     def send(self, x: Tensor) -> None:
         pass
@@ -229,13 +233,15 @@ def test_what_a_rank_has_to_learn(tiny_checkpoint: Checkpoint) -> None:
     part_of_it = shard(spec, NextStage.place)
     parameters = load_parameters(folder, part_of_it, torch.float32, of=spec, progress=False)
     kernels = select_kernels(detect_platform(), Needs(torch.float32, 16, (16,)))
-    runner = ModelRunner(part_of_it, parameters, kernels, config, (64,), mesh=cast(Mesh, NextStage()))
+    pages = KVPages(part_of_it, (64,), config.block_size, torch.float32)
+    mesh = cast(Mesh, NextStage())
+    runner = ModelRunner(part_of_it, parameters, kernels, config, pages, HostDevice(), mesh=mesh)
 
     def step(plan_id: int, *work: Work, **changes: Any) -> None:
         assert runner.execute(StepPlan(plan_id, work, **changes)) is None
 
     step(1, Work(1, 3, True), Work(2, 3, True), new=(start(1, (1, 2, 3), 1), start(2, (4, 5, 6), 10)))
-    with pytest.raises(RuntimeError, match="computes 1 tokens of a sequence and then samples, but 0 tokens remain"):
+    with pytest.raises(RuntimeError, match="builds upon a token of sequence 1 that this rank has not learned"):
         step(2, Work(1, 1, True))
     step(2, gone=(2,))
     runner.learn(StepResult(1, (SequenceResult(1, (7,)), SequenceResult(2, (8,)))))  # nothing is left of the second
@@ -253,7 +259,7 @@ def test_stages_take_plans_while_others_are_under_way(processes: Processes, tiny
         new = (start(i, ids, 1 + 10 * i),)
         expected.append([alone.execute(StepPlan(0, (Work(i, 30, True),), new)).results])
         work = (Work(i, 1, True),)
-        expected[i] += [alone.execute(StepPlan(0, work)).answers(work) for _ in range(6)]
+        expected[i] += [alone.execute(StepPlan(0, work)).results for _ in range(6)]
 
     ranks = processes.load(tiny_checkpoint("qwen3"), BOTH)
     got: list[list[Any]] = [[], []]

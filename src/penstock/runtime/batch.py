@@ -122,7 +122,7 @@ class ResidentBatch:
     def learn(self, seq: int, tokens: Sequence[int]) -> None:
         """Set the last known tokens of a sequence, which were sampled elsewhere. One that has gone is passed over."""
         occupant = self.occupants.get(seq)
-        if occupant is None:
+        if occupant is None or not tokens:
             return
         row, end = occupant.row, int(self.num_tokens[occupant.row])
         self.token_ids[row, end - len(tokens) : end] = tokens

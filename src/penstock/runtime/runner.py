@@ -88,6 +88,9 @@ class ModelRunner:
         self._mesh = mesh
         self._place = Place() if mesh is None else mesh.place
         self._proposer = proposer
+        # Whether sampled tokens are learned from results that other ranks report, and whose are yet to be learned.
+        self._learns = mesh is not None and not (mesh.place.reports or mesh.shares_tokens)
+        self._unlearned: set[int] = set()
         self.pages = pages
         self.ahead = 1 if device.shared else config.depth  # plans that may be outstanding
         model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session))
@@ -176,6 +179,8 @@ class ModelRunner:
         began = time.perf_counter()
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
+        if self._learns:
+            self._check_learned(plan)
         changes = self._changes()
         work, change = self._plan_work(plan)
         changes += [change] if change is not None else []
@@ -230,10 +235,9 @@ class ModelRunner:
     def learn(self, result: StepResult) -> None:
         """On ranks that do not report: take what an earlier plan gave, before one that builds upon it. Sequences that
         have gone since are passed over."""
-        if self._mesh is not None and self._mesh.shares_tokens:
-            return  # they came on the device
-        for each in result.results:
-            if each.token_ids:
+        if self._learns:
+            for each in result.results:
+                self._unlearned.discard(each.seq)
                 self._batch.learn(each.seq, each.token_ids)
 
     def profile(self) -> AbstractContextManager[list[TimedOp]]:
@@ -302,6 +306,16 @@ class ModelRunner:
         first = max(-(-computed // size), (computed + count) // size)
         for group, ids in enumerate(blocks):
             self.pages.clear(group, ids[max(first - held, 0) :])
+
+    def _check_learned(self, plan: StepPlan) -> None:
+        """RuntimeError where a sequence goes on from a token that this rank has not learned."""
+        self._unlearned.difference_update(plan.gone)
+        for work in plan.work:
+            if work.seq in self._unlearned:
+                raise RuntimeError(
+                    f"the plan builds upon a token of sequence {work.seq} that this rank has not learned"
+                )
+        self._unlearned.update(work.seq for work in plan.work if work.sample)
 
     def _changes(self) -> list[Change]:
         """What must be written on the device of the batch and its sampling."""

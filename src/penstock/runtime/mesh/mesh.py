@@ -146,6 +146,8 @@ class Mesh:
 
     def share(self, x: Tensor) -> None:
         """Give the first rank's x to every tensor rank of a stage on devices."""
+        if self._link is None:
+            return
         if not isinstance(self._link, DeviceLink):
             raise ValueError("ranks on processors share no tokens: they learn them with a plan")
         with self._doing("share", x, self._stage):
