@@ -108,7 +108,7 @@ def test_drafts_change_no_token(
     if not how:
         if right == 1.0:
             assert steps < longest, "several tokens are accepted in a step"
-    else:
+    elif right == 0.0:
         assert server.scheduler.stats().preemptions > 0
 
 

@@ -200,7 +200,7 @@ def test_a_failed_sequence_fails_alone_on_all_ranks(
     good, bad = tuple(range(20, 60)), (*range(30, 40), BAD_TOKEN, *range(50, 70))
     alone = make_runner(poisoned)
     alone.execute(StepPlan(1, (Work(1, 40, True),), (start(1, good, 1),)))
-    expected = [alone.execute(StepPlan(n, (Work(1, 1, True),))).token_ids for n in (2, 3)]
+    expected = [alone.execute(StepPlan(n, (Work(1, 1, True),))).results[0].token_ids for n in (2, 3)]
 
     ranks = processes.load(poisoned, split, device=device)
     new = (start(1, good, 1), start(2, bad, 20, prompt_logprobs=1), start(3, good, 40, logit_bias={999: 1.0}))

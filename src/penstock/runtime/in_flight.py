@@ -70,7 +70,7 @@ class InFlightStep:
         work = self.work
         tokens = found["tokens"].tolist() if "tokens" in found else []
         logprobs = self._logprobs(found)
-        failed = any([occupant.error for occupant in work.occupants])
+        failed = any(occupant.error for occupant in work.occupants)
         if work.shape.in_place and len(tokens) == len(work.work) and not logprobs and not failed:
             return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
         gained = self.gained(found)

@@ -38,8 +38,8 @@ class RecordedStep:
         *,
         scored: int,
     ) -> None:
-        """`step` uses `kernels`, whose `attention` it is. At most `scored` rows of a prompt get logits at once; `token_ids`
-        are those of the batch."""
+        """Records `step`, which uses `kernels`. Both read `attention` and the batch's `token_ids`. At most `scored` rows of
+        a prompt get logits at once."""
         self._session, self._kernels, self._attention, self._sampler = session, kernels, attention, sampler
         self._token_ids = token_ids
         self._tokens, self._rows = c_int64(), c_int64()  # how many the step has: tokens, and rows for the head
