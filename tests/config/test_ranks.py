@@ -19,7 +19,7 @@ from penstock.config import (
     size_memory,
     size_ranks,
 )
-from penstock.config.memory import activation_bytes, workspace_bytes
+from penstock.config.memory import activation_bytes, token_bytes, workspace_bytes
 from penstock.config.weights import matmul_bytes, weights_bytes
 from penstock.families import CannotSplit, model_facts, rank_facts
 from tests.config.models import GIB, machine
@@ -76,7 +76,7 @@ def test_ranks_of_a_large_model_add_up_to_it() -> None:
     norms = sum(facts.vector_elements for facts in ranks) - whole.vector_elements
     assert sum(weights_bytes(facts, config) for facts in ranks) == weights_bytes(whole, config) + 4 * norms
     assert sum(matmul_bytes(facts, config) for facts in ranks) == matmul_bytes(whole, config)
-    assert sum(facts.kv_elements_per_token[0] for facts in ranks) == whole.kv_elements_per_token[0]
+    assert sum(token_bytes(facts, config)[0] for facts in ranks) == token_bytes(whole, config)[0]
     assert [facts.num_layers for facts in ranks] == [16] * 8 + [15] * 8
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
 from penstock.messages import NewSequence, SamplingParams
-from penstock.models import Decoder
+from penstock.models import AttentionKinds, Decoder
+from penstock.models.attention import ATTENTION_KINDS
 from penstock.runtime.batch import PersistentBatch
 from penstock.runtime.inputs import StepInputs, segments
 from penstock.runtime.pages import KVPages
@@ -36,7 +37,7 @@ def make_prompts(seed: int = 0) -> list[list[int]]:
 
 
 def kernels_on(platform: Platform, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Kernels:
-    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, tuple(layer.head_dim for layer in spec.layers)))
+    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, spec.head_dims))
 
 
 @torch.no_grad()
@@ -54,9 +55,10 @@ def logits_of(
     chunk: int = 64,
     dtype: torch.dtype = torch.float32,
     device: torch.device = HERE,
+    kinds: AttentionKinds = ATTENTION_KINDS,
 ) -> list[Tensor]:
     """Computed on the device in steps of at most `chunk` tokens of each prompt, all side by side."""
-    decoder = Decoder(spec, {name: there(value, device) for name, value in parameters.items()}, kernels)
+    decoder = Decoder(spec, {name: there(value, device) for name, value in parameters.items()}, kernels, kinds=kinds)
     each, groups = -(-max(map(len, prompts)) // BLOCK_SIZE), len(spec.windows)
     pages = KVPages(spec, [1 + len(prompts) * each] * groups, BLOCK_SIZE, dtype, device=device)
     batch = PersistentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups)

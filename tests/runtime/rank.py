@@ -83,7 +83,7 @@ def load_device_rank(order: Load, place: Place) -> DeviceRunner:
     whole = load_spec(folder)
     spec = shard(whole, place)
     dtype = getattr(torch, config.dtype)
-    needs = Needs(dtype, config.block_size, tuple(layer.head_dim for layer in spec.layers))
+    needs = Needs(dtype, config.block_size, spec.head_dims)
     kernels = select_kernels(without_native("cpu"), needs)
     parameters = load_parameters(folder, spec, dtype, of=whole, progress=False)
     mesh = join_mesh(config, spec, place, order.rendezvous, device)

@@ -56,8 +56,8 @@ def joined(spec: ModelSpec, name: str, parts: Sequence[Tensor]) -> Tensor:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
     if kind == "qkv":
-        layer = spec.layers[0]
-        q, kv = (count * layer.head_dim // len(parts) for count in (layer.num_heads, layer.num_kv_heads))
+        attention = spec.layers[0].attention
+        q, kv = (width // len(parts) for width in (attention.query_width, attention.kv_width))
         return torch.cat([torch.cat(halves) for halves in zip(*(p.split([q, kv, kv]) for p in parts), strict=True)])
     if kind in ("output", "down", "shared.down", "experts.down"):
         return torch.cat(list(parts), -1)

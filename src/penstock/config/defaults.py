@@ -148,7 +148,7 @@ def _max_model_len(known: Known) -> Chosen:
     engine = known.engine(max_model_len=longest)
     pools = [given or kv_budget(engine, max(known.memory - fixed_bytes(facts, engine), 0), 0) for facts in known.ranks]
     tokens = min(fit_tokens(facts, engine, pool) for facts, pool in zip(known.ranks, pools, strict=True))
-    if tokens >= longest or 0 not in known.facts.windows or tokens == 0:
+    if tokens >= longest or all(group.window for group in known.facts.groups) or tokens == 0:
         return Chosen(longest, "the model's own limit")
     return Chosen(tokens, f"what a KV cache of {format_bytes(min(pools))} holds of the model's {longest}")
 

@@ -53,5 +53,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def element_size(self) -> int:
-        """Bytes of one weight, activation or KV element."""
+        """Bytes of one weight or activation."""
         return 4 if self.dtype == "float32" else 2
+
+    @property
+    def kv_element_size(self) -> int:
+        """Bytes of one element of the KV cache."""
+        return self.element_size if self.kv_cache_dtype == "auto" else 1

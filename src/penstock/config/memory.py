@@ -27,7 +27,6 @@ LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
 LOGIT_SIZE = 4  # logits are fp32 in every dtype
-KV_SCALE_SIZE = 4  # so are the scales of int8 and fp8 keys and values
 
 
 class DoesNotFit(ValueError):
@@ -136,8 +135,8 @@ def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]
     tokens = (max(num_blocks) - 1) * engine.block_size
     kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     note = f"{tokens} tokens in blocks of {engine.block_size}, {kept}"
-    if any(facts.windows):
-        note += f"; groups {', '.join(f'window {w}' if w else 'full' for w in facts.windows)}"
+    if any(group.window for group in facts.groups):
+        note += f"; groups {', '.join(f'window {g.window}' if g.window else 'full' for g in facts.groups)}"
     return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)
 
 
@@ -160,9 +159,9 @@ def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[i
     """
     size = engine.block_size
     blocks = []
-    for window in facts.windows:
-        seen = engine.max_num_seqs * (_round_up(window, engine) + 2 * size) + engine.max_num_batched_tokens
-        held = min(tokens, seen) if window else tokens
+    for group in facts.groups:
+        seen = engine.max_num_seqs * (_round_up(group.window, engine) + 2 * size) + engine.max_num_batched_tokens
+        held = min(tokens, seen) if group.window else tokens
         blocks.append(1 + -(-held // size))
     return tuple(blocks)
 
@@ -174,21 +173,24 @@ def pool_bytes(facts: ModelFacts, engine: EngineConfig, tokens: int) -> int:
 
 def blocks_bytes(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> int:
     """Bytes of so many blocks per KV group."""
-    return sum(b * engine.block_size * t for b, t in zip(num_blocks, token_bytes(facts, engine), strict=True))
+    return sum(count * size for count, size in zip(num_blocks, block_bytes(facts, engine), strict=True))
+
+
+def block_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
+    """Bytes of one block per KV group, all its layers together."""
+    size, element = engine.block_size, engine.kv_element_size
+    return tuple(group.layers * group.page.block_bytes(size, element) for group in facts.groups)
 
 
 def token_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
-    """Bytes of one token's keys and values per KV group; in int8 and fp8 each vector has a scale."""
-    if engine.kv_cache_dtype != "auto":
-        each = zip(facts.kv_elements_per_token, facts.kv_vectors_per_token, strict=True)
-        return tuple(elements + KV_SCALE_SIZE * vectors for elements, vectors in each)
-    return tuple(elements * engine.element_size for elements in facts.kv_elements_per_token)
+    """Bytes per KV group that one token adds to the cache."""
+    return tuple(size // engine.block_size for size in block_bytes(facts, engine))
 
 
 def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
     """The most tokens, in whole blocks, whose pool takes at most `budget` bytes; 0 where not one block fits. Where all
     layers have windows any number may fit: then no less than all that run at once can have."""
-    low, high = 0, budget // max(min(facts.kv_elements_per_token), 1) // engine.block_size + 1
+    low, high = 0, budget // max(min(block_bytes(facts, engine)), 1) + 1
     high = max(high, -(-engine.max_num_seqs * engine.max_model_len // engine.block_size))
     while low < high:
         middle = (low + high + 1) // 2
@@ -201,9 +203,10 @@ def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
 
 def tokens_of_one(facts: ModelFacts, engine: EngineConfig) -> int:
     """The pool's size, in tokens, that one sequence of max_model_len needs: with windows only, less than its length."""
-    if 0 in facts.windows:
+    windows = [group.window for group in facts.groups]
+    if 0 in windows:
         return _round_up(engine.max_model_len, engine)
-    seen = _round_up(max(facts.windows), engine) + 2 * engine.block_size + engine.max_num_batched_tokens
+    seen = _round_up(max(windows), engine) + 2 * engine.block_size + engine.max_num_batched_tokens
     return min(_round_up(engine.max_model_len, engine), _round_up(seen, engine))
 
 
@@ -218,13 +221,13 @@ def workspace_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
 def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     """Tensors alive at once in the widest place of a layer, and on a CPU K and V gathered for attention."""
     hidden = facts.hidden_size
-    attention = 2 * hidden + 3 * facts.widest_query + 4 * facts.widest_kv  # residual, normed, qkv twice (rope), output
+    attention = 2 * hidden + facts.widest_attention  # residual, normed
     mlp = 2 * hidden + 4 * facts.widest_mlp  # residual, normed, gate and up, their product and its scratch
     per_token = max(attention, mlp) * engine.element_size + 2 * hidden * 4  # norms run in fp32
     if facts.mixture is not None:
         per_token += _experts_bytes(facts.mixture, hidden, engine.element_size)
     per_token += exchanged_bytes(engine.split, hidden * engine.element_size)
-    gathered = 0 if engine.device == "cuda" else 2 * engine.max_model_len * facts.widest_kv * engine.element_size
+    gathered = 0 if engine.device == "cuda" else engine.max_model_len * facts.widest_gathered * engine.element_size
     return engine.max_num_batched_tokens * per_token + gathered
 
 

@@ -1,10 +1,12 @@
 """Gemma 3, the text model: window and full layers mixed, each with a rope of its own, and norms on both sides."""
 
 from dataclasses import replace
+from functools import partial
 
+from penstock.families.attention_kinds import RopeSpec
 from penstock.families.hf_config import HFConfig, layer_windows, rope_of
 from penstock.families.llama_like import decoder_spec, layer_spec, num_layers
-from penstock.families.spec import ModelSpec, RopeSpec
+from penstock.families.spec import ModelSpec
 
 
 def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
@@ -13,7 +15,8 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
     config.refuse("final_logit_softcapping", "it belongs to Gemma 2")
     config.refuse("use_bidirectional_attention", "a decoder's attention is causal")
     bias = config.flag("attention_bias")
-    full = layer_spec(
+    layer = partial(
+        layer_spec,
         config,
         num_heads=8,
         num_kv_heads=4,
@@ -24,10 +27,10 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
         output_bias=bias,
         qk_norm=True,
         post_norms=True,
-        rope_spec=_rope(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6)),
     )
-    local = _rope(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
-    sliding = replace(full, rope=local)
+    far = _rope(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6))
+    near = _rope(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
+    full, sliding = layer(rope_spec=far), layer(rope_spec=near)
     count = num_layers(config)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
     by_default = [(i + 1) % pattern != 0 for i in range(count)]

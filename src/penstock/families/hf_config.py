@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.families.spec import Activation, RopeSpec
+from penstock.families.attention_kinds import RopeSpec
+from penstock.families.spec import Activation
 
 
 class UnsupportedModel(ValueError):

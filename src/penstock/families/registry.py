@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.facts import MatrixFacts, MixtureFacts, ModelFacts
+from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
@@ -51,7 +51,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         method = quantization.get("quant_method")
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = FAMILIES[known[0]](fields)
-    check_pages(spec)
+    check_attention(spec)
     return spec
 
 
@@ -95,12 +95,11 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         vocab_size=spec.vocabulary,
         hidden_size=spec.hidden_size,
         widest_mlp=max(max(x.intermediate_size, x.moe.shared_intermediate_size if x.moe else 0) for x in layers),
-        widest_query=max(layer.num_heads * layer.head_dim for layer in layers),
-        widest_kv=max(layer.num_kv_heads * layer.head_dim for layer in layers),
-        windows=spec.windows,
-        kv_elements_per_token=tuple(spec.kv_elements_per_token(g) for g in range(len(spec.windows))),
-        kv_vectors_per_token=tuple(
-            sum(2 * layers[i].num_kv_heads for i in spec.group_layers(g)) for g in range(len(spec.windows))
+        widest_attention=max(layer.attention.memory.per_token for layer in layers),
+        widest_gathered=max(layer.attention.memory.per_context_token for layer in layers),
+        groups=tuple(
+            GroupFacts(window, len(spec.group_layers(group)), spec.group_page(group))
+            for group, window in enumerate(spec.windows)
         ),
         max_position=spec.max_position,
         checkpoint_dtype=spec.checkpoint_dtype,
@@ -148,8 +147,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
 def _vector_elements(spec: ModelSpec) -> int:
     """Of the norms, where those of heads are there once for every head."""
     stored = sum(p.size for p in spec.parameters if p.kind == "vector" and not p.name.endswith(".bias"))
-    repeated = sum((x.num_heads + x.num_kv_heads - 2) * x.head_dim for x in spec.layers if x.qk_norm)
-    return stored + repeated
+    return stored + sum(layer.attention.memory.repeated_weights for layer in spec.layers)
 
 
 def _generation_config(folder: Path) -> HFConfig:
@@ -162,10 +160,13 @@ def _generation_config(folder: Path) -> HFConfig:
         raise UnsupportedModel(str(error)) from None
 
 
-def check_pages(spec: ModelSpec) -> None:
-    """A page holds a block's tokens for all layers of its group: a rectangle, so they share one KV shape."""
+def check_attention(spec: ModelSpec) -> None:
+    """Raise UnsupportedModel unless all layers are causal, and those of a KV group keep the same in a page."""
+    if not all(layer.attention.causal for layer in spec.layers):
+        raise UnsupportedModel("a layer's attention is not causal, and prompts are computed in chunks: use a decoder")
     for group, window in enumerate(spec.windows):
-        shapes = {(spec.layers[i].num_kv_heads, spec.layers[i].head_dim) for i in spec.group_layers(group)}
-        if len(shapes) > 1:
+        pages = {spec.layers[i].attention.page for i in spec.group_layers(group)}
+        if len(pages) > 1:
             kind = f"window {window}" if window else "full attention"
-            raise UnsupportedModel(f"layers with {kind} have different (KV heads, head size): {sorted(shapes)}")
+            shapes = sorted((page.heads, page.width) for page in pages)
+            raise UnsupportedModel(f"layers with {kind} have different (KV heads, head size): {shapes}")

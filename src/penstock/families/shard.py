@@ -8,22 +8,16 @@ ranks' outputs of the latter add up to the model's. Pipeline parallelism cuts th
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from penstock.config import ModelFacts, Place, Split
 from penstock.config.split import part
+from penstock.families.attention_kinds import Cut
 from penstock.families.registry import model_facts
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
 
-Cut = Literal["whole", "rows", "columns", "experts", "once"]
-
-# How each parameter of a layer is divided among tensor ranks; "once": on the first alone, as the outputs are summed.
+# The cut of each parameter of a layer but those of attention, which its kind has.
 _CUTS: Mapping[str, Cut] = MappingProxyType(
     {
-        "qkv.weight": "rows",
-        "qkv.bias": "rows",
-        "output.weight": "columns",
-        "output.bias": "once",
         "gate_up.weight": "rows",
         "gate_up.bias": "rows",
         "down.weight": "columns",
@@ -38,8 +32,6 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
         "attention_post_norm.weight": "whole",
         "mlp_norm.weight": "whole",
         "mlp_post_norm.weight": "whole",
-        "q_norm.weight": "whole",
-        "k_norm.weight": "whole",
     }
 )
 
@@ -62,7 +54,7 @@ def shard(spec: ModelSpec, place: Place) -> ModelSpec:
     rows = part(spec.vocab_size, split.tensor, place.tensor_rank)
     parameters: list[Parameter] = []
     for parameter in spec.parameters:
-        parameters += _parameter(parameter, place, stage, rows)
+        parameters += _parameter(spec, parameter, place, stage, rows)
     if spec.tie_embeddings and place.last and not place.first:
         table = next(parameter for parameter in spec.parameters if parameter.name == "embedding.weight")
         parameters.append(replace(_take_rows(table, rows), name="head.weight"))
@@ -121,7 +113,7 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
 
 def tensor_sizes(spec: ModelSpec, expert: bool = False, group: int = 1) -> list[int]:
     """Every tensor_parallel_size that works, in order; 1 is always among them."""
-    most = min(layer.num_kv_heads for layer in spec.layers)
+    most = min((size for layer in spec.layers for size, _ in layer.attention.tensor_split.sizes), default=1)
     return [size for size in range(1, most + 1) if _obstacle(spec, size, expert, group) is None]
 
 
@@ -157,8 +149,7 @@ def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
     """What the number of tensor ranks has to divide, with its name."""
     moe = layer.moe
     sizes = [
-        (layer.num_kv_heads, "{} KV heads"),
-        (layer.num_heads, "{} attention heads"),
+        *layer.attention.tensor_split.sizes,
         (layer.intermediate_size, "intermediate size of {}"),
     ]
     if moe is not None:
@@ -171,7 +162,7 @@ def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
 def _cut_columns(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
     """Widths of the matrices that are cut by columns, with their names."""
     moe = layer.moe
-    widths = [(layer.num_heads * layer.head_dim, "output"), (layer.intermediate_size, "down")]
+    widths = [*layer.attention.tensor_split.columns, (layer.intermediate_size, "down")]
     if moe is not None:
         widths.append((0 if expert else moe.intermediate_size, "experts' down"))
         widths.append((moe.shared_intermediate_size, "shared expert's down"))
@@ -190,10 +181,8 @@ def _layer(layer: LayerSpec, place: Place) -> LayerSpec:
     tensor = place.split.tensor
     return replace(
         layer,
-        num_heads=layer.num_heads // tensor,
-        num_kv_heads=layer.num_kv_heads // tensor,
+        attention=layer.attention.shard(tensor, place.tensor_rank),
         intermediate_size=layer.intermediate_size // tensor,
-        output_bias=layer.output_bias and place.tensor_rank == 0,
         moe=layer.moe and _moe(layer.moe, place),
     )
 
@@ -207,7 +196,7 @@ def _moe(moe: MoESpec, place: Place) -> MoESpec:
     return replace(moe, first_expert=experts.start, local_experts=len(experts))
 
 
-def _parameter(parameter: Parameter, place: Place, stage: range, vocabulary: range) -> list[Parameter]:
+def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range, vocabulary: range) -> list[Parameter]:
     """A rank's part of a parameter of the whole model: one, or none."""
     if parameter.name == "embedding.weight":
         return [_take_rows(parameter, vocabulary)] if place.first else []
@@ -218,7 +207,8 @@ def _parameter(parameter: Parameter, place: Place, stage: range, vocabulary: ran
     _, number, name = parameter.name.split(".", 2)
     if int(number) not in stage:
         return []
-    cut = "experts" if name.startswith("experts.") and place.split.expert else _CUTS[name]
+    cuts = {**_CUTS, **spec.layers[int(number)].attention.tensor_split.cuts}
+    cut = "experts" if name.startswith("experts.") and place.split.expert else cuts[name]
     parameter = replace(parameter, name=f"layers.{int(number) - stage.start}.{name}")
     return _divide(parameter, cut, place.split.tensor, place.tensor_rank)
 

@@ -5,26 +5,11 @@ from this alone.
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.config.facts import PageShape
+from penstock.families.attention_kinds import AttentionSpec
+
 Activation = Literal["silu", "gelu_tanh"]
 Kind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding over the whole head, halves rotated (the "NeoX" layout).
-
-    Frequencies are theta ** (-2i / head_dim), then changed by `scaling`:
-    - "linear": divided by `factor`;
-    - "llama3": wavelengths above original_max_position / low_freq_factor divided by `factor`, those below
-      original_max_position / high_freq_factor kept, and a smooth blend between.
-    """
-
-    theta: float = 10000.0
-    scaling: Literal["none", "linear", "llama3"] = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
 
 
 @dataclass(frozen=True)
@@ -61,18 +46,11 @@ class LayerSpec:
     """One decoder block: attention and a gated MLP or, with `moe`, a mixture of them; each of the two with a norm
     before and, with `post_norms`, one after."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    attention: AttentionSpec
     intermediate_size: int  # of the MLP; 0 where there is a mixture instead
     kv_group: int  # index into ModelSpec.windows
-    rope: RopeSpec
-    attention_scale: float
     activation: Activation = "silu"
-    qkv_bias: bool = False
-    output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
     post_norms: bool = False  # Gemma: norm the block's output before it joins the residual
     moe: MoESpec | None = None
 
@@ -142,7 +120,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    windows: tuple[int, ...]  # one per KV group, distinct and ascending: (0,), (4096,), (0, 512)
+    windows: tuple[int, ...]  # one per KV group, ascending: (0,), (4096,), (0, 512)
     max_position: int
     norm_eps: float
     tie_embeddings: bool
@@ -170,10 +148,15 @@ class ModelSpec:
         """Indices of the layers in a KV group, in order: the layer's place in its group's page."""
         return [i for i, layer in enumerate(self.layers) if layer.kv_group == group]
 
-    def kv_elements_per_token(self, group: int) -> int:
-        """Of K and V of all layers of a group."""
-        layers = (self.layers[i] for i in self.group_layers(group))
-        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers)
+    def group_page(self, group: int) -> PageShape:
+        """What each layer of a KV group keeps in a page: all of them the same. Of width 0 without a layer."""
+        layers = self.group_layers(group)
+        return self.layers[layers[0]].attention.page if layers else PageShape(1, 1, 0)
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The width of a row that each layer keeps: the sizes that attention kernels must support."""
+        return tuple(layer.attention.page.width for layer in self.layers)
 
     def num_parameters(self) -> int:
         return sum(parameter.size for parameter in self.parameters)

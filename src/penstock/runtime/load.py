@@ -69,8 +69,7 @@ def load_host_runner(
         num_blocks, memory = groundwork.memory.num_blocks, groundwork.memory.rows
     dtype = getattr(torch, config.dtype)
     platform = detect_platform(config.device)
-    head_dims = tuple(layer.head_dim for layer in spec.layers)
-    needs = Needs(dtype, config.block_size, head_dims)
+    needs = Needs(dtype, config.block_size, spec.head_dims)
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     begun = None if groundwork is None else groundwork.matrices
