@@ -13,9 +13,9 @@ from penstock.config import (
     EngineConfig,
     Resolved,
     Split,
-    gather,
+    memory_table,
+    read_settings,
     resolve,
-    settled_rows,
     size_memory,
     size_ranks,
 )
@@ -52,7 +52,7 @@ def engine(split: Split, **changes: Any) -> EngineConfig:
 
 def resolved(family: str = "llama", gib: float = 16, changes: dict[str, Any] | None = None, **flags: Any) -> Resolved:
     divide = partial(rank_facts, spec_of(family, **(changes or {})))
-    return resolve(gather(flags), divide, machine(gib, cores=8), folder="/models/m")
+    return resolve(read_settings(flags), divide, machine(gib, cores=8), folder="/models/m")
 
 
 @given(family=st.sampled_from(sorted(CONFIGS)), split=SPLITS, memory=st.lists(st.integers(GIB, 8 * GIB), min_size=20))
@@ -66,7 +66,7 @@ def test_all_ranks_get_the_blocks_of_the_one_with_least_room(family: str, split:
     for plan, facts, bytes in zip(plans, ranks, available, strict=True):
         assert sum(row.bytes for row in plan.rows) == bytes
         assert all(row.bytes >= 0 for row in plan.rows)
-        assert settled_rows(facts, config, plan.num_blocks) == plan.rows[:-1]
+        assert memory_table(facts, config, plan.num_blocks) == plan.rows[:-1]
 
 
 def test_ranks_of_a_large_model_add_up_to_it() -> None:

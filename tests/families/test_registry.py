@@ -372,10 +372,10 @@ def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
 def test_layers_of_one_group_share_their_page(tiny_checkpoint: Callable[..., Path]) -> None:
     from dataclasses import replace
 
-    from penstock.families.registry import check_attention
+    from penstock.families.registry import check_layers
 
     spec = load_spec(tiny_checkpoint("gemma3"))
     layer = spec.layers[0]
     wider = replace(layer, attention=replace(layer.attention, head_dim=32))
     with pytest.raises(UnsupportedModel, match=r"window 16 .* \[\(2, 32\), \(2, 48\)\]"):
-        check_attention(replace(spec, layers=(wider, *spec.layers[1:])))
+        check_layers(replace(spec, layers=(wider, *spec.layers[1:])))

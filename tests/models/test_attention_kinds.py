@@ -14,7 +14,7 @@ from penstock.families import ModelSpec, UnsupportedModel, model_facts, shard
 from penstock.families.attention_kinds import AttentionMemory, GroupedQuerySpec, TensorSplit
 from penstock.families.hf_config import HFConfig
 from penstock.families.llama_like import decoder_spec, grouped_query_parameters, layer_spec
-from penstock.families.registry import check_attention
+from penstock.families.registry import check_layers
 from penstock.families.spec import Parameter, stacked
 from penstock.kernels import AttentionBatch, Kernels, Platform
 from penstock.kernels.attention import ReferenceAttention
@@ -170,7 +170,7 @@ def test_an_encoder_sees_later_tokens_and_keeps_nothing() -> None:
     assert all((a[0] != b[0]).any() for a, b in zip(logits(spec, prompts), logits(spec, changed), strict=True))
     assert KVPages(spec, (9, 9), 16, torch.float32).groups[1].numel() == 0
     with pytest.raises(UnsupportedModel, match="not causal"):
-        check_attention(spec)
+        check_layers(spec)
 
 
 def test_layers_that_keep_different_things_are_different_groups() -> None:

@@ -85,7 +85,7 @@ def load_device_rank(order: Load, place: Place) -> DeviceRunner:
     dtype = getattr(torch, config.dtype)
     needs = Needs(dtype, config.block_size, spec.head_dims)
     kernels = select_kernels(without_native("cpu"), needs)
-    parameters = load_parameters(folder, spec, dtype, of=whole, progress=False)
+    parameters = load_parameters(folder, spec, dtype, whole=whole, progress=False)
     mesh = join_mesh(config, spec, place, order.rendezvous, device)
     runner = DeviceRunner(spec, parameters, kernels, config, order.num_blocks, device=device, mesh=mesh)
     runner.capture(progress=False)

@@ -22,7 +22,7 @@ RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with n
 CONTEXT_BYTES = 768 << 20  # of a GPU: CUDA's context, its libraries and compiled kernels; measured when they are loaded
 GRAPH_BYTES = 8 << 20  # of a captured step, beside what all share
 KV_SHARE = 0.5  # of what is left after all else: the rest stays for the page cache and other programs. Of a GPU: all
-MOST_UTILIZATION = 0.95  # of a GPU's memory that an error advises: a context has some that it does not count
+ADVISED_UTILIZATION = 0.95  # of a GPU's memory that an error advises: a context has some that it does not count
 LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting, noise)
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
@@ -71,7 +71,7 @@ def size_memory(
     """
     fixed = _fixed_rows(facts, engine) if measured is None else measured
     left = available_bytes - sum(row.bytes for row in fixed)
-    one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    one = pool_bytes(facts, engine, tokens_of_one_sequence(facts, engine))
     if left < one:
         raise DoesNotFit(_remedy(facts, engine, available_bytes, fixed))
     budget = engine.kv_cache_bytes
@@ -92,12 +92,12 @@ def size_memory(
 
 
 def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
-    with rank_named(rank, engine.split):
+    with naming_rank(rank, engine.split):
         return size_memory(facts, engine, available)
 
 
 @contextmanager
-def rank_named(rank: int, split: Split) -> Iterator[None]:
+def naming_rank(rank: int, split: Split) -> Iterator[None]:
     """What does not fit says on which of several ranks."""
     try:
         yield
@@ -107,7 +107,7 @@ def rank_named(rank: int, split: Split) -> Iterator[None]:
         raise DoesNotFit(f"rank {rank} of {split.world}: {error}") from None
 
 
-def settled_rows(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:
+def memory_table(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:
     """What a rank takes whose KV blocks per group were settled for all ranks, as `size_ranks` does."""
     return _with_pool(facts, engine, num_blocks, _fixed_rows(facts, engine))
 
@@ -201,7 +201,7 @@ def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
     return low * engine.block_size
 
 
-def tokens_of_one(facts: ModelFacts, engine: EngineConfig) -> int:
+def tokens_of_one_sequence(facts: ModelFacts, engine: EngineConfig) -> int:
     """The pool's size, in tokens, that one sequence of max_model_len needs: with windows only, less than its length."""
     windows = [group.window for group in facts.groups]
     if 0 in windows:
@@ -290,7 +290,7 @@ def _workspace_note(facts: ModelFacts, max_num_seqs: int) -> str:
 def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tuple[MemoryRow, ...]) -> str:
     """Why nothing fits, and the one setting whose change makes it fit, the least harmful first. What `fixed` rows take
     beyond what was computed, if they were measured, they are taken to take with other settings as well."""
-    one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    one = pool_bytes(facts, engine, tokens_of_one_sequence(facts, engine))
     need = sum(row.bytes for row in fixed) + one
     parts = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in fixed)
     what = (
@@ -307,8 +307,8 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tupl
         value = _largest(facts, engine, setting, least, computed)
         if value is not None:
             return f"{what}; set --{setting.replace('_', '-')} {value} or less"
-    if engine.device == "cuda" and need <= available / engine.gpu_memory_utilization * MOST_UTILIZATION:
-        return f"{what}; set --gpu-memory-utilization {MOST_UTILIZATION}"
+    if engine.device == "cuda" and need <= available / engine.gpu_memory_utilization * ADVISED_UTILIZATION:
+        return f"{what}; set --gpu-memory-utilization {ADVISED_UTILIZATION}"
     if engine.dtype == "float32" and _need(facts, replace(engine, dtype="bfloat16")) <= computed:
         return f"{what}; set --dtype bfloat16"
     schemes: tuple[Literal["int8", "int4"], ...] = ("int8", "int4") if engine.quantization != "int4" else ()
@@ -320,7 +320,7 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tupl
 
 def _need(facts: ModelFacts, engine: EngineConfig) -> int:
     """Bytes without which not even one sequence of max_model_len runs."""
-    return fixed_bytes(facts, engine) + pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    return fixed_bytes(facts, engine) + pool_bytes(facts, engine, tokens_of_one_sequence(facts, engine))
 
 
 def _largest(facts: ModelFacts, engine: EngineConfig, setting: str, least: int, available: int) -> int | None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from penstock.config.defaults import DEFAULTS, Divide, Known
+from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
+from penstock.config.device_limits import check_device_settings, check_flashinfer_settings
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
-from penstock.config.kinds import check_attention, check_device
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
@@ -48,17 +48,17 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
     sources = dict(given.sources)
     values.setdefault("kv_cache_memory", None)
     _check_given(values, sources, facts)
-    check_device(values, sources, hardware)
-    known = Known(facts, hardware, folder, values, divide)
+    check_device_settings(values, sources, hardware)
+    inputs = DefaultInputs(facts, hardware, folder, values, divide)
     for name, default in DEFAULTS.items():
         if values.get(name) is None:
-            values[name], reason = default(known)
+            values[name], reason = default(inputs)
             sources[name] = f"default: {reason}"
-    _check(values, sources, known)
-    check_attention(values, sources)
+    _check(values, sources, inputs)
+    check_flashinfer_settings(values, sources)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
-    ranks = size_ranks(known.ranks, engine, [known.memory] * known.split.world)
+    ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)
     sources.setdefault("model", "default: the model that comes with Penstock")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
     order = ("model", *DEFAULTS)
@@ -111,7 +111,7 @@ def _check_given(values: Mapping[str, Any], sources: Mapping[str, str], facts: M
         )
 
 
-def _check(values: Mapping[str, Any], sources: Mapping[str, str], known: Known) -> None:
+def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: DefaultInputs) -> None:
     seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
     if tokens < seqs:
         raise ConfigError(
@@ -124,9 +124,9 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], known: Known) 
             f"has groups, and --quantization ({sources['quantization']}) is {values['quantization']}; leave it out, "
             "or set --quantization int4"
         )
-    most, cores = max(known.hardware.cores // known.local_ranks, 1), known.hardware.cores
+    most, cores = max(inputs.hardware.cores // inputs.local_ranks, 1), inputs.hardware.cores
     if values["threads"] > most and values["distributed_executor"] != "ray":
-        by = f" and {known.local_ranks} ranks share them" if known.local_ranks > 1 else ""
+        by = f" and {inputs.local_ranks} ranks share them" if inputs.local_ranks > 1 else ""
         raise ConfigError(
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"

@@ -28,7 +28,7 @@ class Given:
     sources: Mapping[str, str]
 
 
-def gather(
+def read_settings(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Given:
     """Command line over environment over file. `flags` are by the settings' names; None means not given.

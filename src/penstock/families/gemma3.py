@@ -54,7 +54,9 @@ def gemma3_multimodal(config: HFConfig) -> ModelSpec:
     text = config.section("text_config")
     if text is None:
         raise config.unsupported("text_config", None, "the text model's configuration")
-    spec = gemma3(text.over(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model.")
+    spec = gemma3(
+        text.inheriting(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model."
+    )
     return replace(spec, ignored_tensors=(*spec.ignored_tensors, "vision_tower.*", "multi_modal_projector.*"))
 
 

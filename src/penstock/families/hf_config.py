@@ -91,7 +91,7 @@ class HFConfig:
             raise self._wrong(name, value, "a token id or a list of them")
         return tuple(dict.fromkeys(ids))
 
-    def over(self, outer: "HFConfig", *names: str) -> "HFConfig":
+    def inheriting(self, outer: "HFConfig", *names: str) -> "HFConfig":
         """This section, with the fields of `names` that an outer one sets taken from there."""
         return HFConfig({**self._fields, **{n: outer.get(n) for n in names if outer.get(n) is not None}}, self._where)
 

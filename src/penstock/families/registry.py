@@ -51,7 +51,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         method = quantization.get("quant_method")
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = FAMILIES[known[0]](fields)
-    check_attention(spec)
+    check_layers(spec)
     return spec
 
 
@@ -160,7 +160,7 @@ def _generation_config(folder: Path) -> HFConfig:
         raise UnsupportedModel(str(error)) from None
 
 
-def check_attention(spec: ModelSpec) -> None:
+def check_layers(spec: ModelSpec) -> None:
     """Raise UnsupportedModel unless all layers are causal, and those of a KV group keep the same in a page."""
     if not all(layer.attention.causal for layer in spec.layers):
         raise UnsupportedModel("a layer's attention is not causal, and prompts are computed in chunks: use a decoder")

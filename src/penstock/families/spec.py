@@ -9,7 +9,7 @@ from penstock.config.facts import PageShape
 from penstock.families.attention_kinds import AttentionSpec
 
 Activation = Literal["silu", "gelu_tanh"]
-Kind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
+ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Parameter:
     experts: int = 1  # so many matrices of the same shape and kind, stacked
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
         head are the vocabulary's; a router's and a shared expert's gate stay in full precision."""
         if len(self.shape) == 1:

@@ -11,7 +11,7 @@ LOGIT_BYTES = 4  # logits are fp32 in every dtype
 
 
 @dataclass(frozen=True)
-class StepBytes:
+class StepTraffic:
     """Bytes of tensors that one rank hands over in a step. What it gives to several others counts once."""
 
     sum: int = 0  # to the tensor ranks of its stage, each of which adds them all
@@ -23,7 +23,7 @@ class StepBytes:
         return self.sum + self.gather + self.send
 
 
-def bytes_per_step(spec: ModelSpec, place: Place, tokens: int, sampled: int, element_size: int) -> StepBytes:
+def step_traffic(spec: ModelSpec, place: Place, tokens: int, sampled: int, element_size: int) -> StepTraffic:
     """What the rank at `place` of a model hands over in a step of `tokens` tokens after `sampled` of which another is
     chosen (with prompt logprobs: or would be). `element_size` is an activation's, in bytes.
 
@@ -35,19 +35,19 @@ def bytes_per_step(spec: ModelSpec, place: Place, tokens: int, sampled: int, ele
     layers = len(stage_layers(len(spec.layers), split.pipeline, place.stage))
     summed = tokens * (place.first + 2 * (layers - place.last)) + sampled * 2 * place.last if split.tensor > 1 else 0
     columns = len(part(spec.vocab_size, split.tensor, place.tensor_rank))
-    return StepBytes(
+    return StepTraffic(
         sum=summed * row,
         gather=sampled * columns * LOGIT_BYTES if place.last and place.tensor_rank > 0 else 0,
         send=0 if place.last else tokens * row,
     )
 
 
-def bytes_on_link(spec: ModelSpec, split: Split, tokens: int, sampled: int, element_size: int) -> int:
+def link_bytes(spec: ModelSpec, split: Split, tokens: int, sampled: int, element_size: int) -> int:
     """What passes links one after the other in such a step, those of a stage at once: in a sum a rank's part goes to
     each other rank of its stage, while as much comes; parts of logits all come to one."""
     total = 0
     for stage in range(split.pipeline):
-        step = bytes_per_step(spec, Place(split, stage * split.tensor), tokens, sampled, element_size)
+        step = step_traffic(spec, Place(split, stage * split.tensor), tokens, sampled, element_size)
         total += step.sum * (split.tensor - 1) + step.send
     others = spec.vocab_size - len(part(spec.vocab_size, split.tensor, 0))
     return total + sampled * others * LOGIT_BYTES

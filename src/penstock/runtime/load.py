@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.config import EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
+from penstock.config import EngineConfig, Place, detect_hardware, memory_table, size_memory, stored_as
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
@@ -73,7 +73,7 @@ def load_host_runner(
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     begun = None if groundwork is None else groundwork.matrices
-    parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, matrices=begun, progress=progress)
+    parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=begun, progress=progress)
     # With the weights read, so that nobody waits long for a step; and before threads are pinned, as it has its own.
     mesh = None
     if place.split.world > 1:
@@ -104,7 +104,7 @@ def _memory(
     """(KV blocks per group, the memory table)."""
     facts = model_facts(spec)
     if num_blocks:
-        return num_blocks, settled_rows(facts, config, num_blocks)
+        return num_blocks, memory_table(facts, config, num_blocks)
     plan = size_memory(facts, config, available)
     return plan.num_blocks, plan.rows
 

@@ -211,7 +211,7 @@ def _is_intact(path: Path, file: Any) -> bool:
 
 @contextmanager
 def _progress_bars(wanted: bool) -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if wanted or are_progress_bars_disabled():
         yield

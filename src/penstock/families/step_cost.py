@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from penstock.config import EngineConfig, ModelFacts
 from penstock.config.weights import matmul_bytes
 from penstock.families.spec import ModelSpec
-from penstock.families.traffic import bytes_on_link, bytes_per_step
+from penstock.families.traffic import link_bytes, step_traffic
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,6 @@ def step_cost(
     stages = [reads[first : first + split.tensor] for first in range(0, split.world, split.tensor)]
     return StepCost(
         read=sum(map(sum if shared else max, stages)),
-        moved=sum(bytes_per_step(spec, place, tokens, sampled, size).total for place in split.places),
-        linked=bytes_on_link(spec, split, tokens, sampled, size),
+        moved=sum(step_traffic(spec, place, tokens, sampled, size).total for place in split.places),
+        linked=link_bytes(spec, split, tokens, sampled, size),
     )

@@ -9,7 +9,7 @@ from penstock.config.sources import ConfigError, flag
 FP8_CAPABILITY = (8, 9)  # the least whose tensor cores multiply fp8
 
 
-class _Only(NamedTuple):
+class _DeviceSetting(NamedTuple):
     """A value that one kind of device takes."""
 
     setting: str
@@ -19,18 +19,20 @@ class _Only(NamedTuple):
     remedy: str
 
 
-_ONLY = (
-    _Only("gpu_memory_utilization", (), "cuda", "is of a GPU's memory", "leave it out, or set --kv-cache-memory"),
-    _Only("enforce_eager", (True,), "cuda", "is about CUDA graphs", "leave it out"),
-    _Only("attention_backend", ("triton", "flashinfer"), "cuda", "is of a GPU's kernels", "leave it out"),
-    _Only("quantization", ("fp8",), "cuda", "takes a GPU's tensor cores", "set --quantization int8"),
-    _Only("kv_cache_dtype", ("fp8",), "cuda", "is a GPU's", "set --kv-cache-dtype int8"),
-    _Only("kv_cache_dtype", ("int8",), "cpu", "is a CPU's", "set --kv-cache-dtype fp8"),
-    _Only("threads", (), "cpu", "is of threads that compute, and a GPU does that", "leave it out"),
+_DEVICE_SETTINGS = (
+    _DeviceSetting(
+        "gpu_memory_utilization", (), "cuda", "is of a GPU's memory", "leave it out, or set --kv-cache-memory"
+    ),
+    _DeviceSetting("enforce_eager", (True,), "cuda", "is about CUDA graphs", "leave it out"),
+    _DeviceSetting("attention_backend", ("triton", "flashinfer"), "cuda", "is of a GPU's kernels", "leave it out"),
+    _DeviceSetting("quantization", ("fp8",), "cuda", "takes a GPU's tensor cores", "set --quantization int8"),
+    _DeviceSetting("kv_cache_dtype", ("fp8",), "cuda", "is a GPU's", "set --kv-cache-dtype int8"),
+    _DeviceSetting("kv_cache_dtype", ("int8",), "cpu", "is a CPU's", "set --kv-cache-dtype fp8"),
+    _DeviceSetting("threads", (), "cpu", "is of threads that compute, and a GPU does that", "leave it out"),
 )
 
 
-def check_device(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
+def check_device_settings(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
     """Raise ConfigError where a setting that was given is not one of the hardware's kind of device."""
     device, what = hardware.device, _name(hardware)
     asked = values.get("device", device)
@@ -38,7 +40,7 @@ def check_device(values: Mapping[str, Any], sources: Mapping[str, str], hardware
         raise ConfigError(
             f"--device ({sources['device']}) is {asked}, but this is for {what}; leave it out, or set --device {device}"
         )
-    for only in _ONLY:
+    for only in _DEVICE_SETTINGS:
         value = values.get(only.setting)
         if value is None or device == only.device or (only.values and value not in only.values):
             continue
@@ -62,7 +64,7 @@ def _check_fp8(values: Mapping[str, Any], sources: Mapping[str, str], hardware: 
             )
 
 
-def check_attention(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+def check_flashinfer_settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Raise ConfigError where FlashInfer is to compute what it does not. `values` has every setting."""
     if values["attention_backend"] != "flashinfer":
         return
