@@ -1,6 +1,5 @@
-"""What the operator may say, and one pure function that fills in the rest and remembers where each value came from.
-
-The schema of what may be said is `settings.Settings`.
+"""Configuration: the settings that an operator can give, and one pure function that chooses the rest and records where
+each value came from. `settings.Settings` is the schema.
 """
 
 from penstock.config.engine import EngineConfig

@@ -1,4 +1,4 @@
-"""Defaults of settings that nobody gave, declared in order with their reasons. A later one may use earlier values."""
+"""Defaults of the settings, declared in order with their reasons. A later default may use earlier values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from penstock.config.sizes import format_bytes
 from penstock.config.split import Split
 
 MAX_NUM_SEQS = (256, 128, 64)
-WORKSPACE_BYTES = 160 << 20  # what logits and the sampler may take by default: peak memory is weights + KV + 500 MB
+WORKSPACE_BYTES = 160 << 20  # for logits and the sampler: peak memory is then weights + KV + 500 MB
 STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 QUANTIZATION_GROUP = 32
 
-# What each rank of a split holds of the model; the number is that of a row's values that share a scale. ValueError for
-# a split that cannot be.
+# (split, number of values of a row that share a scale) to the sizes of each rank. Raises ValueError if the model has no
+# such split.
 Divide = Callable[[Split, int], Sequence[ModelFacts]]
 
 
 @dataclass(frozen=True)
 class DefaultInputs:
-    """What a default may look at."""
+    """Everything that a default may depend on."""
 
     facts: ModelFacts
     hardware: Hardware
@@ -49,13 +49,13 @@ class DefaultInputs:
 
     @property
     def ranks(self) -> Sequence[ModelFacts]:
-        """What each rank of the split holds."""
+        """The sizes of each rank of the split."""
         int4 = self.values["quantization"] == "int4"
         return self.divide(self.split, self.values["quantization_group"] if int4 else 1)
 
     @property
     def local_ranks(self) -> int:
-        """Those that share the hardware; Ray places ranks, so that none is inputs to be here beside another."""
+        """The number of ranks that share this hardware. 1 with Ray, which decides where ranks run."""
         return self.split.world if self.hardware.shared and self.values["distributed_executor"] != "ray" else 1
 
     @property
@@ -66,7 +66,7 @@ class DefaultInputs:
         return self.hardware.memory_available // self.local_ranks
 
     def engine(self, **changes: Any) -> EngineConfig:
-        """An engine of the values decided so far, to size memory with."""
+        """An engine with the values decided so far, for sizing memory."""
         names = (
             "gpu_memory_utilization",
             "enforce_eager",
@@ -82,8 +82,8 @@ class DefaultInputs:
             "pipeline_parallel_size",
             "expert_parallel",
         )
-        settled = {name: self.values[name] for name in names if name in self.values}
-        return EngineConfig(model="", name="", device=self.hardware.device, **{**settled, **changes})
+        decided = {name: self.values[name] for name in names if name in self.values}
+        return EngineConfig(model="", name="", device=self.hardware.device, **{**decided, **changes})
 
 
 class Default(NamedTuple):
@@ -156,7 +156,7 @@ def _max_model_len(inputs: DefaultInputs) -> Default:
 
 
 def _kv_cache_memory(inputs: DefaultInputs) -> Default:
-    if inputs.split.world > 1:  # for stages of different sizes no one amount is right
+    if inputs.split.world > 1:  # stages of different sizes need different amounts
         return Default(None, "a share of what everything else leaves of each rank's memory")
     if inputs.hardware.device == "cuda":
         return Default(None, "what --gpu-memory-utilization leaves when all else has been measured")
@@ -185,7 +185,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "revision": _constant("", "the hub's main branch, or the folder as it is"),
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
-        "api_key": _constant(None, "no key is asked for"),
+        "api_key": _constant(None, "no key is required"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
         "device": _device,
@@ -201,7 +201,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "enable_prefix_caching": _constant(True, "equal prefixes are computed once"),
         "tensor_parallel_size": _constant(1, "layers are not divided"),
         "pipeline_parallel_size": _constant(1, "layers stay together"),
-        "expert_parallel": _constant(False, "tensor ranks have a part of every expert each, so that all work alike"),
+        "expert_parallel": _constant(False, "each tensor rank has a part of every expert, so that all have equal work"),
         "distributed_executor": _constant("auto", "ranks are processes of this machine"),
         "max_num_seqs": _max_num_seqs,
         "max_num_batched_tokens": _max_num_batched_tokens,

@@ -1,4 +1,4 @@
-"""What an engine process is started with: everything resolved, nothing left to guess."""
+"""The configuration of an engine process: every setting has a value."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from penstock.config.split import Split
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """See settings.py for what an operator says about each of these, and resolve.py for the defaults."""
+    """settings.py describes these fields for operators; defaults.py declares the defaults."""
 
     model: str  # the model's folder
     name: str  # as shown to users
@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_dtype(self) -> str:
-        """Of the keys and values in the cache, as torch names it."""
+        """The dtype of the KV cache, by torch's name."""
         if self.kv_cache_dtype == "fp8":
             return "float8_e4m3fn"
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype

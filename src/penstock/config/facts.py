@@ -47,8 +47,8 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False  # two of the same size, stacked
     vocabulary: bool = False  # the embedding or the head
     router: bool = False  # in full precision however the others are quantised
-    experts: int = 1  # each of the `count` is so many of the shape,
-    share: float = 1.0  # and a token goes through this share of them
+    experts: int = 1  # each matrix is so many of this shape, stacked;
+    share: float = 1.0  # a token uses this share of them
 
 
 class MixtureFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,5 +77,5 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
     mixture: MixtureFacts | None = None
-    samples: bool = True  # whether logits are whole here, and the sampler beside them
-    head_part: int = 0  # columns of the logits that are computed here, where other ranks compute the rest
+    samples: bool = True  # whether this rank has whole logits, and samples
+    head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0

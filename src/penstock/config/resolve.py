@@ -1,4 +1,4 @@
-"""One pure function from what was said, what the model is and what the machine has, to a complete configuration."""
+"""One pure function from the given settings, the model's sizes and the hardware to a complete configuration."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ GPU_DEPTH = 2  # plans outstanding: the next one is made while the device comput
 
 @dataclass(frozen=True)
 class Resolved:
-    """Everything decided. `ranks` has each rank's memory, with Ray as if it had this machine to itself; `provenance`
-    (value, where it comes from) of every setting, keys hidden."""
+    """A complete configuration. `ranks` has each rank's memory plan; with Ray, as if the rank had this machine to
+    itself. `provenance` maps every setting to (value, source); secret values are hidden."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -31,13 +31,13 @@ class Resolved:
 
     @property
     def memory(self) -> MemoryPlan:
-        """Of the rank with the least to spare."""
+        """The plan of the rank with the least free memory."""
         return min(self.ranks, key=lambda plan: plan.rows[-1].bytes)
 
 
 def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) -> Resolved:
-    """Fill in what was not said. `divide` says what the model is, whole and divided among ranks; `folder` is where its
-    files lie.
+    """Choose the settings that were not given. `divide` returns the model's sizes, whole or divided among ranks;
+    `folder` has its files.
 
     Raises ConfigError for settings that contradict the model, the machine or each other, DoesNotFit, and what `divide`
     raises.
@@ -73,7 +73,7 @@ def _given_values(given: Given) -> dict[str, Any]:
 
 
 def _names(text: str, source: str) -> Sequence[str]:
-    """The model's name in answers, and then others that it answers to."""
+    """The model's name in responses, and then its aliases."""
     if source.startswith("default"):  # a folder's name, which may have a comma
         return (text,)
     names = [name.strip() for name in text.split(",")]
@@ -133,7 +133,7 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         )
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
-            f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is asked for; "
+            f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "
             "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"
         )
 
