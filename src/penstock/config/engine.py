@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel: bool = False  # the tensor ranks hold whole experts each
-    distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes where there are several ranks
+    distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes, if there are several ranks
     incarnation: int = 1
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung

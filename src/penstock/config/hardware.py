@@ -10,7 +10,7 @@ import msgspec
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     cores: int  # that this process may use, by affinity and cgroup quota
-    memory_total: int  # bytes: the machine's, or the cgroup's limit where that is less; with a GPU, the GPU's
+    memory_total: int  # bytes: the machine's, or the cgroup's limit if that is less; with a GPU, the GPU's
     memory_available: int  # bytes that can be had now without swapping; with a GPU, all of it
     device: Literal["cpu", "cuda"] = "cpu"
     name: str = ""  # of the GPU

@@ -66,8 +66,8 @@ def size_memory(
     """The memory plan for `available_bytes`. Raises DoesNotFit if not even one sequence of max_model_len fits.
 
     The KV pool gets what max_num_seqs sequences of max_model_len need, but at most `engine.kv_cache_bytes`. Without
-    that setting it gets at most half of the memory that everything else leaves; on a GPU, at most all of it. `measured`
-    rows replace those that are computed for everything but the KV pool.
+    that setting it gets at most half of the memory that everything else leaves, or what one sequence needs; on a GPU,
+    all of it. `measured` rows replace those that are computed for everything but the KV pool.
     """
     fixed = _fixed_rows(facts, engine) if measured is None else measured
     left = available_bytes - sum(row.bytes for row in fixed)
@@ -202,8 +202,8 @@ def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
 
 
 def tokens_of_one_sequence(facts: ModelFacts, engine: EngineConfig) -> int:
-    """Tokens of the pool that one sequence of max_model_len needs: if all layers have windows, fewer than its
-    length."""
+    """Tokens of the pool that one sequence of max_model_len needs: if all layers have windows, this may be less than
+    its length."""
     windows = [group.window for group in facts.groups]
     if 0 in windows:
         return _round_up(engine.max_model_len, engine)

@@ -17,7 +17,7 @@ SECRET = frozenset({"api_key"})  # settings whose values are never shown
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message names it, where it comes from, its value and what is possible."""
+    """A setting is wrong; the message has its name, its source, its value and the values that are possible."""
 
 
 @dataclass(frozen=True)

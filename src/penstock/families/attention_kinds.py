@@ -1,4 +1,4 @@
-"""Kinds of attention as data: what a layer keeps of each token, what it needs in memory, how ranks divide it.
+"""Kinds of attention as data: the page they use, the memory they need, and how tensor ranks divide them.
 
 A kind is a frozen dataclass that is an AttentionSpec; models/attention.py has the code that executes it. The window is
 not part of a kind: it belongs to the layer's KV group (see ModelSpec).
@@ -65,7 +65,7 @@ class AttentionSpec(Protocol):
 
     @property
     def page(self) -> PageShape:
-        """What the layer keeps in a page of its KV group."""
+        """The layer's part of a page of its KV group."""
         ...
 
     @property

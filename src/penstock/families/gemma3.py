@@ -10,7 +10,8 @@ from penstock.families.spec import ModelSpec
 
 
 def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
-    """From a text configuration. Hub files leave out what equals transformers' defaults: they are given here."""
+    """The spec from a text configuration. Hub files leave out values that equal transformers' defaults: these
+    defaults."""
     config.refuse("attn_logit_softcapping", "it belongs to Gemma 2")
     config.refuse("final_logit_softcapping", "it belongs to Gemma 2")
     config.refuse("use_bidirectional_attention", "a decoder's attention is causal")
@@ -50,7 +51,7 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
 
 
 def gemma3_multimodal(config: HFConfig) -> ModelSpec:
-    """The language model of a Gemma 3 that also takes images; the vision tower is left on disk."""
+    """The language model of a Gemma 3 that also takes images. Its vision tower is not loaded."""
     text = config.section("text_config")
     if text is None:
         raise config.unsupported("text_config", None, "the text model's configuration")
@@ -61,7 +62,7 @@ def gemma3_multimodal(config: HFConfig) -> ModelSpec:
 
 
 def _rope(config: HFConfig, layer_type: str, scaling: HFConfig | None, theta: float) -> RopeSpec:
-    """transformers 5 nests `rope_parameters` by layer type; before, `rope_scaling` spoke of the full layers alone."""
+    """transformers 5 nests `rope_parameters` by layer type; before, `rope_scaling` was for full layers only."""
     nested = config.section("rope_parameters")
     parameters = scaling or (nested and nested.section(layer_type)) or HFConfig({})
     return rope_of(parameters, config, theta)

@@ -1,6 +1,4 @@
-"""What nearly every family shares with Llama: the meaning of the configuration's fields, and the checkpoint's tensors,
-their names, shapes and how they are fused.
-"""
+"""Shared by nearly all families: how a Llama-like configuration is read, and the names and shapes of its tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +11,7 @@ from penstock.families.spec import LayerSpec, ModelSpec, Parameter, stacked
 
 MAX_LAYERS = 2000
 
-# (our prefix, the checkpoint's prefix, a kind of attention, hidden size) to the parameters of a layer's attention
+# (prefix of our names, prefix of the checkpoint's, the layer's AttentionSpec, hidden size) to its parameters
 AttentionParameters = Callable[[str, str, Any, int], list[Parameter]]
 
 
@@ -36,10 +34,10 @@ def layer_spec(
     qk_norm: bool = False,
     post_norms: bool = False,
 ) -> LayerSpec:
-    """A layer in KV group 0, as the configuration and the family say.
+    """A layer in KV group 0, from the configuration and the family's arguments.
 
     `num_heads`, `num_kv_heads` and `head_dim` are the family's defaults for a configuration without them; `act` is the
-    activation's field and its default. Raises UnsupportedModel where sizes do not fit each other.
+    activation's field and its default. Raises UnsupportedModel for sizes that contradict each other.
     """
     hidden = config.integer("hidden_size")
     heads = _integer(config, "num_attention_heads", num_heads)
@@ -72,7 +70,7 @@ def layer_spec(
 
 
 def upper_layer_windows(config: HFConfig) -> tuple[int, ...]:
-    """Qwen's rule: with use_sliding_window, layers from max_window_layers up have the window."""
+    """The window of each layer by Qwen's rule: with use_sliding_window, layers from max_window_layers up have it."""
     count = num_layers(config)
     window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window") else 0
     first = config.integer("max_window_layers", 28, least=0)
@@ -94,18 +92,19 @@ def decoder_spec(
     experts: ExpertNames | None = None,
     attention_parameters: AttentionParameters | None = None,
 ) -> ModelSpec:
-    """The whole model, of one layer repeated or of the given layers.
+    """The whole model: one layer repeated, or the given layers.
 
-    `windows` says per layer how many tokens a query sees (None: all of them), from which the KV groups follow. `prefix`
-    stands before every tensor name. `vocab_size`, `max_position` and `tied` are the family's defaults. `experts` names
-    the tensors of layers that are mixtures.
+    `windows` has the number of tokens that a query sees, per layer (None: all of them). KV groups follow from it and
+    from what the layers keep. `prefix` stands before every tensor name. `vocab_size`, `max_position` and `tied` are the
+    family's defaults. `experts` names the tensors of mixtures. `attention_parameters` makes the parameters of each
+    layer's attention; None: those of GroupedQuerySpec, by Llama's names.
     """
     if isinstance(layers, LayerSpec):
         layers = [layers] * num_layers(config)
     positions = _integer(config, "max_position_embeddings", max_position)
     # A window that no position can leave is full attention: one KV group less.
     seen = [window if window < positions else 0 for window in windows or [0] * len(layers)]
-    # Layers share a block table, and pages, where they see the same tokens and keep the same of each.
+    # Layers that see the same tokens and keep the same of each share a block table.
     kept = [(window, layer.attention.page) for layer, window in zip(layers, seen, strict=True)]
     groups = sorted(dict.fromkeys(kept), key=lambda group: group[0])
     layers = [replace(layer, kv_group=groups.index(group)) for layer, group in zip(layers, kept, strict=True)]
@@ -147,7 +146,7 @@ def decoder_parameters(
     attention: AttentionParameters,
     experts: ExpertNames | None,
 ) -> tuple[Parameter, ...]:
-    """All parameters: `embedding`, `layers.*`, `norm` and, where the head is untied, `head`."""
+    """All parameters: `embedding`, `layers.*`, `norm` and, unless the head is tied, `head`."""
     parameters = [stacked("embedding.weight", (hidden,), (f"{prefix}model.embed_tokens.weight", vocab))]
     for index, layer in enumerate(layers):
         ours, theirs = f"layers.{index}.", f"{prefix}model.layers.{index}."

@@ -1,4 +1,4 @@
-"""Which architectures there are, and a model's folder read into a spec."""
+"""The supported architectures, and the spec of the model in a folder."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a model from its config.json. UnsupportedModel says what it is and what is supported."""
+    """The spec of a model from its config.json. Raises UnsupportedModel, which lists what is supported."""
     fields = HFConfig(config)
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in FAMILIES]
@@ -56,9 +56,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def load_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in a folder. Where generation_config.json names the tokens that end a text, it wins.
+    """The spec of the model in a folder. The eos_token_id of generation_config.json, if any, overrides config.json's.
 
-    Raises UnsupportedModel, which names the file, also for one that is missing or cannot be read.
+    Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read.
     """
     path = folder / "config.json"
     try:
@@ -74,7 +74,7 @@ def load_spec(folder: Path) -> ModelSpec:
 
 
 def load_generation_defaults(folder: Path) -> dict[str, float]:
-    """What generation_config.json advises for sampling, named as in SamplingParams; empty without such a file."""
+    """The sampling parameters of generation_config.json, named as in SamplingParams; empty without such a file."""
     config = _generation_config(folder)
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     defaults = {name: config.number(name, or_zero=True) for name in names if config.get(name) is not None}
@@ -84,7 +84,7 @@ def load_generation_defaults(folder: Path) -> dict[str, float]:
 
 
 def model_facts(spec: ModelSpec) -> ModelFacts:
-    """What sizing and `resolve` need to know of a model."""
+    """The sizes of a model that memory sizing and `resolve` need."""
     layers = spec.layers
     return ModelFacts(
         family=spec.family,
@@ -145,7 +145,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
 
 
 def _vector_elements(spec: ModelSpec) -> int:
-    """Of the norms, where those of heads are there once for every head."""
+    """Elements of the norms. A norm of heads is held once for every head."""
     stored = sum(p.size for p in spec.parameters if p.kind == "vector" and not p.name.endswith(".bias"))
     return stored + sum(layer.attention.memory.repeated_weights for layer in spec.layers)
 
@@ -163,7 +163,7 @@ def _generation_config(folder: Path) -> HFConfig:
 def check_layers(spec: ModelSpec) -> None:
     """Raise UnsupportedModel unless all layers are causal, and those of a KV group keep the same in a page."""
     if not all(layer.attention.causal for layer in spec.layers):
-        raise UnsupportedModel("a layer's attention is not causal, and prompts are computed in chunks: use a decoder")
+        raise UnsupportedModel("a layer's attention is not causal; supported: causal attention, computed in chunks")
     for group, window in enumerate(spec.windows):
         pages = {spec.layers[i].attention.page for i in spec.group_layers(group)}
         if len(pages) > 1:

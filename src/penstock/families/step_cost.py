@@ -1,4 +1,4 @@
-"""What a step of a divided model costs at least: the bytes that are read of memory, and those that pass links."""
+"""The least cost of a step of a divided model: the bytes read from memory, and those sent over links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from penstock.families.traffic import link_bytes, step_traffic
 
 @dataclass(frozen=True)
 class StepCost:
-    """In bytes, of a step through all stages, one after the other."""
+    """Bytes of one step, summed over the stages, which run one after the other."""
 
-    read: int  # of weights, by the rank of each stage that reads most; where ranks share a memory, by all
-    moved: int  # that all ranks hand to each other
-    linked: int  # that pass links one after the other
+    read: int  # weights, by the rank of each stage that reads most; if ranks share a memory, by all ranks
+    moved: int  # sent by all ranks
+    linked: int  # sent over links one after the other
 
 
 def step_cost(
     spec: ModelSpec, engine: EngineConfig, ranks: Sequence[ModelFacts], tokens: int, sampled: int, *, shared: bool
 ) -> StepCost:
-    """Of `tokens` tokens after `sampled` of which another is chosen. `ranks` are those of `engine.split`; `shared` is
-    whether they share one memory."""
+    """The cost of a step of `tokens` tokens, `sampled` of which are sampled after. `ranks` are those of `engine.split`;
+    `shared`: they share one memory."""
     split, size = engine.split, engine.element_size
     reads = [matmul_bytes(facts, engine, tokens) for facts in ranks]
     stages = [reads[first : first + split.tensor] for first in range(0, split.world, split.tensor)]

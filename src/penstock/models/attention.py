@@ -44,7 +44,7 @@ class Attention(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         ...
 
     @property
