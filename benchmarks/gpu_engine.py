@@ -85,8 +85,7 @@ class Engine:
         )
         self.facts = model_facts(self.spec)
         platform = detect_platform(device.type)
-        head_dims = tuple(layer.head_dim for layer in self.spec.layers)
-        needs = Needs(torch.bfloat16, self.config.block_size, head_dims, deterministic=deterministic)
+        needs = Needs(torch.bfloat16, self.config.block_size, self.spec.head_dims, deterministic=deterministic)
         parameters = random_parameters(self.spec, self.config, device)
         blocks = 1 + sequences * (-(-length // self.config.block_size) + 1)
         self.runner = ModelRunner(
@@ -158,7 +157,7 @@ class Engine:
     def prefill_flops(self, tokens: int) -> float:
         """Of the layers' products and of attention's, of which a token sees half of the prompt."""
         layers = self._with_head - self.facts.vocab_size * self.facts.hidden_size
-        attention = sum(layer.num_heads * layer.head_dim for layer in self.spec.layers) * 2 * tokens
+        attention = sum(layer.attention.query_width for layer in self.spec.layers) * 2 * tokens
         return 2.0 * layers * tokens + attention * tokens
 
     @property

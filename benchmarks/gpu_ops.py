@@ -11,6 +11,7 @@ from gpu_peaks import seconds_of
 from gpu_roofline import Peaks
 from torch import Tensor
 
+from penstock.config.facts import SCALE_BYTES
 from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.batch_arrays import Parameters
 from penstock.kernels.flashinfer import FlashInferAttention
@@ -23,7 +24,6 @@ from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.sampling.row_summary import Survey
 from penstock.kernels.triton.sampling.sample import sample
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight, pack
-from penstock.runtime.pages import SCALE_BYTES
 from penstock.runtime.sampling_batch import FILTERED, PLAIN
 
 FLUSH = 256 << 20  # bytes that the copies of an op's inputs take together at least: several times a cache of 60 MB

@@ -23,11 +23,11 @@ from penstock.bench.step import Breakdown, Steps, room
 from penstock.bench.work import Work, work
 from penstock.cli.prepare import prepare
 from penstock.config import EngineConfig
+from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import stored_as
 from penstock.messages import NewSequence, SamplingParams, StepPlan
 from penstock.messages import Work as Unit
 from penstock.runtime.loading.load import load_runner
-from penstock.runtime.pages import SCALE_BYTES
 from penstock.runtime.runner import ModelRunner
 
 CONTEXT, SEQUENCES = 16_384, (1, 4)  # of the decode

@@ -41,7 +41,7 @@ def test_a_torch_for_cpus_does_not_see_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_a_gpu_it_says_what_torch_says_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "detect_gpu", lambda: None)
     assert device.detect_device(None).device == "cpu"
-    with pytest.raises(ConfigError, match=r"--device is cuda, but torch finds no GPU: .*; set --device cpu, or see to"):
+    with pytest.raises(ConfigError, match=r"--device is cuda, but torch finds no GPU: .*; set --device cpu, or"):
         device.detect_device("cuda")
 
 

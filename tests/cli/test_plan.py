@@ -109,7 +109,7 @@ def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(told: Told, m
             "TP=8 takes 8 ranks, but 4xH100 has 4: set --hardware with more",
         ),
         (("--hardware", "8xH100", "--link", "fast"), "--link: 'fast' is no speed"),
-        (("--hardware", "8xH100", "--device", "cpu"), "--device (command line) is cpu, but this is for 8xH100"),
+        (("--hardware", "8xH100", "--device", "cpu"), "--device (command line) is cpu, but the hardware is 8xH100"),
         (("--hardware", "2xA100", "--quantization", "fp8"), "2xA100 has 8.0; set --quantization int8"),
     ],
 )

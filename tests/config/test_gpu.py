@@ -9,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.config import ConfigError, DoesNotFit, EngineConfig, Hardware, Resolved, gather, resolve, size_memory
+from penstock.config import (
+    ConfigError,
+    DoesNotFit,
+    EngineConfig,
+    Hardware,
+    Resolved,
+    read_settings,
+    resolve,
+    size_memory,
+)
 from penstock.config.devices import this_machine
 from penstock.config.gpu import Gpu, detect_gpu, torch_has_cuda, with_gpu
-from penstock.config.graphs import MOST, graph_sizes
+from penstock.config.graphs import MAX_GRAPH_SEQS, graph_sizes
 from penstock.config.memory import CONTEXT_BYTES, GRAPH_BYTES, gpu_budget, token_bytes
 from penstock.config.weights import device_bytes, weights_bytes
 from penstock.messages import MemoryRow
@@ -69,7 +78,7 @@ def test_whether_torch_was_built_for_cuda_is_told_by_its_folder(tmp_path: Path) 
 
 
 def on(gpu: Gpu = H200, facts: Any = FULL, **flags: Any) -> Resolved:
-    return resolve(gather(flags), whole(facts), with_gpu(machine(), gpu), folder="/models/tiny")
+    return resolve(read_settings(flags), whole(facts), with_gpu(machine(), gpu), folder="/models/tiny")
 
 
 def test_defaults_of_a_gpu() -> None:
@@ -85,7 +94,7 @@ def test_defaults_of_a_gpu() -> None:
 
 def test_auto_is_what_there_is() -> None:
     assert on(device="auto").engine.device == "cuda"
-    cpu = resolve(gather({"device": "auto"}), whole(SMALL), machine(), folder="/models/tiny")
+    cpu = resolve(read_settings({"device": "auto"}), whole(SMALL), machine(), folder="/models/tiny")
     assert cpu.engine.device == "cpu" and cpu.provenance["device"][1].startswith("default: there is no GPU")
 
 
@@ -152,13 +161,13 @@ def test_what_a_gpu_does_not_take_is_refused_with_the_remedy(flags: dict[str, An
 )
 def test_what_only_a_gpu_takes_is_refused_on_a_cpu(flags: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(gather(flags), whole(SMALL), machine(), folder="/models/tiny")
+        resolve(read_settings(flags), whole(SMALL), machine(), folder="/models/tiny")
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 @pytest.mark.parametrize("flags", [{"deterministic": True}, {"enforce_eager": False}])
 def test_what_changes_nothing_on_a_cpu_is_taken(flags: dict[str, Any]) -> None:
-    assert resolve(gather(flags), whole(SMALL), machine(), folder="/models/tiny").engine.device == "cpu"
+    assert resolve(read_settings(flags), whole(SMALL), machine(), folder="/models/tiny").engine.device == "cpu"
 
 
 @pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])
@@ -175,7 +184,7 @@ def test_sizes_of_graphs() -> None:
     assert graph_sizes(3) == (1, 2, 3)
     assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert graph_sizes(256)[-2:] == (248, 256) and len(graph_sizes(256)) == 35
-    assert graph_sizes(10_000)[-1] == MOST == graph_sizes(MOST)[-1]
+    assert graph_sizes(10_000)[-1] == MAX_GRAPH_SEQS == graph_sizes(MAX_GRAPH_SEQS)[-1]
 
 
 def test_weights_lie_on_a_gpu_without_padding_but_of_int4() -> None:

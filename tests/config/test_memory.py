@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.config import DoesNotFit, EngineConfig, ModelFacts, parse_bytes, size_memory
-from penstock.config.memory import fit_tokens, pool_bytes, tokens_of_one
+from penstock.config.memory import fit_tokens, pool_bytes, tokens_of_one_sequence
 from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED
 
 
@@ -73,7 +73,7 @@ def test_a_window_above_the_whole_pool_is_cut_to_it() -> None:
 
 def test_a_model_of_windows_needs_no_room_for_its_whole_length() -> None:
     config = engine(max_model_len=32_768, max_num_seqs=1)
-    assert tokens_of_one(WINDOWED, config) == 4096 + 32 + 512
+    assert tokens_of_one_sequence(WINDOWED, config) == 4096 + 32 + 512
     plan = size_memory(WINDOWED, replace(config, kv_cache_bytes=GIB), 16 * GIB)
     assert plan.num_blocks[0] * config.block_size < 32_768 == plan.kv_tokens
 
@@ -166,7 +166,7 @@ def test_a_plan_adds_up_and_holds_one_sequence_or_names_a_remedy_that_works(
         return
     assert sum(row.bytes for row in plan.rows) == available
     assert all(row.bytes >= 0 for row in plan.rows)
-    assert plan.kv_tokens >= tokens_of_one(facts, config)
+    assert plan.kv_tokens >= tokens_of_one_sequence(facts, config)
     assert plan.kv_tokens % block == 0
     assert plan.kv_bytes <= (kv or available)
     assert all(1 <= blocks - 1 <= plan.kv_tokens // block for blocks in plan.num_blocks)

@@ -13,13 +13,13 @@ from penstock.config import (
     EngineConfig,
     Resolved,
     Split,
-    gather,
+    memory_table,
+    read_settings,
     resolve,
-    settled_rows,
     size_memory,
     size_ranks,
 )
-from penstock.config.memory import activation_bytes, workspace_bytes
+from penstock.config.memory import activation_bytes, token_bytes, workspace_bytes
 from penstock.config.weights import matmul_bytes, weights_bytes
 from penstock.families import CannotSplit, model_facts, rank_facts
 from tests.config.models import GIB, machine
@@ -52,7 +52,7 @@ def engine(split: Split, **changes: Any) -> EngineConfig:
 
 def resolved(family: str = "llama", gib: float = 16, changes: dict[str, Any] | None = None, **flags: Any) -> Resolved:
     divide = partial(rank_facts, spec_of(family, **(changes or {})))
-    return resolve(gather(flags), divide, machine(gib, cores=8), folder="/models/m")
+    return resolve(read_settings(flags), divide, machine(gib, cores=8), folder="/models/m")
 
 
 @given(family=st.sampled_from(sorted(CONFIGS)), split=SPLITS, memory=st.lists(st.integers(GIB, 8 * GIB), min_size=20))
@@ -66,7 +66,7 @@ def test_all_ranks_get_the_blocks_of_the_one_with_least_room(family: str, split:
     for plan, facts, bytes in zip(plans, ranks, available, strict=True):
         assert sum(row.bytes for row in plan.rows) == bytes
         assert all(row.bytes >= 0 for row in plan.rows)
-        assert settled_rows(facts, config, plan.num_blocks) == plan.rows[:-1]
+        assert memory_table(facts, config, plan.num_blocks) == plan.rows[:-1]
 
 
 def test_ranks_of_a_large_model_add_up_to_it() -> None:
@@ -76,7 +76,7 @@ def test_ranks_of_a_large_model_add_up_to_it() -> None:
     norms = sum(facts.vector_elements for facts in ranks) - whole.vector_elements
     assert sum(weights_bytes(facts, config) for facts in ranks) == weights_bytes(whole, config) + 4 * norms
     assert sum(matmul_bytes(facts, config) for facts in ranks) == matmul_bytes(whole, config)
-    assert sum(facts.kv_elements_per_token[0] for facts in ranks) == whole.kv_elements_per_token[0]
+    assert sum(token_bytes(facts, config)[0] for facts in ranks) == token_bytes(whole, config)[0]
     assert [facts.num_layers for facts in ranks] == [16] * 8 + [15] * 8
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Resolved, ServerConfig
-from penstock.config import gather as gather_settings
+from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Resolved, ServerConfig, read_settings
 from penstock.config import resolve as resolve_settings
 from penstock.config.defaults import DEFAULTS, Divide
 from penstock.config.settings import Settings
@@ -16,7 +15,7 @@ from tests.config.models import FULL, GIB, MIXED, SMALL, WINDOWED, machine
 
 
 def resolve(facts: ModelFacts = SMALL, gib: float = 16, folder: str = "/models/tiny", **flags: Any) -> Resolved:
-    return resolve_settings(gather_settings(flags), whole(facts), machine(gib), folder=folder)
+    return resolve_settings(read_settings(flags), whole(facts), machine(gib), folder=folder)
 
 
 def whole(facts: ModelFacts) -> Divide:
@@ -233,7 +232,7 @@ def test_what_no_kernel_multiplies_is_refused(name: str, value: object) -> None:
 
 
 def test_groups_of_a_file_or_the_environment() -> None:
-    given = gather_settings({}, {"PENSTOCK_QUANTIZATION": "int4", "PENSTOCK_QUANTIZATION_GROUP": "128"})
+    given = read_settings({}, {"PENSTOCK_QUANTIZATION": "int4", "PENSTOCK_QUANTIZATION_GROUP": "128"})
     resolved = resolve_settings(given, whole(SMALL), machine(16), folder="/models/tiny")
     assert (resolved.engine.quantization, resolved.engine.quantization_group) == ("int4", 128)
     assert resolved.provenance["quantization_group"] == (128, "environment variable PENSTOCK_QUANTIZATION_GROUP")

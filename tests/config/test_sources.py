@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config import ConfigError, gather
+from penstock.config import ConfigError, read_settings
 from penstock.config.settings import Settings
 
 
@@ -18,7 +18,7 @@ def yaml_file(folder: Path, text: str) -> Path:
 def test_command_line_over_environment_over_file(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "port: 1\nmax-num-seqs: 1\nmax_model_len: 1\nkv-cache-memory: 1GiB\n")
     environ = {"PENSTOCK_PORT": "2", "PENSTOCK_MAX_NUM_SEQS": "2", "HOME": "/root"}
-    given = gather({"port": 3, "host": None}, environ, path)
+    given = read_settings({"port": 3, "host": None}, environ, path)
     assert (given.settings.port, given.settings.max_num_seqs, given.settings.max_model_len) == (3, 2, 1)
     assert given.settings.kv_cache_memory == 1 << 30
     assert given.sources == {
@@ -30,25 +30,25 @@ def test_command_line_over_environment_over_file(tmp_path: Path) -> None:
 
 
 def test_nothing_said() -> None:
-    given = gather()
+    given = read_settings()
     assert given.sources == {} and given.settings == Settings()
 
 
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "port: 1\n")
-    assert gather(environ={"PENSTOCK_CONFIG": str(path)}).settings.port == 1
+    assert read_settings(environ={"PENSTOCK_CONFIG": str(path)}).settings.port == 1
     other = tmp_path / "other.yaml"
     other.write_text("port: 2\n")
-    assert gather(environ={"PENSTOCK_CONFIG": str(path)}, file=other).settings.port == 2
+    assert read_settings(environ={"PENSTOCK_CONFIG": str(path)}, file=other).settings.port == 2
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
-    assert gather(file=yaml_file(tmp_path, "# nothing yet\n")).sources == {}
+    assert read_settings(file=yaml_file(tmp_path, "# nothing yet\n")).sources == {}
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False), ("no", False)])
 def test_booleans_of_the_environment(text: str, value: bool) -> None:
-    assert gather(environ={"PENSTOCK_ENABLE_PREFIX_CACHING": text}).settings.enable_prefix_caching is value
+    assert read_settings(environ={"PENSTOCK_ENABLE_PREFIX_CACHING": text}).settings.enable_prefix_caching is value
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
 )
 def test_a_wrong_variable_is_named(environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        gather(environ=environ)
+        read_settings(environ=environ)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -93,27 +93,27 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "penstock.yaml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError) as caught:
-        gather(file=path)
+        read_settings(file=path)
     assert words in str(caught.value) and str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_too_large(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read: No such file"):
-        gather(file=tmp_path / "nothing.yaml")
+        read_settings(file=tmp_path / "nothing.yaml")
     with pytest.raises(ConfigError, match="more than 1048576 bytes"):
-        gather(file=yaml_file(tmp_path, "#" * (1 << 20) + "\n"))
+        read_settings(file=yaml_file(tmp_path, "#" * (1 << 20) + "\n"))
 
 
 def test_a_wrong_flag_is_named() -> None:
     flags: dict[str, Any] = {"max_model_len": -1}
     with pytest.raises(ConfigError, match=r"--max-model-len \(command line\) is -1: input should be greater"):
-        gather(flags)
+        read_settings(flags)
 
 
 def test_a_key_is_not_repeated_in_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
-        gather({"api_key": ["secret"]})
+        read_settings({"api_key": ["secret"]})
     assert "secret" not in str(caught.value)
 
 

@@ -253,7 +253,8 @@ def test_parameters_add_up_to_the_published_number(name: str) -> None:
 )
 def test_windows_and_kv(name: str, windows: tuple[int, ...], elements: tuple[int, ...]) -> None:
     facts = model_facts(spec_from_config(MODELS[name][0]))
-    assert (facts.windows, facts.kv_elements_per_token) == (windows, elements)
+    assert tuple(group.window for group in facts.groups) == windows
+    assert tuple(group.layers * group.page.block_bytes(1, 2) // 2 for group in facts.groups) == elements
 
 
 @pytest.mark.parametrize(("name", "active"), [("Mixtral-8x7B", 12.9e9), ("Qwen3-30B-A3B", 3.3e9)])
@@ -265,9 +266,9 @@ def test_a_token_goes_through_the_published_share_of_a_mixture(name: str, active
 
 def test_ropes() -> None:
     llama = spec_from_config(MODELS["Llama-3.2-1B"][0])
-    assert llama.layers[0].rope == RopeSpec(5e5, "llama3", 32.0, 1.0, 4.0, 8192)
+    assert llama.layers[0].attention.rope == RopeSpec(5e5, "llama3", 32.0, 1.0, 4.0, 8192)
     gemma = spec_from_config(MODELS["Gemma-3-1B"][0])
-    assert [gemma.layers[i].rope.theta for i in (0, 5)] == [1e4, 1e6]
+    assert [gemma.layers[i].attention.rope.theta for i in (0, 5)] == [1e4, 1e6]
 
 
 def test_the_end_of_a_text() -> None:

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from penstock.config.facts import MatrixFacts, MixtureFacts
-from penstock.families import UnsupportedModel, load_generation_defaults, load_spec, model_facts, spec_from_config
+from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, PageShape
+from penstock.families import (
+    RopeSpec,
+    UnsupportedModel,
+    load_generation_defaults,
+    load_spec,
+    model_facts,
+    spec_from_config,
+)
 from penstock.families.registry import FAMILIES
-from penstock.families.spec import MoESpec, RopeSpec, TensorSource
+from penstock.families.spec import MoESpec, TensorSource
 from tests.checkpoints import VARIANTS
 
 LLAMA: dict[str, Any] = {
@@ -98,21 +105,20 @@ def test_a_window_that_no_position_leaves_is_full_attention() -> None:
     ],
 )
 def test_rope(tiny_checkpoint: Callable[..., Path], variant: str, expected: RopeSpec) -> None:
-    assert {layer.rope for layer in load_spec(tiny_checkpoint(variant)).layers} == {expected}
+    assert {layer.attention.rope for layer in load_spec(tiny_checkpoint(variant)).layers} == {expected}
 
 
 def test_gemma3_ropes_differ_by_layer_type(tiny_checkpoint: Callable[..., Path]) -> None:
     full, sliding, _, _ = load_spec(tiny_checkpoint("gemma3_linear")).layers
-    assert full.rope == RopeSpec(1e6, "linear", 8.0)
-    assert sliding.rope == RopeSpec(1e4)
+    assert full.attention.rope == RopeSpec(1e6, "linear", 8.0)
+    assert sliding.attention.rope == RopeSpec(1e4)
 
 
 def test_gemma3_traits(tiny_checkpoint: Callable[..., Path]) -> None:
     spec = load_spec(tiny_checkpoint("gemma3"))
     assert (spec.norm_offset, spec.embedding_scale) == (1.0, 72**0.5)
-    assert {(layer.activation, layer.attention_scale, layer.post_norms, layer.qk_norm) for layer in spec.layers} == {
-        ("gelu_tanh", 20**-0.5, True, True)
-    }
+    traits = {(x.activation, x.attention.scale, x.post_norms, x.attention.qk_norm) for x in spec.layers}
+    assert traits == {("gelu_tanh", 20**-0.5, True, True)}
 
 
 MIXTRAL: dict[str, Any] = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
@@ -198,8 +204,8 @@ def test_version_4_configurations_mean_the_same(tiny_checkpoint: Callable[..., P
 def test_gemma3_scaling_of_version_4_concerns_full_layers_alone(tiny_checkpoint: Callable[..., Path]) -> None:
     config = to_version_4(json.loads((tiny_checkpoint("gemma3") / "config.json").read_text()))
     spec = spec_from_config(config | {"rope_scaling": {"type": "linear", "factor": 8.0}})
-    assert spec.layers[5].rope == RopeSpec(1e6, "linear", 8.0)
-    assert {layer.rope for layer in spec.layers[:5]} == {RopeSpec(1e4)}
+    assert spec.layers[5].attention.rope == RopeSpec(1e6, "linear", 8.0)
+    assert {layer.attention.rope for layer in spec.layers[:5]} == {RopeSpec(1e4)}
 
 
 def test_the_language_model_of_a_multimodal_gemma3() -> None:
@@ -225,8 +231,8 @@ def test_the_language_model_of_a_multimodal_gemma3() -> None:
 
 def test_optional_sizes_follow_from_others() -> None:
     config = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
-    layer = spec_from_config(config).layers[0]
-    assert (layer.num_kv_heads, layer.head_dim, layer.attention_scale) == (4, 8, 8**-0.5)
+    attention = spec_from_config(config).layers[0].attention
+    assert (attention.num_kv_heads, attention.head_dim, attention.scale) == (4, 8, 8**-0.5)
     assert spec_from_config(config | {"head_dim": None}) == spec_from_config(config)
     assert spec_from_config(config).checkpoint_dtype == "float32"
 
@@ -352,22 +358,24 @@ def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
     facts = model_facts(spec)
     assert facts.num_parameters == spec.num_parameters() == sum(p.size for p in spec.parameters)
     # Norms of heads are counted once for each head; matrices are what they are.
-    repeated = sum((x.num_heads + x.num_kv_heads - 2) * x.head_dim for x in spec.layers)
+    each = [layer.attention for layer in spec.layers]
+    repeated = sum((x.num_heads + x.num_kv_heads - 2) * x.head_dim for x in each)
     sizes = sum(m.count * m.rows * m.columns for m in facts.matrices)
     assert sizes + facts.vector_elements == spec.num_parameters() + repeated
     assert [m for m in facts.matrices if m.vocabulary] == [MatrixFacts(rows=307, columns=72, vocabulary=True)]
     assert [m for m in facts.matrices if m.gated] == [MatrixFacts(rows=224, columns=72, count=6, gated=True)]
-    assert facts.kv_elements_per_token == (1 * 2 * 2 * 48, 5 * 2 * 2 * 48)
-    assert (facts.widest_query, facts.widest_kv, facts.widest_mlp) == (192, 96, 112)
-    assert facts.windows == (0, 16)
+    page = PageShape(2, 2, 48)
+    assert facts.groups == (GroupFacts(0, 1, page), GroupFacts(16, 5, page))
+    assert (facts.widest_attention, facts.widest_gathered, facts.widest_mlp) == (3 * 192 + 4 * 96, 2 * 96, 112)
 
 
 def test_layers_of_one_group_share_their_page(tiny_checkpoint: Callable[..., Path]) -> None:
     from dataclasses import replace
 
-    from penstock.families.registry import check_pages
+    from penstock.families.registry import check_layers
 
     spec = load_spec(tiny_checkpoint("gemma3"))
-    wider = replace(spec.layers[0], head_dim=32)
+    layer = spec.layers[0]
+    wider = replace(layer, attention=replace(layer.attention, head_dim=32))
     with pytest.raises(UnsupportedModel, match=r"window 16 .* \[\(2, 32\), \(2, 48\)\]"):
-        check_pages(replace(spec, layers=(wider, *spec.layers[1:])))
+        check_layers(replace(spec, layers=(wider, *spec.layers[1:])))

@@ -65,11 +65,11 @@ def test_a_ranks_layers_are_those_its_parameters_describe(family: str, split: Sp
         shapes = {parameter.name: parameter.shape for parameter in mine.parameters}
         hidden = spec.hidden_size
         for i, layer in enumerate(mine.layers):
-            width = layer.num_heads * layer.head_dim
-            rows = width + 2 * layer.num_kv_heads * layer.head_dim
+            width = layer.attention.query_width
+            rows = width + 2 * layer.attention.kv_width
             assert shapes[f"layers.{i}.qkv.weight"] == (rows, hidden)
             assert shapes[f"layers.{i}.output.weight"] == (hidden, width)
-            assert (f"layers.{i}.output.bias" in shapes) == layer.output_bias
+            assert (f"layers.{i}.output.bias" in shapes) == layer.attention.output_bias
             if layer.moe is None:
                 assert shapes[f"layers.{i}.gate_up.weight"] == (2 * layer.intermediate_size, hidden)
                 assert shapes[f"layers.{i}.down.weight"] == (hidden, layer.intermediate_size)
@@ -130,9 +130,10 @@ def test_stages_have_their_layers_and_all_kv_groups() -> None:
     stages = [shard(spec, place) for place in Split(1, 2).places]
     assert [len(stage.layers) for stage in stages] == [2, 2]
     assert {stage.windows for stage in stages} == {(0, 16)}
-    assert [model_facts(stage).kv_elements_per_token[0] > 0 for stage in stages] == [False, True]
-    total = [model_facts(stage).kv_elements_per_token for stage in stages]
-    assert tuple(map(sum, zip(*total, strict=True))) == model_facts(spec).kv_elements_per_token
+    kept = [[group.layers * group.page.block_bytes(1, 2) for group in model_facts(each).groups] for each in stages]
+    assert [elements > 0 for elements, _ in kept] == [False, True]
+    whole = [group.layers * group.page.block_bytes(1, 2) for group in model_facts(spec).groups]
+    assert list(map(sum, zip(*kept, strict=True))) == whole
 
 
 @given(st.integers(1, 200), st.integers(1, 40))

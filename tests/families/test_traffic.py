@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config import Place, Split
-from penstock.families.traffic import StepBytes, bytes_on_link, bytes_per_step
+from penstock.families.traffic import StepTraffic, link_bytes, step_traffic
 from tests.families.divisible import CONFIGS, spec_of
 
 HIDDEN, VOCAB = 64, 307  # of every model there; 5 layers
@@ -14,28 +14,31 @@ HIDDEN, VOCAB = 64, 307  # of every model there; 5 layers
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
-        (Split(), [StepBytes()]),
+        (Split(), [StepTraffic()]),
         # The embedding and 4 layers' sums of three tokens, the last layer's of two.
-        (Split(2), [StepBytes(sum=(9 * 3 + 2 * 2) * 128), StepBytes(sum=(9 * 3 + 2 * 2) * 128, gather=2 * 153 * 4)]),
-        (Split(1, 2), [StepBytes(send=3 * HIDDEN * 2), StepBytes()]),
+        (
+            Split(2),
+            [StepTraffic(sum=(9 * 3 + 2 * 2) * 128), StepTraffic(sum=(9 * 3 + 2 * 2) * 128, gather=2 * 153 * 4)],
+        ),
+        (Split(1, 2), [StepTraffic(send=3 * HIDDEN * 2), StepTraffic()]),
         (
             Split(2, 2),  # 3 layers and the embedding, then 2
-            [StepBytes(7 * 384, 0, 384)] * 2 + [StepBytes(2 * 384 + 512), StepBytes(2 * 384 + 512, 2 * 153 * 4)],
+            [StepTraffic(7 * 384, 0, 384)] * 2 + [StepTraffic(2 * 384 + 512), StepTraffic(2 * 384 + 512, 2 * 153 * 4)],
         ),
     ],
     ids=str,
 )
-def test_a_step_of_three_tokens_that_samples_two(split: Split, expected: list[StepBytes]) -> None:
-    assert [bytes_per_step(spec_of("llama"), place, 3, 2, 2) for place in split.places] == expected
+def test_a_step_of_three_tokens_that_samples_two(split: Split, expected: list[StepTraffic]) -> None:
+    assert [step_traffic(spec_of("llama"), place, 3, 2, 2) for place in split.places] == expected
 
 
 def test_links_carry_parts_to_and_from_every_other_rank_and_states_to_the_next_stage() -> None:
     spec = spec_of("llama")
-    sums = bytes_per_step(spec, Place(Split(4), 0), 3, 2, 4).sum
-    assert bytes_on_link(spec, Split(4), 3, 2, 4) == 3 * sums + 2 * (VOCAB - 77) * 4
-    assert bytes_on_link(spec, Split(1, 3), 3, 2, 4) == 2 * 3 * HIDDEN * 4
-    assert bytes_on_link(spec, Split(2, 2), 3, 2, 4) == ((9 + 1) * 3 + 2 * 2) * HIDDEN * 4 + 2 * 153 * 4
-    assert bytes_on_link(spec, Split(), 3, 2, 4) == 0
+    sums = step_traffic(spec, Place(Split(4), 0), 3, 2, 4).sum
+    assert link_bytes(spec, Split(4), 3, 2, 4) == 3 * sums + 2 * (VOCAB - 77) * 4
+    assert link_bytes(spec, Split(1, 3), 3, 2, 4) == 2 * 3 * HIDDEN * 4
+    assert link_bytes(spec, Split(2, 2), 3, 2, 4) == ((9 + 1) * 3 + 2 * 2) * HIDDEN * 4 + 2 * 153 * 4
+    assert link_bytes(spec, Split(), 3, 2, 4) == 0
 
 
 @given(
@@ -49,10 +52,10 @@ def test_bytes_grow_with_tokens_and_samples_alone(family: str, split: Split, tok
     spec = spec_of(family)
     for place in split.places:
         step, token, sample = (
-            bytes_per_step(spec, place, *counts, 2).total for counts in ((tokens, sampled), (1, 0), (0, 1))
+            step_traffic(spec, place, *counts, 2).total for counts in ((tokens, sampled), (1, 0), (0, 1))
         )
         assert step == tokens * token + sampled * sample
-    ranks = [bytes_per_step(spec, place, tokens, sampled, 2) for place in split.places]
+    ranks = [step_traffic(spec, place, tokens, sampled, 2) for place in split.places]
     assert sum(rank.gather for rank in ranks) == sampled * 4 * (VOCAB - (-(-VOCAB // split.tensor))) * (
         split.tensor > 1
     )

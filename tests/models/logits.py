@@ -13,7 +13,8 @@ from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
 from penstock.kernels.batch_arrays import StepArrays, order_units
 from penstock.messages import NewSequence, SamplingParams
-from penstock.models import Decoder, GroupInput, StepInput
+from penstock.models import AttentionKinds, Decoder, GroupInput, StepInput
+from penstock.models.attention import ATTENTION_KINDS
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.pages import KVPages
 from penstock.runtime.step_kernels import ReferenceStep
@@ -38,7 +39,7 @@ def make_prompts(seed: int = 0) -> list[list[int]]:
 
 
 def kernels_on(platform: Platform, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Kernels:
-    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, tuple(layer.head_dim for layer in spec.layers)))
+    return select_kernels(platform, Needs(dtype, BLOCK_SIZE, spec.head_dims))
 
 
 @torch.no_grad()
@@ -56,9 +57,10 @@ def logits_of(
     chunk: int = 64,
     dtype: torch.dtype = torch.float32,
     device: torch.device = HERE,
+    kinds: AttentionKinds = ATTENTION_KINDS,
 ) -> list[Tensor]:
     """Computed on the device in steps of at most `chunk` tokens of each prompt, all side by side."""
-    decoder = Decoder(spec, {name: there(value, device) for name, value in parameters.items()}, kernels)
+    decoder = Decoder(spec, {name: there(value, device) for name, value in parameters.items()}, kernels, kinds=kinds)
     each, groups = -(-max(map(len, prompts)) // BLOCK_SIZE), len(spec.windows)
     pages = KVPages(spec, [1 + len(prompts) * each] * groups, BLOCK_SIZE, dtype, device=device)
     batch = ResidentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups, HERE, shared=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.config import EngineConfig, Place, Split
 from penstock.families import load_spec, shard
-from penstock.families.traffic import bytes_per_step
+from penstock.families.traffic import step_traffic
 from penstock.kernels import Needs, detect_platform, select_kernels
 from penstock.kernels.native.library import instruction_sets
 from penstock.messages import (
@@ -231,7 +231,7 @@ def test_what_a_rank_has_to_learn(tiny_checkpoint: Checkpoint) -> None:
     folder = tiny_checkpoint("llama2")
     spec, config = load_spec(folder), EngineConfig(model=str(folder), name="tiny", dtype="float32", max_num_seqs=4)
     part_of_it = shard(spec, NextStage.place)
-    parameters = load_parameters(folder, part_of_it, torch.float32, of=spec, progress=False)
+    parameters = load_parameters(folder, part_of_it, torch.float32, whole=spec, progress=False)
     kernels = select_kernels(detect_platform(), Needs(torch.float32, 16, (16,)))
     pages = KVPages(part_of_it, (64,), config.block_size, torch.float32)
     mesh = cast(Mesh, NextStage())
@@ -241,7 +241,7 @@ def test_what_a_rank_has_to_learn(tiny_checkpoint: Checkpoint) -> None:
         assert runner.execute(StepPlan(plan_id, work, **changes)) is None
 
     step(1, Work(1, 3, True), Work(2, 3, True), new=(start(1, (1, 2, 3), 1), start(2, (4, 5, 6), 10)))
-    with pytest.raises(RuntimeError, match="builds upon a token of sequence 1 that this rank has not learned"):
+    with pytest.raises(RuntimeError, match="builds upon a token of sequence 1 that this rank did not learn"):
         step(2, Work(1, 1, True))
     step(2, gone=(2,))
     runner.learn(StepResult(1, (SequenceResult(1, (7,)), SequenceResult(2, (8,)))))  # nothing is left of the second
@@ -300,4 +300,4 @@ def test_bytes_handed_over_are_those_planned(
         ranks.execute(plan)
         for place, now, then in zip(split.places, ranks.traffic, before, strict=True):
             moved = tuple(a - b for a, b in zip(now, then, strict=True))
-            assert moved == astuple(bytes_per_step(spec, place, tokens, sampled, 4))
+            assert moved == astuple(step_traffic(spec, place, tokens, sampled, 4))

@@ -18,7 +18,7 @@ from penstock.config.weights import cpu_schemes
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import pack
-from penstock.weights import load, matrices, pieces
+from penstock.weights import load, matrices, reads
 from penstock.weights.load import load_parameters
 from penstock.weights.safetensors_file import CheckpointError
 from tests.checkpoints import VARIANTS, split_checkpoint, tiny_model
@@ -54,7 +54,7 @@ def test_parameters_equal_the_model_transformers_wrote(tiny_checkpoint: Callable
 def test_conversion_equals_tensor_to(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, stored: str, wanted: str
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)  # many pieces, the last of each tensor shorter
+    monkeypatch.setattr(reads, "READ_BYTES", 1000)  # many reads, the last of each tensor shorter
     folder = tiny_checkpoint("llama_bias", dtype=stored)
     spec = load_spec(folder)
     assert spec.checkpoint_dtype == stored
@@ -253,7 +253,7 @@ def test_memory_while_loading_is_the_result_and_a_few_pieces(tmp_path: Path) -> 
     command = [sys.executable, str(script), str(tmp_path), str(24 * 1024)]
     peak, size = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert size == 192
-    assert 180 <= peak <= size + (pieces.READERS * pieces.PIECE_BYTES >> 20) + 16
+    assert 180 <= peak <= size + (reads.READERS * reads.READ_BYTES >> 20) + 16
 
 
 @needs_native
@@ -272,7 +272,7 @@ def test_memory_while_packing_is_the_packed_size_and_a_few_pieces(tmp_path: Path
 def test_packed_while_read_is_what_packing_the_tensors_gives(
     tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, variant: str, quantization: str
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 3000)  # some pieces end within a block of packed columns
+    monkeypatch.setattr(reads, "READ_BYTES", 3000)  # some pieces end within a block of packed columns
     folder = tiny_checkpoint(variant, dtype="bfloat16")
     spec = load_spec(folder)
     packing = select_packing(detect_platform(), Needs(torch.bfloat16), quantization)

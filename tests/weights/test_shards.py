@@ -20,7 +20,7 @@ from penstock.families import ModelSpec, shard
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native.packing import PackedWeight
-from penstock.weights import load, pieces
+from penstock.weights import load, reads
 from penstock.weights.load import load_parameters
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.safetensors_file import CheckpointError
@@ -46,7 +46,7 @@ def write(spec: ModelSpec, folder: Path, dtype: torch.dtype = torch.float32) -> 
 
 def load_ranks(folder: Path, spec: ModelSpec, split: Split, **options: Any) -> list[dict[str, Any]]:
     dtype = options.pop("dtype", torch.float32)
-    return [load_parameters(folder, shard(spec, place), dtype, of=spec, **options) for place in split.places]
+    return [load_parameters(folder, shard(spec, place), dtype, whole=spec, **options) for place in split.places]
 
 
 def joined(spec: ModelSpec, name: str, parts: Sequence[Tensor]) -> Tensor:
@@ -56,8 +56,8 @@ def joined(spec: ModelSpec, name: str, parts: Sequence[Tensor]) -> Tensor:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
     if kind == "qkv":
-        layer = spec.layers[0]
-        q, kv = (count * layer.head_dim // len(parts) for count in (layer.num_heads, layer.num_kv_heads))
+        attention = spec.layers[0].attention
+        q, kv = (width // len(parts) for width in (attention.query_width, attention.kv_width))
         return torch.cat([torch.cat(halves) for halves in zip(*(p.split([q, kv, kv]) for p in parts), strict=True)])
     if kind in ("output", "down", "shared.down", "experts.down"):
         return torch.cat(list(parts), -1)
@@ -100,7 +100,7 @@ def cases() -> Iterator[tuple[str, Split]]:
 def test_the_ranks_together_have_the_whole_model(
     family: str, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 3000)  # many pieces, the last of each tensor shorter
+    monkeypatch.setattr(reads, "READ_BYTES", 3000)  # many reads, the last of each tensor shorter
     spec = spec_of(family)
     write(spec, tmp_path)
     want = load_parameters(tmp_path, spec, torch.float32)
@@ -125,7 +125,7 @@ def test_parts_are_converted_as_the_whole_is(stored: torch.dtype, tmp_path: Path
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """What is read of tensors within, by system calls and from mapped pages."""
     counts: list[int] = []
-    preadv, columns = os.preadv, pieces._read_columns
+    preadv, columns = os.preadv, reads._read_columns
 
     def counted_preadv(*arguments: Any) -> int:
         counts.append(preadv(*arguments))
@@ -137,7 +137,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", counted_preadv)
-        patch.setattr(pieces, "_read_columns", counted_columns)
+        patch.setattr(reads, "_read_columns", counted_columns)
         yield counts
 
 
@@ -150,7 +150,7 @@ def test_a_rank_reads_no_byte_that_is_not_its_own(
     for place in split.places:
         mine = shard(spec, place)
         with bytes_read(monkeypatch) as counts:
-            load_parameters(tmp_path, mine, torch.float32, of=spec)
+            load_parameters(tmp_path, mine, torch.float32, whole=spec)
         assert sum(counts) == 4 * mine.num_parameters()
 
 
@@ -160,10 +160,10 @@ def test_native_threads_read_whole_rows_and_leave_columns(tmp_path: Path) -> Non
     write(spec, tmp_path)
     for place in split.places:
         mine = shard(spec, place)
-        reader = MatrixReader(tmp_path, mine, NativePacking("float32", "none", 32, "avx2"), of=spec)
+        reader = MatrixReader(tmp_path, mine, NativePacking("float32", "none", 32, "avx2"), whole=spec)
         reader.close()
-        left = sum(piece.bytes for piece in reader.left)
-        assert {piece.source.name.split(".")[-2] for piece in reader.left} == {"o_proj", "down_proj"}
+        left = sum(piece.bytes for piece in reader.unread)
+        assert {piece.source.name.split(".")[-2] for piece in reader.unread} == {"o_proj", "down_proj"}
         vectors = sum(parameter.size for parameter in mine.parameters if parameter.kind == "vector")
         assert reader.bytes + left == 4 * (mine.num_parameters() - vectors)
 
@@ -207,7 +207,7 @@ def test_packed_parts_are_parts_of_the_packed_whole(split: Split, quantization: 
 def test_parts_packed_while_read_are_parts_packed_at_once(
     family: str, split: Split, quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(reads, "READ_BYTES", 3000)
     spec = spec_of(family)
     write(spec, tmp_path, torch.bfloat16)
     packing = select_packing(detect_platform(), Needs(torch.bfloat16), quantization)
@@ -229,7 +229,7 @@ def test_every_rank_checks_the_whole_checkpoint(tmp_path: Path) -> None:
     edit(tmp_path, lambda t: t.pop("model.layers.4.mlp.up_proj.weight"))
     for place in Split(2, 2).places:
         with pytest.raises(CheckpointError, match=r"has no tensor model\.layers\.4\.mlp\.up_proj\.weight"):
-            load_parameters(tmp_path, shard(spec, place), torch.float32, of=spec)
+            load_parameters(tmp_path, shard(spec, place), torch.float32, whole=spec)
 
 
 def test_a_tied_head_that_differs_is_refused_by_the_rank_whose_row_it_is(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_tied_head_that_differs_is_refused_by_the_rank_whose_row_it_is(tmp_pat
         holds_it = place.tensor_rank == 1 and (place.first or place.last)
         refusal = pytest.raises(CheckpointError, match=r"lm_head\.weight is tied to model\.embed_tokens")
         with refusal if holds_it else nullcontext():
-            load_parameters(tmp_path, shard(spec, place), torch.float32, of=spec)
+            load_parameters(tmp_path, shard(spec, place), torch.float32, whole=spec)
 
 
 def test_a_file_that_shrinks_while_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,4 +260,4 @@ def test_a_file_that_shrinks_while_columns_are_read(tmp_path: Path, monkeypatch:
     mine = shard(spec, Split(2).places[1])
     only = tuple(p for p in mine.parameters if p.name.endswith("down.weight"))
     with pytest.raises(CheckpointError, match="ended at byte"):
-        load_parameters(tmp_path, replace(mine, parameters=only), torch.float32, of=spec)
+        load_parameters(tmp_path, replace(mine, parameters=only), torch.float32, whole=spec)

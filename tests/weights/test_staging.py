@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from penstock.families import load_spec
 from penstock.kernels import DensePacker, Needs, Packing, Platform, select_packing
 from penstock.kernels.triton.weights import dense, pack
-from penstock.weights import pieces
+from penstock.weights import reads
 from penstock.weights.load import load_parameters
 from penstock.weights.safetensors_file import CheckpointError
 from penstock.weights.staging import DeviceStaging
@@ -32,7 +32,7 @@ def test_dense_parameters_are_those_of_the_host(
     folder = tiny_checkpoint(variant, dtype=stored)
     spec = load_spec(folder)
     want = load_parameters(folder, spec, torch.bfloat16)
-    monkeypatch.setattr(pieces, "DEVICE_PIECE_BYTES", 1000)  # many pieces: every reader uses both of its buffers
+    monkeypatch.setattr(reads, "DEVICE_READ_BYTES", 1000)  # many pieces: every reader uses both of its buffers
     got = load_parameters(folder, spec, torch.bfloat16, packing=packing("none"), device=HERE)
     assert list(got) == list(want)
     for name, tensor in want.items():
@@ -47,7 +47,7 @@ def test_quantised_while_they_are_read_they_are_what_quantising_gives(
     folder = tiny_checkpoint(variant, dtype="bfloat16")
     spec = load_spec(folder)
     whole = load_parameters(folder, spec, torch.bfloat16)
-    monkeypatch.setattr(pieces, "DEVICE_PIECE_BYTES", 3000)
+    monkeypatch.setattr(reads, "DEVICE_READ_BYTES", 3000)
     got = load_parameters(folder, spec, torch.bfloat16, packing=packing(quantization), device=HERE)
     for parameter in spec.parameters:
         weight, tensor = got[parameter.name], whole[parameter.name]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.bench.roofline import Machine
 from penstock.bench.work import Work, work
+from penstock.config.facts import SCALE_BYTES
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
@@ -24,7 +25,6 @@ from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import PackedWeight, pack
 from penstock.kernels.native.session import Program, Session
 from penstock.kernels.routing import Routing
-from penstock.runtime.pages import SCALE_BYTES
 
 SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
 SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)

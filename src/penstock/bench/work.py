@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.roofline import Machine
+from penstock.config.facts import SCALE_BYTES
 from penstock.kernels.native.library import (
     F32,
     I8,
@@ -26,7 +27,6 @@ from penstock.kernels.native.library import (
     RouteOp,
     SampleOp,
 )
-from penstock.runtime.pages import SCALE_BYTES
 
 _BITS = {"f32": 32, "bf16": 16, "int16": 16, "int8": 8, "int4": 4}
 

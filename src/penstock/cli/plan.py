@@ -18,8 +18,8 @@ from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.devices import Devices, parse_devices, this_machine, with_link
 from penstock.families import model_facts
 from penstock.families.shard import possible_splits
-from penstock.families.splits import StepCost, step_cost
-from penstock.families.traffic import bytes_per_step
+from penstock.families.step_cost import StepCost, step_cost
+from penstock.families.traffic import step_traffic
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _split_json(found: Found, planned: PlannedSplit, devices: Devices) -> dict[s
     steps = {}
     for name, (cost, counts) in costs.items():
         memory, link = _seconds(cost, devices)
-        each = [bytes_per_step(found.spec, place, *counts, engine.element_size) for place in planned.split.places]
+        each = [step_traffic(found.spec, place, *counts, engine.element_size) for place in planned.split.places]
         steps[name] = {
             "tokens": counts[0],
             "read_bytes": cost.read,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.device import detect_device
 from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
-from penstock.config import ConfigError, Given, Hardware, ModelFacts, Resolved, format_bytes, gather, resolve
+from penstock.config import ConfigError, Given, Hardware, ModelFacts, Resolved, format_bytes, read_settings, resolve
 from penstock.config.defaults import Divide
 from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
@@ -56,7 +56,7 @@ def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
     """
     settings = dict(flags)
     file = settings.pop("config", None)
-    given = gather({**settings, "model": model}, os.environ, Path(file) if file else None)
+    given = read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
     named = given.settings.model
     folder = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(folder)

@@ -1,4 +1,4 @@
-"""Defaults of settings that nobody gave, declared in order with their reasons. A later one may use earlier values."""
+"""Defaults of the settings, declared in order with their reasons. A later default may use earlier values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from penstock.config.memory import (
     gpu_budget,
     kv_budget,
     pool_bytes,
-    tokens_of_one,
+    tokens_of_one_sequence,
     workspace_bytes,
 )
 from penstock.config.sizes import format_bytes
 from penstock.config.split import Split
 
 MAX_NUM_SEQS = (256, 128, 64)
-WORKSPACE_BYTES = 160 << 20  # what logits and the sampler may take by default: peak memory is weights + KV + 500 MB
+WORKSPACE_BYTES = 160 << 20  # for logits and the sampler: peak memory is then weights + KV + 500 MB
 STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 QUANTIZATION_GROUP = 32
 
-# What each rank of a split holds of the model; the number is that of a row's values that share a scale. ValueError for
-# a split that cannot be.
+# (split, number of values of a row that share a scale) to the sizes of each rank. Raises ValueError if the model has no
+# such split.
 Divide = Callable[[Split, int], Sequence[ModelFacts]]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a default may look at."""
+class DefaultInputs:
+    """Everything that a default may depend on."""
 
     facts: ModelFacts
     hardware: Hardware
@@ -49,13 +49,13 @@ class Known:
 
     @property
     def ranks(self) -> Sequence[ModelFacts]:
-        """What each rank of the split holds."""
+        """The sizes of each rank of the split."""
         int4 = self.values["quantization"] == "int4"
         return self.divide(self.split, self.values["quantization_group"] if int4 else 1)
 
     @property
     def local_ranks(self) -> int:
-        """Those that share the hardware; Ray places ranks, so that none is known to be here beside another."""
+        """The number of ranks that share this hardware. 1 with Ray, which decides where ranks run."""
         return self.split.world if self.hardware.shared and self.values["distributed_executor"] != "ray" else 1
 
     @property
@@ -66,7 +66,7 @@ class Known:
         return self.hardware.memory_available // self.local_ranks
 
     def engine(self, **changes: Any) -> EngineConfig:
-        """An engine of the values decided so far, to size memory with."""
+        """An engine with the values decided so far, for sizing memory."""
         names = (
             "gpu_memory_utilization",
             "enforce_eager",
@@ -82,108 +82,110 @@ class Known:
             "pipeline_parallel_size",
             "expert_parallel",
         )
-        settled = {name: self.values[name] for name in names if name in self.values}
-        return EngineConfig(model="", name="", device=self.hardware.device, **{**settled, **changes})
+        decided = {name: self.values[name] for name in names if name in self.values}
+        return EngineConfig(model="", name="", device=self.hardware.device, **{**decided, **changes})
 
 
-class Chosen(NamedTuple):
+class Default(NamedTuple):
     value: Any
     reason: str
 
 
-def _constant(value: Any, reason: str) -> Callable[[Known], Chosen]:
-    return lambda known: Chosen(value, reason)
+def _constant(value: Any, reason: str) -> Callable[[DefaultInputs], Default]:
+    return lambda inputs: Default(value, reason)
 
 
-def _served_model_name(known: Known) -> Chosen:
-    model = known.values.get("model")
-    if model is None or Path(model).expanduser() == Path(known.folder):
-        return Chosen(Path(known.folder).name or "model", "the model's folder")
-    return Chosen(model, "the model's id on the hub")
+def _served_model_name(inputs: DefaultInputs) -> Default:
+    model = inputs.values.get("model")
+    if model is None or Path(model).expanduser() == Path(inputs.folder):
+        return Default(Path(inputs.folder).name or "model", "the model's folder")
+    return Default(model, "the model's id on the hub")
 
 
-def _device(known: Known) -> Chosen:
-    hardware = known.hardware
+def _device(inputs: DefaultInputs) -> Default:
+    hardware = inputs.hardware
     if hardware.device == "cuda":
-        return Chosen("cuda", f"there is {hardware.name}")
-    return Chosen("cpu", "there is no GPU that torch and its driver can use")
+        return Default("cuda", f"there is {hardware.name}")
+    return Default("cpu", "there is no GPU that torch and its driver can use")
 
 
-def _attention_backend(known: Known) -> Chosen:
-    if known.hardware.device == "cuda":
-        return Chosen("auto", "Triton's kernels, as FlashInfer has not been measured beside them")
-    return Chosen("auto", "the processor's kernels")
+def _attention_backend(inputs: DefaultInputs) -> Default:
+    if inputs.hardware.device == "cuda":
+        return Default("auto", "Triton's kernels, as FlashInfer has not been measured beside them")
+    return Default("auto", "the processor's kernels")
 
 
-def _dtype(known: Known) -> Chosen:
-    stored = known.facts.checkpoint_dtype
+def _dtype(inputs: DefaultInputs) -> Default:
+    stored = inputs.facts.checkpoint_dtype
     if stored == "float32":
-        return Chosen("float32", "the checkpoint's own")
+        return Default("float32", "the checkpoint's own")
     if stored == "bfloat16":
-        return Chosen("bfloat16", "the checkpoint's own")
-    return Chosen("bfloat16", f"the checkpoint's {stored} is converted to it: as small, and without overflow")
+        return Default("bfloat16", "the checkpoint's own")
+    return Default("bfloat16", f"the checkpoint's {stored} is converted to it: as small, and without overflow")
 
 
-def _max_num_seqs(known: Known) -> Chosen:
-    if known.hardware.device == "cuda":
-        return Chosen(MAX_NUM_SEQS[0], "a GPU takes little longer for many sequences than for one")
+def _max_num_seqs(inputs: DefaultInputs) -> Default:
+    if inputs.hardware.device == "cuda":
+        return Default(MAX_NUM_SEQS[0], "a GPU takes little longer for many sequences than for one")
 
     def workspace(count: int) -> int:
-        return max(workspace_bytes(facts, count) for facts in known.ranks)
+        return max(workspace_bytes(facts, count) for facts in inputs.ranks)
 
     count = next((count for count in MAX_NUM_SEQS if workspace(count) <= WORKSPACE_BYTES), MAX_NUM_SEQS[-1])
-    return Chosen(count, f"their logits and the sampler take {format_bytes(workspace(count))}")
+    return Default(count, f"their logits and the sampler take {format_bytes(workspace(count))}")
 
 
-def _max_num_batched_tokens(known: Known) -> Chosen:
-    if known.hardware.device == "cuda":
-        count = max(GPU_STEP_TOKENS, known.values["max_num_seqs"])
-        return Chosen(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
-    count = max(STEP_TOKENS, known.values["max_num_seqs"])
-    return Chosen(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
+def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
+    if inputs.hardware.device == "cuda":
+        count = max(GPU_STEP_TOKENS, inputs.values["max_num_seqs"])
+        return Default(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
+    count = max(STEP_TOKENS, inputs.values["max_num_seqs"])
+    return Default(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
 
-def _max_model_len(known: Known) -> Chosen:
-    longest, given = known.facts.max_position, known.values["kv_cache_memory"]
-    engine = known.engine(max_model_len=longest)
-    pools = [given or kv_budget(engine, max(known.memory - fixed_bytes(facts, engine), 0), 0) for facts in known.ranks]
-    tokens = min(fit_tokens(facts, engine, pool) for facts, pool in zip(known.ranks, pools, strict=True))
-    if tokens >= longest or 0 not in known.facts.windows or tokens == 0:
-        return Chosen(longest, "the model's own limit")
-    return Chosen(tokens, f"what a KV cache of {format_bytes(min(pools))} holds of the model's {longest}")
+def _max_model_len(inputs: DefaultInputs) -> Default:
+    longest, given = inputs.facts.max_position, inputs.values["kv_cache_memory"]
+    engine = inputs.engine(max_model_len=longest)
+    pools = [
+        given or kv_budget(engine, max(inputs.memory - fixed_bytes(facts, engine), 0), 0) for facts in inputs.ranks
+    ]
+    tokens = min(fit_tokens(facts, engine, pool) for facts, pool in zip(inputs.ranks, pools, strict=True))
+    if tokens >= longest or all(group.window for group in inputs.facts.groups) or tokens == 0:
+        return Default(longest, "the model's own limit")
+    return Default(tokens, f"what a KV cache of {format_bytes(min(pools))} holds of the model's {longest}")
 
 
-def _kv_cache_memory(known: Known) -> Chosen:
-    if known.split.world > 1:  # for stages of different sizes no one amount is right
-        return Chosen(None, "a share of what everything else leaves of each rank's memory")
-    if known.hardware.device == "cuda":
-        return Chosen(None, "what --gpu-memory-utilization leaves when all else has been measured")
-    engine = known.engine()
-    left = known.memory - fixed_bytes(known.facts, engine)
-    one = pool_bytes(known.facts, engine, tokens_of_one(known.facts, engine))
+def _kv_cache_memory(inputs: DefaultInputs) -> Default:
+    if inputs.split.world > 1:  # stages of different sizes need different amounts
+        return Default(None, "a share of what everything else leaves of each rank's memory")
+    if inputs.hardware.device == "cuda":
+        return Default(None, "what --gpu-memory-utilization leaves when all else has been measured")
+    engine = inputs.engine()
+    left = inputs.memory - fixed_bytes(inputs.facts, engine)
+    one = pool_bytes(inputs.facts, engine, tokens_of_one_sequence(inputs.facts, engine))
     share = kv_budget(engine, max(left, 0), one)
-    wanted = pool_bytes(known.facts, engine, engine.max_num_seqs * engine.max_model_len)
+    wanted = pool_bytes(inputs.facts, engine, engine.max_num_seqs * engine.max_model_len)
     if wanted <= share:
-        return Chosen(wanted, f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens")
-    return Chosen(share, f"a share of the {format_bytes(left)} that everything else leaves")
+        return Default(wanted, f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens")
+    return Default(share, f"a share of the {format_bytes(left)} that everything else leaves")
 
 
-def _threads(known: Known) -> Chosen:
-    if known.values["distributed_executor"] == "ray":
-        return Chosen(0, "each rank takes its share of the cores where it is placed")
-    cores, ranks = known.hardware.cores, known.local_ranks
+def _threads(inputs: DefaultInputs) -> Default:
+    if inputs.values["distributed_executor"] == "ray":
+        return Default(0, "each rank takes its share of the cores where it is placed")
+    cores, ranks = inputs.hardware.cores, inputs.local_ranks
     if ranks == 1:
-        return Chosen(cores, "every core this process may use")
-    return Chosen(max(cores // ranks, 1), f"the share of each of {ranks} ranks in {cores} cores")
+        return Default(cores, "every core this process may use")
+    return Default(max(cores // ranks, 1), f"the share of each of {ranks} ranks in {cores} cores")
 
 
-DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
+DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
     {
         "served_model_name": _served_model_name,
         "revision": _constant("", "the hub's main branch, or the folder as it is"),
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
-        "api_key": _constant(None, "no key is asked for"),
+        "api_key": _constant(None, "no key is required"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
         "device": _device,
@@ -199,7 +201,7 @@ DEFAULTS: Mapping[str, Callable[[Known], Chosen]] = MappingProxyType(
         "enable_prefix_caching": _constant(True, "equal prefixes are computed once"),
         "tensor_parallel_size": _constant(1, "layers are not divided"),
         "pipeline_parallel_size": _constant(1, "layers stay together"),
-        "expert_parallel": _constant(False, "tensor ranks have a part of every expert each, so that all work alike"),
+        "expert_parallel": _constant(False, "each tensor rank has a part of every expert, so that all have equal work"),
         "distributed_executor": _constant("auto", "ranks are processes of this machine"),
         "max_num_seqs": _max_num_seqs,
         "max_num_batched_tokens": _max_num_batched_tokens,

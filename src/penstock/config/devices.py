@@ -1,4 +1,4 @@
-"""Hardware by its name: what `penstock plan` compares splits on, without being there."""
+"""Hardware by name, so that `penstock plan` can compare splits on machines other than this one."""
 
 import re
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ NAMED: Mapping[str, str] = MappingProxyType(
         "L40S": "48GB:864GB/s:32GB/s",
     }
 )
-# What their multiprocessors can do, as CUDA numbers it.
+# CUDA's compute capability of each.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {"A100": "8.0", "H100": "9.0", "H200": "9.0", "B200": "10.0", "L4": "8.9", "L40S": "8.9"}
 )
-ASSUMED_BANDWIDTH = 20_000_000_000  # of a machine nothing is said of: two channels of memory,
-ASSUMED_LINK = 5_000_000_000  # and processes that copy through it
+ASSUMED_BANDWIDTH = 20_000_000_000  # bytes a second of an unknown machine: two memory channels,
+ASSUMED_LINK = 5_000_000_000  # and ranks that copy through memory
 MAX_DEVICES = 4096
 
 _COUNTED = re.compile(r"(?:(\d{1,9})x)?(.+)", re.IGNORECASE)
@@ -35,19 +35,19 @@ _COUNTED = re.compile(r"(?:(\d{1,9})x)?(.+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Devices:
-    """So many ranks can be placed. Sizes in bytes, speeds in bytes a second and one direction."""
+    """Equal devices with room for one rank each. Sizes in bytes, speeds in bytes a second, in one direction."""
 
     name: str
     count: int
-    memory: int  # of each; with `shared`, of all together, as is their bandwidth
+    memory: int  # of each; if `shared`, memory and bandwidth of all together
     bandwidth: int
     link: int  # of each
     shared: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
-    capability: str = ""  # of GPUs; "": not known
+    capability: str = ""  # of GPUs; "" if unknown
 
     def machine(self, here: Hardware) -> Hardware:
-        """As settings are resolved for: with this machine's processor."""
+        """The hardware for `resolve`: these devices, with this machine's processor."""
         return with_fields(
             here,
             memory_total=self.memory,
@@ -66,8 +66,8 @@ class Devices:
 
 
 def this_machine(hardware: Hardware) -> Devices:
-    """A rank for each core, with speeds that are assumed, as they are not measured; or for each GPU, with those its
-    maker says, where it is one of those named."""
+    """This machine: a rank per GPU, with the maker's speeds if the GPU is in NAMED; without a GPU, a rank per core.
+    Other speeds are assumed, not measured."""
     if hardware.device == "cuda":
         known = [name for name in NAMED if name in re.split(r"[^A-Z0-9]", hardware.name.upper())]
         named = parse_devices(known[0]) if known else None
@@ -91,8 +91,8 @@ def this_machine(hardware: Hardware) -> Devices:
 
 
 def parse_devices(text: str, device: Literal["cpu", "cuda"] = "cpu") -> Devices:
-    """'8xH100', 'L4', or memory, its bandwidth and the link's: '4x64GiB:200GB/s:3GB/s', of what kind `device` says.
-    ValueError for others."""
+    """The devices named '8xH100' or 'L4', or described as '4x64GiB:200GB/s:3GB/s': memory, its bandwidth and the
+    link's, of the kind `device`. Raises ValueError for other text."""
     match = _COUNTED.fullmatch(text.strip())
     count, kind = (int(match[1] or 1), match[2]) if match else (0, "")
     parts = NAMED.get(kind.upper(), kind).split(":")
@@ -111,7 +111,7 @@ def parse_devices(text: str, device: Literal["cpu", "cuda"] = "cpu") -> Devices:
 
 
 def with_link(devices: Devices, link: str | None) -> Devices:
-    """With another link, where one is given."""
+    """The devices with another link speed, if one is given."""
     return devices if link is None else replace(devices, link=parse_speed("--link", link))
 
 

@@ -1,4 +1,4 @@
-"""What an engine process is started with: everything resolved, nothing left to guess."""
+"""The configuration of an engine process: every setting has a value."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from penstock.config.split import Split
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """See settings.py for what an operator says about each of these, and resolve.py for the defaults."""
+    """settings.py describes these fields for operators; defaults.py declares the defaults."""
 
     model: str  # the model's folder
     name: str  # as shown to users
@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel: bool = False  # the tensor ranks hold whole experts each
-    distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes where there are several ranks
+    distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes, if there are several ranks
     incarnation: int = 1
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
@@ -46,12 +46,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_dtype(self) -> str:
-        """Of the keys and values in the cache, as torch names it."""
+        """The dtype of the KV cache, by torch's name."""
         if self.kv_cache_dtype == "fp8":
             return "float8_e4m3fn"
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     @property
     def element_size(self) -> int:
-        """Bytes of one weight, activation or KV element."""
+        """Bytes of one weight or activation."""
         return 4 if self.dtype == "float32" else 2
+
+    @property
+    def kv_element_size(self) -> int:
+        """Bytes of one element of the KV cache."""
+        return self.element_size if self.kv_cache_dtype == "auto" else 1

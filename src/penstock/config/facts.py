@@ -1,6 +1,40 @@
-"""What is known of a model before its weights are read: enough to size memory and fill in defaults."""
+"""The sizes of a model, known before its weights are read: enough to size memory and to choose defaults."""
+
+from math import prod
 
 import msgspec
+
+SCALE_BYTES = 4  # int8 and fp8 elements have a float32 scale for each row of a page
+
+
+class PageShape(msgspec.Struct, frozen=True):
+    """The part of a KV page that one layer uses: `planes` x `heads` rows of `width` elements for each token.
+
+    Full attention has planes for keys and values; latent attention has one plane and one head. A layer that keeps
+    nothing has width 0.
+    """
+
+    planes: int
+    heads: int
+    width: int
+    per_token: bool = True  # False: one row for the whole block, such as a recurrent state after its last token
+
+    def size(self, block_size: int, element_size: int) -> tuple[int, int, int, int]:
+        """[planes, heads, rows, width] in elements of `element_size` bytes. One-byte elements are quantised: each row
+        is followed by its scale."""
+        scale = SCALE_BYTES if element_size == 1 and self.width else 0
+        return self.planes, self.heads, block_size if self.per_token else 1, self.width + scale
+
+    def block_bytes(self, block_size: int, element_size: int) -> int:
+        return prod(self.size(block_size, element_size)) * element_size
+
+
+class GroupFacts(msgspec.Struct, frozen=True):
+    """A KV group: layers that share a block table."""
+
+    window: int  # tokens a query sees, itself included; 0: all
+    layers: int  # in this rank's part of the model; may be 0
+    page: PageShape  # of each layer
 
 
 class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,8 +47,8 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False  # two of the same size, stacked
     vocabulary: bool = False  # the embedding or the head
     router: bool = False  # in full precision however the others are quantised
-    experts: int = 1  # each of the `count` is so many of the shape,
-    share: float = 1.0  # and a token goes through this share of them
+    experts: int = 1  # each matrix is so many of this shape, stacked;
+    share: float = 1.0  # a token uses this share of them
 
 
 class MixtureFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,14 +70,12 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int  # of the whole model
     hidden_size: int
     widest_mlp: int  # intermediate_size, of a shared expert too
-    widest_query: int  # query heads x head size
-    widest_kv: int  # KV heads x head size
-    windows: tuple[int, ...]  # per KV group the tokens a query sees, itself included; 0: all
-    kv_elements_per_token: tuple[int, ...]  # per KV group: K and V of all its layers
-    kv_vectors_per_token: tuple[int, ...]  # the same in vectors of a head's size
+    widest_attention: int  # tensors of attention that are alive at once
+    widest_gathered: int  # per token of context: copied out of the pages before attention, on a CPU
+    groups: tuple[GroupFacts, ...]
     max_position: int
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
     mixture: MixtureFacts | None = None
-    samples: bool = True  # whether logits are whole here, and the sampler beside them
-    head_part: int = 0  # columns of the logits that are computed here, where other ranks compute the rest
+    samples: bool = True  # whether this rank has whole logits, and samples
+    head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this machine's GPUs, and whether torch can use them. No torch: it takes seconds."""
+"""This machine's GPUs, from the NVIDIA driver, and whether torch can use them. No torch: its import takes seconds."""
 
 import ctypes
 from importlib.util import find_spec
@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from penstock.config.hardware import Hardware, has_capability
 
 DRIVER = "libcuda.so.1"
-LEAST_CAPABILITY = (8, 0)  # that our kernels are made for: tensor cores that multiply bf16
+LEAST_CAPABILITY = (8, 0)  # of our kernels: they need tensor cores that multiply bf16
 _NAME_BYTES = 128
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """The first GPU that this process may use: CUDA_VISIBLE_DEVICES says which these are."""
+    """The first of the GPUs that CUDA_VISIBLE_DEVICES lets this process use."""
 
     name: str
-    memory: int  # bytes in all, others' included
+    memory: int  # bytes in all, other processes' included
     capability: str  # "9.0"
     count: int = 1  # of those that this process may use
 
@@ -31,9 +31,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect_gpu(driver: Any = None) -> Gpu | None:
-    """None where there is no driver, or no GPU to use. Makes no CUDA context, so that nothing of a GPU is taken.
+    """The first GPU, or None without a driver or a GPU. Makes no CUDA context, which would take the GPU's memory.
 
-    `driver` is the driver's library; None: that of this machine.
+    `driver` is the driver's library; None: this machine's.
     """
     if driver is None:
         try:
@@ -59,7 +59,7 @@ def detect_gpu(driver: Any = None) -> Gpu | None:
 
 
 def torch_has_cuda(package: Path | None = None) -> bool:
-    """Whether the torch that is installed was built for CUDA, by what lies in its folder; `package` for another one."""
+    """Whether the torch in the folder `package` has CUDA's library; None: the installed torch."""
     if package is None:
         spec = find_spec("torch")
         if spec is None or spec.origin is None:
@@ -69,16 +69,16 @@ def torch_has_cuda(package: Path | None = None) -> bool:
 
 
 def no_gpu(error: Exception) -> str:
-    """Why there is nothing to compute on, by what torch raised when it was to start CUDA, and what to do."""
-    said = " ".join(str(error).split(". ")[0].split()).rstrip(".")
+    """The error message when torch cannot start CUDA and raises `error`."""
+    reason = " ".join(str(error).split(". ")[0].split()).rstrip(".")
     return (
-        f"--device is cuda, but torch finds no GPU: {said}; set --device cpu, or see to an NVIDIA driver (nvidia-smi "
-        "must list the GPU, and CUDA_VISIBLE_DEVICES not hide it) and a torch that was built for CUDA"
+        f"--device is cuda, but torch finds no GPU: {reason}; set --device cpu, or install an NVIDIA driver "
+        "(nvidia-smi must list the GPU, and CUDA_VISIBLE_DEVICES must not hide it) and a torch that was built for CUDA"
     )
 
 
 def too_few_gpus(ranks: int, gpus: int) -> str:
-    """What is wrong where more ranks are to be on a machine than it has GPUs, and what to do."""
+    """The error message when a machine has more ranks than GPUs."""
     return (
         f"{ranks} ranks of this machine need a GPU each, and it has {gpus}: set a smaller --tensor-parallel-size or "
         "--pipeline-parallel-size, let CUDA_VISIBLE_DEVICES name more GPUs, or place ranks on several machines with "
@@ -87,7 +87,7 @@ def too_few_gpus(ranks: int, gpus: int) -> str:
 
 
 def with_gpu(here: Hardware, gpu: Gpu) -> Hardware:
-    """This machine, computing on a GPU: the memory that counts is the GPU's."""
+    """This machine with a GPU as its device: the memory is the GPU's."""
     return replace(
         here,
         memory_total=gpu.memory,

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory. Reads /proc and cgroups; no torch."""
+"""The cores and the memory that this process may use. Reads /proc and cgroups; no torch."""
 
 import os
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ import msgspec
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    cores: int  # this process may run on, by affinity and cgroup quota
-    memory_total: int  # bytes: the machine's, or the cgroup's limit where that is less; with a GPU, the GPU's
+    cores: int  # that this process may use, by affinity and cgroup quota
+    memory_total: int  # bytes: the machine's, or the cgroup's limit if that is less; with a GPU, the GPU's
     memory_available: int  # bytes that can be had now without swapping; with a GPU, all of it
     device: Literal["cpu", "cuda"] = "cpu"
     name: str = ""  # of the GPU
     gpus: int = 0  # alike, for a rank each
     capability: str = ""  # of the GPU: "9.0"; "": not known
-    shared: bool = True  # by all ranks of a model; if not, each has as much to itself
+    shared: bool = True  # whether all ranks of a model share it; if not, each has as much
 
 
 def has_capability(capability: str, least: tuple[int, int]) -> bool:
@@ -26,7 +26,7 @@ def has_capability(capability: str, least: tuple[int, int]) -> bool:
 
 
 def detect_hardware(root: Path = Path("/")) -> Hardware:
-    """Of this process. `root` stands in for / in tests: proc and sys/fs/cgroup below it are read."""
+    """The hardware that this process may use, from proc and sys/fs/cgroup below `root`."""
     total, available = parse_meminfo(_read(root / "proc/meminfo"))
     cores = float(len(os.sched_getaffinity(0)))
     for folder in cgroup_folders(root, _read(root / "proc/self/cgroup")):
@@ -42,21 +42,21 @@ def detect_hardware(root: Path = Path("/")) -> Hardware:
 
 
 def parse_meminfo(text: str) -> tuple[int, int]:
-    """Bytes (total, available) from /proc/meminfo. ValueError where it does not say."""
+    """Bytes (total, available) from /proc/meminfo. Raises ValueError if either is missing."""
     sizes = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if value.strip():
             sizes[name] = int(value.split()[0]) * 1024
     if "MemTotal" not in sizes or "MemAvailable" not in sizes:
-        raise ValueError("/proc/meminfo does not say MemTotal and MemAvailable: the memory cannot be sized")
+        raise ValueError("/proc/meminfo lacks MemTotal or MemAvailable: the memory cannot be sized")
     return sizes["MemTotal"], sizes["MemAvailable"]
 
 
 def cgroup_folders(root: Path, text: str) -> list[Path]:
     """Folders of the process's cgroups and all above them, from /proc/self/cgroup, versions 1 and 2.
 
-    Inside a container the path named may not exist, as the mount begins further down: then the mount's root counts.
+    Inside a container the mount may begin further down, so that the path does not exist: then the mount's root is used.
     """
     mount = root / "sys/fs/cgroup"
     folders = []
@@ -103,7 +103,7 @@ def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 
 def _read(path: Path) -> str:
-    """A file's text; empty where it is not there or not ours to read."""
+    """A file's text; empty if it does not exist or may not be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""Memory, sized before it is used: what a model takes with given settings, and how many KV blocks there are room for.
+"""Sizes memory before it is used: how much a model takes with given settings, and how many KV blocks fit.
 
-The same arithmetic serves `penstock plan`, which has no model loaded, and the runner, which allocates by it.
+`penstock plan`, which loads no model, and the runners, which allocate, use the same arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,13 @@ from penstock.messages import MemoryRow
 
 RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with nothing loaded
 CONTEXT_BYTES = 768 << 20  # of a GPU: CUDA's context, its libraries and compiled kernels; measured when they are loaded
-GRAPH_BYTES = 8 << 20  # of a captured step, beside what all share
-KV_SHARE = 0.5  # of what is left after all else: the rest stays for the page cache and other programs. Of a GPU: all
-MOST_UTILIZATION = 0.95  # of a GPU's memory that an error advises: a context has some that it does not count
+GRAPH_BYTES = 8 << 20  # of a captured step, besides what all share
+KV_SHARE = 0.5  # of what everything else leaves; the rest is for the page cache and other programs. On a GPU: all
+ADVISED_UTILIZATION = 0.95  # the most that an error advises: a CUDA context takes memory that is not counted
 LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting, noise)
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
 LOGIT_SIZE = 4  # logits are fp32 in every dtype
-KV_SCALE_SIZE = 4  # so are the scales of int8 and fp8 keys and values
 
 
 class DoesNotFit(ValueError):
@@ -36,17 +35,17 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What goes where. The last row is what stays free."""
+    """The memory table, whose last row is the free memory."""
 
     rows: tuple[MemoryRow, ...]
     num_blocks: tuple[int, ...]  # per KV group, the reserved block 0 included
     kv_bytes: int  # of those blocks
-    kv_tokens: int  # a group with full attention holds so many
+    kv_tokens: int  # that a group with full attention holds
 
 
 def size_ranks(ranks: Sequence[ModelFacts], engine: EngineConfig, available: Sequence[int]) -> tuple[MemoryPlan, ...]:
-    """The memory of each rank, of which `available` bytes are its own. All get as many KV blocks as the one with the
-    least room for them, as a block's number means the same to all.
+    """The memory plan of each rank, which has `available[rank]` bytes. All ranks get as many KV blocks as the one with
+    the least room, because they share block ids.
 
     Raises DoesNotFit, which names the rank.
     """
@@ -64,15 +63,15 @@ def gpu_budget(total: int, engine: EngineConfig) -> int:
 def size_memory(
     facts: ModelFacts, engine: EngineConfig, available_bytes: int, measured: tuple[MemoryRow, ...] | None = None
 ) -> MemoryPlan:
-    """Divide `available_bytes`. Raises DoesNotFit where not even one sequence of max_model_len finds room.
+    """The memory plan for `available_bytes`. Raises DoesNotFit if not even one sequence of max_model_len fits.
 
-    With `engine.kv_cache_bytes` that is the KV pool's limit; without, the pool gets what max_num_seqs sequences of
-    max_model_len need, at most half of what everything else leaves; on a GPU, at most all of it. `measured` rows take
-    the place of those that are computed for everything but the KV pool.
+    The KV pool gets what max_num_seqs sequences of max_model_len need, but at most `engine.kv_cache_bytes`. Without
+    that setting it gets at most half of the memory that everything else leaves, or what one sequence needs; on a GPU,
+    all of it. `measured` rows replace those that are computed for everything but the KV pool.
     """
     fixed = _fixed_rows(facts, engine) if measured is None else measured
     left = available_bytes - sum(row.bytes for row in fixed)
-    one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    one = pool_bytes(facts, engine, tokens_of_one_sequence(facts, engine))
     if left < one:
         raise DoesNotFit(_remedy(facts, engine, available_bytes, fixed))
     budget = engine.kv_cache_bytes
@@ -93,13 +92,13 @@ def size_memory(
 
 
 def _size_rank(rank: int, facts: ModelFacts, engine: EngineConfig, available: int) -> MemoryPlan:
-    with rank_named(rank, engine.split):
+    with naming_rank(rank, engine.split):
         return size_memory(facts, engine, available)
 
 
 @contextmanager
-def rank_named(rank: int, split: Split) -> Iterator[None]:
-    """What does not fit says on which of several ranks."""
+def naming_rank(rank: int, split: Split) -> Iterator[None]:
+    """Adds the rank to the message of a DoesNotFit, if there are several ranks."""
     try:
         yield
     except DoesNotFit as error:
@@ -108,8 +107,8 @@ def rank_named(rank: int, split: Split) -> Iterator[None]:
         raise DoesNotFit(f"rank {rank} of {split.world}: {error}") from None
 
 
-def settled_rows(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:
-    """What a rank takes whose KV blocks per group were settled for all ranks, as `size_ranks` does."""
+def memory_table(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> tuple[MemoryRow, ...]:
+    """The memory table of a rank with `num_blocks` KV blocks per group, without the free memory."""
     return _with_pool(facts, engine, num_blocks, _fixed_rows(facts, engine))
 
 
@@ -123,7 +122,7 @@ def _with_pool(
 def plan_tokens(
     facts: ModelFacts, engine: EngineConfig, available: int, tokens: int, fixed: tuple[MemoryRow, ...]
 ) -> MemoryPlan:
-    """With a KV pool for `tokens` tokens, for which there is room beside the `fixed` rows."""
+    """The memory plan with a KV pool for `tokens` tokens, which must fit beside the `fixed` rows."""
     blocks = pool_blocks(facts, engine, tokens)
     rows = _with_pool(facts, engine, blocks, fixed)
     left = available - sum(row.bytes for row in rows)
@@ -136,33 +135,33 @@ def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]
     tokens = (max(num_blocks) - 1) * engine.block_size
     kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     note = f"{tokens} tokens in blocks of {engine.block_size}, {kept}"
-    if any(facts.windows):
-        note += f"; groups {', '.join(f'window {w}' if w else 'full' for w in facts.windows)}"
+    if any(group.window for group in facts.groups):
+        note += f"; groups {', '.join(f'window {g.window}' if g.window else 'full' for g in facts.groups)}"
     return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)
 
 
 def fixed_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """All that is needed beside the KV cache."""
+    """Bytes of everything but the KV cache."""
     return sum(row.bytes for row in _fixed_rows(facts, engine))
 
 
 def kv_budget(engine: EngineConfig, left: int, wanted: int) -> int:
-    """The KV pool's share of what everything else leaves: half, or more where it cannot do with less than `wanted`. Of
-    a GPU's all: what others may need of it, gpu_memory_utilization leaves."""
+    """The KV pool's share of the memory that everything else leaves: half, or `wanted` if that is more. On a GPU, all
+    of it: gpu_memory_utilization leaves memory for other programs."""
     return left if engine.device == "cuda" else max(int(left * KV_SHARE), min(wanted, left))
 
 
 def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[int, ...]:
-    """Blocks per KV group so that `tokens` tokens find room, and the null block, number 0.
+    """Blocks per KV group that hold `tokens` tokens, and the null block.
 
-    A group with a window never holds more than its running sequences see: per sequence the window, which may begin and
-    end within a block, and of the step's tokens those that are being computed.
+    A group with a window holds no more than its running sequences see: the window of each, which may begin and end
+    within a block, and the tokens of one step.
     """
     size = engine.block_size
     blocks = []
-    for window in facts.windows:
-        seen = engine.max_num_seqs * (_round_up(window, engine) + 2 * size) + engine.max_num_batched_tokens
-        held = min(tokens, seen) if window else tokens
+    for group in facts.groups:
+        seen = engine.max_num_seqs * (_round_up(group.window, engine) + 2 * size) + engine.max_num_batched_tokens
+        held = min(tokens, seen) if group.window else tokens
         blocks.append(1 + -(-held // size))
     return tuple(blocks)
 
@@ -174,21 +173,24 @@ def pool_bytes(facts: ModelFacts, engine: EngineConfig, tokens: int) -> int:
 
 def blocks_bytes(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]) -> int:
     """Bytes of so many blocks per KV group."""
-    return sum(b * engine.block_size * t for b, t in zip(num_blocks, token_bytes(facts, engine), strict=True))
+    return sum(count * size for count, size in zip(num_blocks, block_bytes(facts, engine), strict=True))
+
+
+def block_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
+    """Bytes of one block per KV group, all its layers together."""
+    size, element = engine.block_size, engine.kv_element_size
+    return tuple(group.layers * group.page.block_bytes(size, element) for group in facts.groups)
 
 
 def token_bytes(facts: ModelFacts, engine: EngineConfig) -> tuple[int, ...]:
-    """Bytes of one token's keys and values per KV group; in int8 and fp8 each vector has a scale."""
-    if engine.kv_cache_dtype != "auto":
-        each = zip(facts.kv_elements_per_token, facts.kv_vectors_per_token, strict=True)
-        return tuple(elements + KV_SCALE_SIZE * vectors for elements, vectors in each)
-    return tuple(elements * engine.element_size for elements in facts.kv_elements_per_token)
+    """Bytes per KV group that one token adds to the cache."""
+    return tuple(size // engine.block_size for size in block_bytes(facts, engine))
 
 
 def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
-    """The most tokens, in whole blocks, whose pool takes at most `budget` bytes; 0 where not one block fits. Where all
-    layers have windows any number may fit: then no less than all that run at once can have."""
-    low, high = 0, budget // max(min(facts.kv_elements_per_token), 1) // engine.block_size + 1
+    """The most tokens, in whole blocks, whose pool takes at most `budget` bytes; 0 if not one block fits. If all layers
+    have windows, any number may fit: then at least max_num_seqs * max_model_len."""
+    low, high = 0, budget // max(min(block_bytes(facts, engine)), 1) + 1
     high = max(high, -(-engine.max_num_seqs * engine.max_model_len // engine.block_size))
     while low < high:
         middle = (low + high + 1) // 2
@@ -199,46 +201,49 @@ def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
     return low * engine.block_size
 
 
-def tokens_of_one(facts: ModelFacts, engine: EngineConfig) -> int:
-    """The pool's size, in tokens, that one sequence of max_model_len needs: with windows only, less than its length."""
-    if 0 in facts.windows:
+def tokens_of_one_sequence(facts: ModelFacts, engine: EngineConfig) -> int:
+    """Tokens of the pool that one sequence of max_model_len needs: if all layers have windows, this may be less than
+    its length."""
+    windows = [group.window for group in facts.groups]
+    if 0 in windows:
         return _round_up(engine.max_model_len, engine)
-    seen = _round_up(max(facts.windows), engine) + 2 * engine.block_size + engine.max_num_batched_tokens
+    seen = _round_up(max(windows), engine) + 2 * engine.block_size + engine.max_num_batched_tokens
     return min(_round_up(engine.max_model_len, engine), _round_up(seen, engine))
 
 
 def workspace_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
-    """Logits and the sampler's scratch; or those of a slice of prompt logprobs, where that is more. Of logits that
-    several ranks compute, each has its part, and the one that samples the whole as well."""
+    """Bytes of logits and the sampler's scratch, or of a slice of prompt logprobs if that is more. If several ranks
+    compute the logits, each has its part, and the one that samples has the whole too."""
     whole = max(LOGIT_COPIES * max_num_seqs, PROMPT_LOGPROB_COPIES * PROMPT_LOGPROB_ROWS) * facts.vocab_size
     part = max(max_num_seqs, PROMPT_LOGPROB_ROWS) * facts.head_part
     return (whole * facts.samples + part) * LOGIT_SIZE
 
 
 def activation_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """Tensors alive at once in the widest place of a layer, and on a CPU K and V gathered for attention."""
+    """Bytes of the tensors alive at once in the widest part of a layer and, on a CPU, of K and V gathered for
+    attention."""
     hidden = facts.hidden_size
-    attention = 2 * hidden + 3 * facts.widest_query + 4 * facts.widest_kv  # residual, normed, qkv twice (rope), output
+    attention = 2 * hidden + facts.widest_attention  # residual, normed
     mlp = 2 * hidden + 4 * facts.widest_mlp  # residual, normed, gate and up, their product and its scratch
     per_token = max(attention, mlp) * engine.element_size + 2 * hidden * 4  # norms run in fp32
     if facts.mixture is not None:
         per_token += _experts_bytes(facts.mixture, hidden, engine.element_size)
     per_token += exchanged_bytes(engine.split, hidden * engine.element_size)
-    gathered = 0 if engine.device == "cuda" else 2 * engine.max_model_len * facts.widest_kv * engine.element_size
+    gathered = 0 if engine.device == "cuda" else engine.max_model_len * facts.widest_gathered * engine.element_size
     return engine.max_num_batched_tokens * per_token + gathered
 
 
 def exchanged_bytes(split: Split, hidden_bytes: int) -> int:
-    """What ranks hold of each other's hidden states, per token: in a sum every tensor rank's, as it came and as it is
-    added; between stages those that came, and copies on their way, one for each plan outstanding."""
+    """Bytes per token of hidden states that ranks exchange. A sum holds those of every tensor rank twice: as received
+    and as added. A stage holds those it received, and one copy being sent per outstanding plan."""
     summed = 2 * split.tensor if split.tensor > 1 else 0
     sent = split.pipeline + 1 if split.pipeline > 1 else 0
     return (summed + sent) * hidden_bytes
 
 
 def _experts_bytes(mixture: MixtureFacts, hidden: int, element_size: int) -> int:
-    """Of a token: the router's logits, then for each of its experts the number and weight, the fp32 output, and what is
-    between its two products, once as it is and once as it is multiplied."""
+    """Bytes per token: the router's logits, and for each chosen expert its id and weight, the fp32 output, and the
+    values between its two products, as computed and as multiplied."""
     each = 12 + 4 * hidden + (element_size + 4) * mixture.intermediate_size
     return 4 * mixture.experts + mixture.per_token * each
 
@@ -270,7 +275,7 @@ def _runtime_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, .
 
 
 def graphs_row(facts: ModelFacts, engine: EngineConfig) -> MemoryRow:
-    """Of CUDA graphs, and the logits and the scratch that all of them share: an estimate, as they are captured last."""
+    """The row of CUDA graphs and of the logits and scratch that they share: an estimate, because graphs come last."""
     sizes = graph_sizes(engine.max_num_seqs)
     size = GRAPH_BYTES * len(sizes) + workspace_bytes(facts, sizes[-1])
     return MemoryRow("graphs", size, f"decode steps of {len(sizes)} sizes, 1 to {sizes[-1]}")
@@ -285,9 +290,9 @@ def _workspace_note(facts: ModelFacts, max_num_seqs: int) -> str:
 
 
 def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tuple[MemoryRow, ...]) -> str:
-    """Why nothing fits, and the one setting whose change makes it fit, the least harmful first. What `fixed` rows take
-    beyond what was computed, if they were measured, they are taken to take with other settings as well."""
-    one = pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    """The message of DoesNotFit: the sizes, and one setting to change, the least harmful of those that make it fit. If
+    the `fixed` rows were measured, they are assumed to exceed the computed ones by as much with other settings."""
+    one = pool_bytes(facts, engine, tokens_of_one_sequence(facts, engine))
     need = sum(row.bytes for row in fixed) + one
     parts = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in fixed)
     what = (
@@ -304,8 +309,8 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tupl
         value = _largest(facts, engine, setting, least, computed)
         if value is not None:
             return f"{what}; set --{setting.replace('_', '-')} {value} or less"
-    if engine.device == "cuda" and need <= available / engine.gpu_memory_utilization * MOST_UTILIZATION:
-        return f"{what}; set --gpu-memory-utilization {MOST_UTILIZATION}"
+    if engine.device == "cuda" and need <= available / engine.gpu_memory_utilization * ADVISED_UTILIZATION:
+        return f"{what}; set --gpu-memory-utilization {ADVISED_UTILIZATION}"
     if engine.dtype == "float32" and _need(facts, replace(engine, dtype="bfloat16")) <= computed:
         return f"{what}; set --dtype bfloat16"
     schemes: tuple[Literal["int8", "int4"], ...] = ("int8", "int4") if engine.quantization != "int4" else ()
@@ -316,12 +321,12 @@ def _remedy(facts: ModelFacts, engine: EngineConfig, available: int, fixed: tupl
 
 
 def _need(facts: ModelFacts, engine: EngineConfig) -> int:
-    """Bytes without which not even one sequence of max_model_len runs."""
-    return fixed_bytes(facts, engine) + pool_bytes(facts, engine, tokens_of_one(facts, engine))
+    """The least bytes with which one sequence of max_model_len runs."""
+    return fixed_bytes(facts, engine) + pool_bytes(facts, engine, tokens_of_one_sequence(facts, engine))
 
 
 def _largest(facts: ModelFacts, engine: EngineConfig, setting: str, least: int, available: int) -> int | None:
-    """The largest value from `least` to below the present one with which it fits: need grows with every setting."""
+    """The largest value of a setting that fits, at least `least` and below the present one; None if there is none."""
     low, high = least - 1, getattr(engine, setting) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -333,7 +338,8 @@ def _largest(facts: ModelFacts, engine: EngineConfig, setting: str, least: int, 
 
 
 def _with(engine: EngineConfig, setting: str, value: int) -> EngineConfig:
-    """With another value of a setting. Steps with room for no more than a token of each sequence shrink with these."""
+    """The engine with another value of a setting. If a step has one token per sequence, it shrinks with
+    max_num_seqs."""
     changes = {setting: value}
     if setting == "max_num_seqs" and engine.max_num_batched_tokens == engine.max_num_seqs:
         changes["max_num_batched_tokens"] = value

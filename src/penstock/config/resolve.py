@@ -1,4 +1,4 @@
-"""One pure function from what was said, what the model is and what the machine has, to a complete configuration."""
+"""One pure function from the given settings, the model's sizes and the hardware to a complete configuration."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from penstock.config.defaults import DEFAULTS, Divide, Known
+from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
+from penstock.config.device_limits import check_device_settings, check_flashinfer_settings
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
-from penstock.config.kinds import check_attention, check_device
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
@@ -21,8 +21,8 @@ GPU_DEPTH = 2  # plans outstanding: the next one is made while the device comput
 
 @dataclass(frozen=True)
 class Resolved:
-    """Everything decided. `ranks` has each rank's memory, with Ray as if it had this machine to itself; `provenance`
-    (value, where it comes from) of every setting, keys hidden."""
+    """A complete configuration. `ranks` has each rank's memory plan; with Ray, as if the rank had this machine to
+    itself. `provenance` maps every setting to (value, source); secret values are hidden."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -31,13 +31,13 @@ class Resolved:
 
     @property
     def memory(self) -> MemoryPlan:
-        """Of the rank with the least to spare."""
+        """The plan of the rank with the least free memory."""
         return min(self.ranks, key=lambda plan: plan.rows[-1].bytes)
 
 
 def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) -> Resolved:
-    """Fill in what was not said. `divide` says what the model is, whole and divided among ranks; `folder` is where its
-    files lie.
+    """Choose the settings that were not given. `divide` returns the model's sizes, whole or divided among ranks;
+    `folder` has its files.
 
     Raises ConfigError for settings that contradict the model, the machine or each other, DoesNotFit, and what `divide`
     raises.
@@ -48,17 +48,17 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
     sources = dict(given.sources)
     values.setdefault("kv_cache_memory", None)
     _check_given(values, sources, facts)
-    check_device(values, sources, hardware)
-    known = Known(facts, hardware, folder, values, divide)
+    check_device_settings(values, sources, hardware)
+    inputs = DefaultInputs(facts, hardware, folder, values, divide)
     for name, default in DEFAULTS.items():
         if values.get(name) is None:
-            values[name], reason = default(known)
+            values[name], reason = default(inputs)
             sources[name] = f"default: {reason}"
-    _check(values, sources, known)
-    check_attention(values, sources)
+    _check(values, sources, inputs)
+    check_flashinfer_settings(values, sources)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
-    ranks = size_ranks(known.ranks, engine, [known.memory] * known.split.world)
+    ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)
     sources.setdefault("model", "default: the model that comes with Penstock")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
     order = ("model", *DEFAULTS)
@@ -73,7 +73,7 @@ def _given_values(given: Given) -> dict[str, Any]:
 
 
 def _names(text: str, source: str) -> Sequence[str]:
-    """The model's name in answers, and then others that it answers to."""
+    """The model's name in responses, and then its aliases."""
     if source.startswith("default"):  # a folder's name, which may have a comma
         return (text,)
     names = [name.strip() for name in text.split(",")]
@@ -111,7 +111,7 @@ def _check_given(values: Mapping[str, Any], sources: Mapping[str, str], facts: M
         )
 
 
-def _check(values: Mapping[str, Any], sources: Mapping[str, str], known: Known) -> None:
+def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: DefaultInputs) -> None:
     seqs, tokens = values["max_num_seqs"], values["max_num_batched_tokens"]
     if tokens < seqs:
         raise ConfigError(
@@ -124,16 +124,16 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], known: Known) 
             f"has groups, and --quantization ({sources['quantization']}) is {values['quantization']}; leave it out, "
             "or set --quantization int4"
         )
-    most, cores = max(known.hardware.cores // known.local_ranks, 1), known.hardware.cores
+    most, cores = max(inputs.hardware.cores // inputs.local_ranks, 1), inputs.hardware.cores
     if values["threads"] > most and values["distributed_executor"] != "ray":
-        by = f" and {known.local_ranks} ranks share them" if known.local_ranks > 1 else ""
+        by = f" and {inputs.local_ranks} ranks share them" if inputs.local_ranks > 1 else ""
         raise ConfigError(
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"
         )
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
-            f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is asked for; "
+            f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "
             "set --api-key, or --allow-insecure-bind if anyone who reaches it may use it"
         )
 

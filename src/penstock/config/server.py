@@ -1,4 +1,4 @@
-"""What the API server is started with: its address, its keys and its limits."""
+"""The configuration of the API server: its address, its key and its limits."""
 
 import msgspec
 
@@ -7,11 +7,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes, times in seconds. Every limit is checked before anything is allocated for a request."""
 
     served_model_name: str = "penstock"
-    aliases: tuple[str, ...] = ()  # other names that the model answers to
+    aliases: tuple[str, ...] = ()  # other names of the model
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    seed: int | None = None  # of requests that name none; None: each draws its own
+    seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
     max_prompts: int = 64  # in one completions request
     max_choices: int = 32  # n
@@ -19,4 +19,4 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     max_stop_strings: int = 16
     max_in_flight: int = 2048  # requests being answered; more get 429
-    drain_timeout: float = 30.0  # that requests may take to finish once the server is told to stop
+    drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -1,4 +1,4 @@
-"""Everything an operator may say: one schema for flags, environment variables and the keys of a YAML file."""
+"""The settings that an operator can give: one schema for flags, environment variables and the keys of a YAML file."""
 
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
 
 
 class Settings(BaseModel):
-    """None means not said: the default is then declared, with its reason, in defaults.py."""
+    """None means not given: defaults.py then declares the value and its reason."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -47,11 +47,11 @@ class Settings(BaseModel):
     api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
-        None, description="Seed of requests that name none"
+        None, description="Seed of requests without one"
     )
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None, description="What computes; auto: a GPU where there is one"
+        None, description="Device that computes; auto: a GPU if there is one"
     )
     gpu_memory_utilization: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=1)] | None = Field(
         None, description="The share of a GPU's memory that the engine may take"
@@ -59,9 +59,9 @@ class Settings(BaseModel):
     enforce_eager: bool | None = Field(None, description="Capture no CUDA graphs")
     deterministic: bool | None = Field(None, description="Tokens do not depend on what else is in the batch")
     attention_backend: Literal["auto", "triton", "flashinfer"] | None = Field(
-        None, description="What computes attention on a GPU; auto: triton"
+        None, description="Kernels of attention on a GPU; auto: triton"
     )
-    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Of weights, activations and KV cache")
+    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Dtype of weights, activations and KV cache")
     quantization: Literal["none", "int8", "int4", "fp8"] | None = Field(
         None, description="Quantise the weights while they are loaded"
     )
@@ -76,16 +76,16 @@ class Settings(BaseModel):
     )
     kv_cache_memory: Bytes | None = Field(None, description="Memory for the KV cache of each rank: 4GiB, 500MB, ...")
     kv_cache_dtype: Literal["auto", "int8", "fp8"] | None = Field(
-        None, description="Of keys and values; auto: the dtype"
+        None, description="Dtype of the KV cache; auto: that of --dtype"
     )
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
-    threads: Count | None = Field(None, description="Threads that compute, of each rank")
+    threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
     pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")
-    expert_parallel: bool | None = Field(None, description="Tensor ranks hold whole experts each")
+    expert_parallel: bool | None = Field(None, description="Each tensor rank holds whole experts")
     distributed_executor: Literal["auto", "process", "ray"] | None = Field(
-        None, description="Who starts the ranks: auto, process or ray"
+        None, description="What starts the ranks: auto, process or ray"
     )
     step_deadline: Seconds | None = Field(
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"

@@ -6,34 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an engine's process needs none of it
+if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an engine process does not need it
     from penstock.config.settings import Settings
 
 PREFIX = "PENSTOCK_"
-FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file where the command line does not
-KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY"})  # of the native kernels, for tests: no settings
+FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file if the command line does not
+KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY"})  # of the native kernels, for tests; not settings
 MAX_FILE_BYTES = 1 << 20
-SECRET = frozenset({"api_key"})  # settings whose values are shown nowhere
+SECRET = frozenset({"api_key"})  # settings whose values are never shown
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message names it, where it comes from, its value and what is possible."""
+    """A setting is wrong; the message has its name, its source, its value and the values that are possible."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What was said, and by whom: `sources` has an entry for every setting that is not None."""
+    """The settings that were given. `sources` has an entry for every setting that is not None."""
 
     settings: "Settings"
     sources: Mapping[str, str]
 
 
-def gather(
+def read_settings(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Given:
-    """Command line over environment over file. `flags` are by the settings' names; None means not given.
+    """The settings from the command line, else the environment, else the file. `flags` are by setting; None means not
+    given. Only variables that begin with PENSTOCK_ are read.
 
-    Only variables that begin with PENSTOCK_ are looked at. Raises ConfigError, also for a key that does not exist.
+    Raises ConfigError, also for a setting that does not exist.
     """
     from pydantic import ValidationError
 
@@ -57,7 +58,7 @@ def gather(
 
 
 def flag(name: str) -> str:
-    """The command line's name of a setting."""
+    """The command line flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -89,7 +90,7 @@ def _explain(entry: Any, values: Mapping[str, Any], sources: Mapping[str, str]) 
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml  # only who has a file pays for it
+    import yaml  # imported only if there is a file: it takes a while
 
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -105,7 +106,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected one setting a line, as in 'max-model-len: 4096'")
-    # yaml itself lets the last one of equal keys win.
+    # yaml itself keeps the last of equal keys.
     keys = [str(key.value).replace("-", "_") for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:

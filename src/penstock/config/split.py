@@ -1,12 +1,12 @@
-"""How one model is divided over ranks, and which part is whose."""
+"""How a model is divided among ranks, and which part each rank has."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Split:
-    """`tensor` ranks share every layer of a stage, `pipeline` stages share the layers. With `expert`, the tensor ranks
-    of a stage hold whole experts each, instead of a part of every expert. Raises ValueError for sizes below 1."""
+    """`tensor` ranks share every layer of a stage, `pipeline` stages share the layers. With `expert`, each tensor rank
+    of a stage holds whole experts instead of a part of every expert. Raises ValueError for sizes below 1."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -24,7 +24,7 @@ class Split:
 
     @property
     def places(self) -> "tuple[Place, ...]":
-        """Of every rank, in rank order."""
+        """The place of every rank, in rank order."""
         return tuple(Place(self, rank) for rank in range(self.world))
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Place:
-    """One rank of a split: `rank = stage * tensor + tensor_rank`. Raises ValueError for a rank the split has not."""
+    """One rank of a split: `rank = stage * tensor + tensor_rank`. Raises ValueError if the split has no such rank."""
 
     split: Split = Split()
     rank: int = 0
@@ -64,12 +64,13 @@ class Place:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank has whole logits, samples, and tells the result."""
+        """Whether this rank has the whole logits, samples, and reports the result."""
         return self.last and self.tensor_rank == 0
 
 
 def part(total: int, parts: int, index: int) -> range:
-    """The `index`-th of `parts` consecutive pieces of `total`, as even as can be: the first ones get one more."""
+    """The `index`-th of `parts` consecutive ranges of range(total). Their lengths differ by at most 1; longer ones come
+    first."""
     size, more = divmod(total, parts)
     start = index * size + min(index, more)
     return range(start, start + size + (index < more))

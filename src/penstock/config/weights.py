@@ -1,7 +1,8 @@
-"""What weights take in memory: the native kernels' packed layout, by whose sizes they also allocate; and a GPU's.
+"""Bytes of weights in memory, as the native kernels pack them and as a GPU's kernels do. The native kernels allocate by
+these sizes.
 
-The layout is described at `Scheme` in kernels/native/ops.h: blocks of 16 columns, lines of 64 bytes; a GPU's in
-kernels/triton/weights.py.
+`Scheme` in kernels/native/ops.h describes the native layout: blocks of 16 columns, lines of 64 bytes. A GPU's layout is
+described in kernels/triton/weights.py.
 """
 
 from typing import Literal
@@ -13,15 +14,20 @@ Scheme = Literal["f32", "bf16", "int16", "int8", "int4", "fp8"]
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
-INT4_MULTIPLE = 128  # that k is padded to on a GPU
-# Along k, of each column, in a line.
+INT4_MULTIPLE = 128  # k is padded to a multiple of this on a GPU
+# Values along k, of each column, in a line.
 VALUES: dict[Scheme, int] = {"f32": 1, "bf16": 2, "int16": 2, "int8": 4, "int4": 8}
-_MULTIPLES: dict[Scheme, int] = {"f32": 1, "bf16": 32, "int16": 32, "int8": 64}  # that k is padded to; int4: a group
+_MULTIPLES: dict[Scheme, int] = {
+    "f32": 1,
+    "bf16": 32,
+    "int16": 32,
+    "int8": 64,
+}  # k is padded to a multiple of these; int4: of a group
 
 
 def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
-    """How (the layers' matrices, the embedding and the head) are packed. In int4 too, the latter two stay int8: the
-    choice of a token is more sensitive than what led to it. fp8 is a GPU's."""
+    """The schemes of (the layers' matrices, the embedding and the head). With int4, embedding and head are int8,
+    because the choice of a token is more sensitive. Only a GPU supports fp8."""
     pairs: dict[str, tuple[Scheme, Scheme]] = {
         "int8": ("int8", "int8"),
         "int4": ("int4", "int8"),
@@ -31,31 +37,30 @@ def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
 
 
 def cpu_schemes(dtype: str, quantization: str, isa: str = "") -> tuple[Scheme, Scheme]:
-    """The same by the native kernels of an instruction set. But for AMX's tiles a CPU multiplies integers faster than
-    floats, so matrices in bf16 become int16. What is looked up or makes a choice stays as it is: the embedding, the
-    head and routers."""
+    """The same for the native kernels of an instruction set. Without AMX, a CPU multiplies integers faster than floats,
+    so bf16 matrices become int16. The embedding, the head and routers, which look up or choose, stay bf16."""
     matrices, vocabulary = schemes(dtype, quantization)
     return "int16" if matrices == "bf16" and isa != "amx" else matrices, vocabulary
 
 
 def unquantized(dtype: str) -> Scheme:
-    """How what is not quantised is packed, a router always: which experts a token goes through is a choice too."""
+    """The scheme of weights that are not quantised. Routers never are, because they choose a token's experts."""
     return "f32" if dtype == "float32" else "bf16"
 
 
 def padded_width(k: int, scheme: Scheme, group: int) -> int:
-    """k as it is stored."""
+    """k with its padding."""
     multiple = group if scheme == "int4" else _MULTIPLES[scheme]
     return -(-k // multiple) * multiple
 
 
 def num_blocks(n: int, *, gated: bool) -> int:
-    """Of 16 columns; in a gated weight, 8 of each half."""
+    """The number of blocks of 16 columns; a gated weight's have 8 columns of each half."""
     return -(-(n // 2) // (COLUMNS // 2)) if gated else -(-n // COLUMNS)
 
 
 def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = False, bias: bool = False) -> int:
-    """Lines, scales, sums and fp32 bias of a weight [n, k], all padded."""
+    """Bytes of a packed weight [n, k]: lines, scales, sums and fp32 bias, all padded."""
     blocks, width = num_blocks(n, gated=gated), padded_width(k, scheme, group)
     size = blocks * (width // VALUES[scheme]) * LINE_BYTES
     if scheme == "int8":
@@ -68,7 +73,7 @@ def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = Fa
 
 
 def device_bytes(n: int, k: int, scheme: Scheme, group: int, *, bias_size: int = 0) -> int:
-    """Of a weight [n, k] on a GPU, its scales, and its bias of so many bytes an element."""
+    """Bytes of a weight [n, k] on a GPU, its scales, and its bias of `bias_size` bytes an element."""
     if scheme in ("int8", "fp8"):
         size = n * k + 4 * n
     elif scheme == "int4":
@@ -80,7 +85,7 @@ def device_bytes(n: int, k: int, scheme: Scheme, group: int, *, bias_size: int =
 
 
 def stored_as(engine: EngineConfig, isa: str = "") -> str:
-    """For people: what the weights are in memory, where native kernels of an instruction set read them."""
+    """The format of the weights in memory, for people. `isa` is the instruction set if native kernels read them."""
     if engine.quantization == "int4":
         return f"int4 in groups of {engine.quantization_group}, embedding and head int8"
     if engine.quantization != "none":
@@ -90,14 +95,14 @@ def stored_as(engine: EngineConfig, isa: str = "") -> str:
 
 
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
-    """All of a model's weights, packed as the kernels of the device read them."""
+    """Bytes of all weights, packed for the kernels of the device."""
     packed = sum(matrix.count * _matrix_bytes(matrix, engine) for matrix in facts.matrices)
     return packed + facts.vector_elements * engine.element_size
 
 
 def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
-    """What a decode step of `rows` sequences reads of them: every layer's matrices and the head, and of experts those
-    that are chosen, on average where all are equally likely. An embedding is looked up, not read."""
+    """Bytes of weights that a decode step of `rows` sequences reads: every layer's matrices and the head. Of experts,
+    the average number that is chosen if all are equally likely. The few rows of the embedding do not count."""
     layers = sum(
         int(m.count * _matrix_bytes(m, engine) * (1.0 - (1.0 - m.share) ** rows))
         for m in facts.matrices

@@ -33,7 +33,7 @@ def _part(spec: ModelSpec, place: Place) -> str:
     split = place.split
     parts = {"layers": (stage_layers(len(spec.layers), split.pipeline, place.stage), len(spec.layers))}
     if split.tensor > 1:
-        heads = spec.layers[0].num_heads
+        heads = spec.layers[0].attention.num_heads
         parts["heads"] = (part(heads, split.tensor, place.tensor_rank), heads)
     if split.expert:
         experts = max(layer.moe.num_experts for layer in spec.layers if layer.moe)

@@ -24,7 +24,7 @@ import zmq
 from penstock.config import Place, detect_hardware
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, remove_socket
 from penstock.engine.curve import RankKeys
-from penstock.engine.rank_runner import AtOnce, Runner
+from penstock.engine.rank_runner import Runner
 from penstock.engine.rank_wire import (
     Beat,
     Done,

@@ -1,13 +1,16 @@
 """Models as data: one short file per family maps a Hugging Face configuration to a ModelSpec."""
 
+from penstock.families.attention_kinds import AttentionSpec, GroupedQuerySpec, RopeSpec
 from penstock.families.hf_config import UnsupportedModel
 from penstock.families.registry import FAMILIES, load_generation_defaults, load_spec, model_facts, spec_from_config
 from penstock.families.shard import CannotSplit, check_split, rank_facts, shard
-from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, RopeSpec, TensorSource
+from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
 
 __all__ = [
     "FAMILIES",
+    "AttentionSpec",
     "CannotSplit",
+    "GroupedQuerySpec",
     "LayerSpec",
     "MoESpec",
     "ModelSpec",

@@ -1,4 +1,4 @@
-"""What families with a mixture of experts share: the meaning of their fields, and how checkpoints name the tensors."""
+"""Shared by families with a mixture of experts: how their fields are read, and how checkpoints name the tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ MAX_EXPERTS = 4096
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Tensors of a layer's mixture, after `model.layers.N.`; expert i's stand after `experts` and `i.`."""
+    """Names of a mixture's tensors, after `model.layers.N.`. Those of expert i follow `experts` and `i.`."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts."
@@ -25,10 +25,10 @@ class ExpertNames:
 def moe_spec(
     config: HFConfig, *, count: tuple[str, int], per_token: int, size: tuple[str, int | None], normalize: bool
 ) -> MoESpec:
-    """A mixture as the configuration says: `count` and `size` are the fields of how many experts there are and of an
-    expert's intermediate size, with the family's defaults; `per_token` is the default of num_experts_per_tok.
+    """A mixture from the configuration. `count` and `size` are (field, the family's default) of the number of experts
+    and of an expert's intermediate size; `per_token` is the default of num_experts_per_tok.
 
-    Raises UnsupportedModel where a token would go through more experts than there are.
+    Raises UnsupportedModel if a token uses more experts than there are.
     """
     name, default = count
     experts = config.integer(name, default, most=MAX_EXPERTS)
@@ -40,8 +40,8 @@ def moe_spec(
 
 
 def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) -> list[LayerSpec]:
-    """Qwen's rule: every decoder_sparse_step-th of `count` layers is a mixture, but for mlp_only_layers, which like
-    all others are dense, as `layer` is."""
+    """The layers by Qwen's rule: every decoder_sparse_step-th of `count` layers is a mixture. The others, and all
+    mlp_only_layers, are dense like `layer`."""
     step = config.integer("decoder_sparse_step", 1)
     dense = config.integers("mlp_only_layers")
     mixture = replace(layer, intermediate_size=0, moe=moe)
@@ -49,7 +49,7 @@ def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) 
 
 
 def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertNames) -> list[Parameter]:
-    """Parameters `{ours}*` of a layer's mixture, see MoESpec, from the tensors `{theirs}*`."""
+    """The parameters `{ours}*` of a layer's mixture (see MoESpec), from the tensors `{theirs}*`."""
 
     def mlps(name: str, prefixes: Sequence[str], width: int, gate: str, up: str, down: str) -> list[Parameter]:
         halves = [(f"{theirs}{prefix}{half}.weight", width) for prefix in prefixes for half in (gate, up)]

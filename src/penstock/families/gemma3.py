@@ -1,19 +1,23 @@
 """Gemma 3, the text model: window and full layers mixed, each with a rope of its own, and norms on both sides."""
 
 from dataclasses import replace
+from functools import partial
 
+from penstock.families.attention_kinds import RopeSpec
 from penstock.families.hf_config import HFConfig, layer_windows, rope_of
 from penstock.families.llama_like import decoder_spec, layer_spec, num_layers
-from penstock.families.spec import ModelSpec, RopeSpec
+from penstock.families.spec import ModelSpec
 
 
 def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
-    """From a text configuration. Hub files leave out what equals transformers' defaults: they are given here."""
+    """The spec from a text configuration. Hub files leave out values that equal transformers' defaults: these
+    defaults."""
     config.refuse("attn_logit_softcapping", "it belongs to Gemma 2")
     config.refuse("final_logit_softcapping", "it belongs to Gemma 2")
     config.refuse("use_bidirectional_attention", "a decoder's attention is causal")
     bias = config.flag("attention_bias")
-    full = layer_spec(
+    layer = partial(
+        layer_spec,
         config,
         num_heads=8,
         num_kv_heads=4,
@@ -24,10 +28,10 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
         output_bias=bias,
         qk_norm=True,
         post_norms=True,
-        rope_spec=_rope(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6)),
     )
-    local = _rope(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
-    sliding = replace(full, rope=local)
+    far = _rope(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6))
+    near = _rope(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
+    full, sliding = layer(rope_spec=far), layer(rope_spec=near)
     count = num_layers(config)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
     by_default = [(i + 1) % pattern != 0 for i in range(count)]
@@ -47,16 +51,18 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
 
 
 def gemma3_multimodal(config: HFConfig) -> ModelSpec:
-    """The language model of a Gemma 3 that also takes images; the vision tower is left on disk."""
+    """The language model of a Gemma 3 that also takes images. Its vision tower is not loaded."""
     text = config.section("text_config")
     if text is None:
         raise config.unsupported("text_config", None, "the text model's configuration")
-    spec = gemma3(text.over(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model.")
+    spec = gemma3(
+        text.inheriting(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model."
+    )
     return replace(spec, ignored_tensors=(*spec.ignored_tensors, "vision_tower.*", "multi_modal_projector.*"))
 
 
 def _rope(config: HFConfig, layer_type: str, scaling: HFConfig | None, theta: float) -> RopeSpec:
-    """transformers 5 nests `rope_parameters` by layer type; before, `rope_scaling` spoke of the full layers alone."""
+    """transformers 5 nests `rope_parameters` by layer type; before, `rope_scaling` was for full layers only."""
     nested = config.section("rope_parameters")
     parameters = scaling or (nested and nested.section(layer_type)) or HFConfig({})
     return rope_of(parameters, config, theta)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.families.spec import Activation, RopeSpec
+from penstock.families.attention_kinds import RopeSpec
+from penstock.families.spec import Activation
 
 
 class UnsupportedModel(ValueError):
@@ -26,7 +27,7 @@ class HFConfig:
         self._where = where
 
     def get(self, name: str) -> Any:
-        """The raw value; None where it is absent or null."""
+        """The raw value; None if it is absent or null."""
         return self._fields.get(name)
 
     def integer(self, name: str, default: int | object = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
@@ -36,7 +37,7 @@ class HFConfig:
         return value
 
     def number(self, name: str, default: float | object = _REQUIRED, *, or_zero: bool = False) -> float:
-        """A positive finite number, or zero where that is allowed."""
+        """A positive finite number; with `or_zero`, also zero."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise self._wrong(name, value, "a number above 0")
@@ -65,7 +66,7 @@ class HFConfig:
         return value
 
     def integers(self, name: str) -> list[int]:
-        """Counts from 0; none where the field is absent."""
+        """Counts from 0; an empty list if the field is absent."""
         value = self.get(name)
         if value is None:
             return []
@@ -83,19 +84,19 @@ class HFConfig:
         return HFConfig(value, f"{self._where}, {name}")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One token id or several; none where the field is absent."""
+        """One token id or several; none if the field is absent."""
         value = self.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_INTEGER for item in ids):
             raise self._wrong(name, value, "a token id or a list of them")
         return tuple(dict.fromkeys(ids))
 
-    def over(self, outer: "HFConfig", *names: str) -> "HFConfig":
-        """This section, with the fields of `names` that an outer one sets taken from there."""
+    def inheriting(self, outer: "HFConfig", *names: str) -> "HFConfig":
+        """This section, with each field of `names` taken from `outer` if that sets it."""
         return HFConfig({**self._fields, **{n: outer.get(n) for n in names if outer.get(n) is not None}}, self._where)
 
     def refuse(self, name: str, why: str) -> None:
-        """Raise where the field is set: it would change the model's output and is not implemented."""
+        """Raise UnsupportedModel if the field is set: it changes the model's output and is not implemented."""
         value = self.get(name)
         if value is not None and value is not False:
             raise self.unsupported(name, value, f"none: {why}")
@@ -145,7 +146,7 @@ def rope(config: HFConfig) -> RopeSpec:
 
 
 def rope_of(parameters: HFConfig, config: HFConfig, theta: float) -> RopeSpec:
-    """One set of rope parameters; `theta` is for those that do not say it."""
+    """The RopeSpec of one set of parameters. `theta` is the default of rope_theta."""
     for holder in (parameters, config):
         if holder.number("partial_rotary_factor", 1.0) != 1.0:
             raise holder.unsupported("partial_rotary_factor", holder.get("partial_rotary_factor"), "1.0")
@@ -174,7 +175,7 @@ def rope_of(parameters: HFConfig, config: HFConfig, theta: float) -> RopeSpec:
 
 
 def layer_windows(config: HFConfig, num_layers: int, window: int, sliding_by_default: list[bool]) -> tuple[int, ...]:
-    """Per layer the tokens a query sees, itself included; 0 is all. `layer_types` decides, where there is one.
+    """Per layer the tokens that a query sees, itself included; 0: all. `layer_types` decides, if it is set.
 
     transformers' mask for sliding_window = w lets query i see keys j with i - w < j <= i: w of them, i included.
     """

@@ -1,4 +1,4 @@
-"""JSON from a model's folder, which is somebody else's data: its size, depth and keys are checked first."""
+"""Reads JSON from a model's folder. It is untrusted: its size, its depth and its keys are checked."""
 
 import json
 from pathlib import Path

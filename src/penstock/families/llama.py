@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x, and what shares their shape."""
+"""Llama 2 and 3.x, and models of the same shape."""
 
 from penstock.families.hf_config import HFConfig
 from penstock.families.llama_like import decoder_spec, layer_spec

@@ -1,15 +1,18 @@
-"""What nearly every family shares with Llama: the meaning of the configuration's fields, and the checkpoint's tensors,
-their names, shapes and how they are fused.
-"""
+"""Shared by nearly all families: how a Llama-like configuration is read, and the names and shapes of its tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from penstock.families.attention_kinds import GroupedQuerySpec, RopeSpec
 from penstock.families.experts import ExpertNames, expert_parameters
 from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows, rope
-from penstock.families.spec import LayerSpec, ModelSpec, Parameter, RopeSpec, stacked
+from penstock.families.spec import LayerSpec, ModelSpec, Parameter, stacked
 
 MAX_LAYERS = 2000
+
+# (prefix of our names, prefix of the checkpoint's, the layer's AttentionSpec, hidden size) to its parameters
+AttentionParameters = Callable[[str, str, Any, int], list[Parameter]]
 
 
 def num_layers(config: HFConfig) -> int:
@@ -31,10 +34,10 @@ def layer_spec(
     qk_norm: bool = False,
     post_norms: bool = False,
 ) -> LayerSpec:
-    """A layer in KV group 0, as the configuration and the family say.
+    """A layer in KV group 0, from the configuration and the family's arguments.
 
     `num_heads`, `num_kv_heads` and `head_dim` are the family's defaults for a configuration without them; `act` is the
-    activation's field and its default. Raises UnsupportedModel where sizes do not fit each other.
+    activation's field and its default. Raises UnsupportedModel for sizes that contradict each other.
     """
     hidden = config.integer("hidden_size")
     heads = _integer(config, "num_attention_heads", num_heads)
@@ -46,25 +49,28 @@ def layer_spec(
     size = config.integer("head_dim", hidden // heads if head_dim is None else head_dim)
     if size % 2:
         raise config.unsupported("head_dim", size, "an even size: rope rotates its halves")
-    return LayerSpec(
+    attention = GroupedQuerySpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size,
-        intermediate_size=config.integer("intermediate_size"),
-        kv_group=0,
         rope=rope_spec or rope(config),
-        attention_scale=attention_scale or size**-0.5,
-        activation=activation(config, *act),
+        scale=attention_scale or size**-0.5,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
-        mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+    )
+    return LayerSpec(
+        attention,
+        intermediate_size=config.integer("intermediate_size"),
+        kv_group=0,
+        activation=activation(config, *act),
+        mlp_bias=mlp_bias,
         post_norms=post_norms,
     )
 
 
 def upper_layer_windows(config: HFConfig) -> tuple[int, ...]:
-    """Qwen's rule: with use_sliding_window, layers from max_window_layers up have the window."""
+    """The window of each layer by Qwen's rule: with use_sliding_window, layers from max_window_layers up have it."""
     count = num_layers(config)
     window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window") else 0
     first = config.integer("max_window_layers", 28, least=0)
@@ -84,28 +90,33 @@ def decoder_spec(
     norm_offset: float = 0.0,
     embedding_scale: float = 1.0,
     experts: ExpertNames | None = None,
+    attention_parameters: AttentionParameters | None = None,
 ) -> ModelSpec:
-    """The whole model, of one layer repeated or of the given layers.
+    """The whole model: one layer repeated, or the given layers.
 
-    `windows` says per layer how many tokens a query sees (None: all of them), from which the KV groups follow. `prefix`
-    stands before every tensor name. `vocab_size`, `max_position` and `tied` are the family's defaults. `experts` names
-    the tensors of layers that are mixtures.
+    `windows` has the number of tokens that a query sees, per layer (None: all of them). KV groups follow from it and
+    from what the layers keep. `prefix` stands before every tensor name. `vocab_size`, `max_position` and `tied` are the
+    family's defaults. `experts` names the tensors of mixtures. `attention_parameters` makes the parameters of each
+    layer's attention; None: those of GroupedQuerySpec, by Llama's names.
     """
     if isinstance(layers, LayerSpec):
         layers = [layers] * num_layers(config)
     positions = _integer(config, "max_position_embeddings", max_position)
     # A window that no position can leave is full attention: one KV group less.
     seen = [window if window < positions else 0 for window in windows or [0] * len(layers)]
-    groups = tuple(sorted(set(seen)))
-    layers = [replace(layer, kv_group=groups.index(window)) for layer, window in zip(layers, seen, strict=True)]
+    # Layers that see the same tokens and keep the same of each share a block table.
+    kept = [(window, layer.attention.page) for layer, window in zip(layers, seen, strict=True)]
+    groups = sorted(dict.fromkeys(kept), key=lambda group: group[0])
+    layers = [replace(layer, kv_group=groups.index(group)) for layer, group in zip(layers, kept, strict=True)]
     vocab, hidden = _integer(config, "vocab_size", vocab_size), config.integer("hidden_size")
     tie = config.flag("tie_word_embeddings", tied)
+    attention = attention_parameters or grouped_query_parameters
     return ModelSpec(
         family=family,
         vocab_size=vocab,
         hidden_size=hidden,
         layers=tuple(layers),
-        windows=groups,
+        windows=tuple(window for window, _ in groups),
         max_position=positions,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         tie_embeddings=tie,
@@ -113,7 +124,9 @@ def decoder_spec(
         embedding_scale=embedding_scale,
         checkpoint_dtype=checkpoint_dtype(config),
         eos_token_ids=config.token_ids("eos_token_id"),
-        parameters=decoder_parameters(layers, vocab, hidden, tied=tie, prefix=prefix, experts=experts),
+        parameters=decoder_parameters(
+            layers, vocab, hidden, tied=tie, prefix=prefix, experts=experts, attention=attention
+        ),
         ignored_tensors=(f"{prefix}model.layers.*.self_attn.rotary_emb.inv_freq", f"{prefix}model.rotary_emb.inv_freq"),
         duplicates=((f"{prefix}lm_head.weight", f"{prefix}model.embed_tokens.weight"),) if tie else (),
     )
@@ -123,62 +136,64 @@ def _integer(config: HFConfig, name: str, default: int | None) -> int:
     return config.integer(name) if default is None else config.integer(name, default)
 
 
-def layer_parameters(
-    index: int, layer: LayerSpec, hidden: int, prefix: str = "", experts: ExpertNames | None = None
-) -> list[Parameter]:
-    """Parameters of decoder layer `index`: `layers.{index}.*`, from `{prefix}model.layers.{index}.*`.
-
-    A layer with post_norms has Gemma's four norms; its `pre_feedforward_layernorm` is the MLP's norm.
-    """
-    ours, theirs = f"layers.{index}.", f"{prefix}model.layers.{index}."
-    attention, mlp = theirs + "self_attn.", theirs + "mlp."
-    q_rows, kv_rows = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    heads = [("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)]
-    width = layer.intermediate_size
-
-    def linear(name: str, columns: int, parts: Sequence[tuple[str, int]], bias: bool) -> list[Parameter]:
-        weight = stacked(ours + name + ".weight", (columns,), *((part + ".weight", rows) for part, rows in parts))
-        if not bias:
-            return [weight]
-        return [weight, stacked(ours + name + ".bias", (), *((part + ".bias", rows) for part, rows in parts))]
-
-    def norm(name: str, source: str, size: int = hidden) -> Parameter:
-        return stacked(ours + name + ".weight", (), (source + ".weight", size))
-
-    mlp_norm = "pre_feedforward_layernorm" if layer.post_norms else "post_attention_layernorm"
-    parameters = [
-        norm("attention_norm", theirs + "input_layernorm"),
-        *linear("qkv", hidden, [(attention + part, rows) for part, rows in heads], layer.qkv_bias),
-        *linear("output", q_rows, [(attention + "o_proj", hidden)], layer.output_bias),
-        norm("mlp_norm", theirs + mlp_norm),
-    ]
-    if layer.moe is not None and experts is not None:
-        parameters += expert_parameters(ours, theirs, layer.moe, hidden, experts)
-    else:
-        parameters += linear("gate_up", hidden, [(mlp + "gate_proj", width), (mlp + "up_proj", width)], layer.mlp_bias)
-        parameters += linear("down", width, [(mlp + "down_proj", hidden)], layer.mlp_bias)
-    if layer.qk_norm:
-        parameters += [norm(f"{x}_norm", f"{attention}{x}_norm", layer.head_dim) for x in ("q", "k")]
-    if layer.post_norms:
-        parameters.append(norm("attention_post_norm", theirs + "post_attention_layernorm"))
-        parameters.append(norm("mlp_post_norm", theirs + "post_feedforward_layernorm"))
-    return parameters
-
-
 def decoder_parameters(
     layers: Sequence[LayerSpec],
     vocab: int,
     hidden: int,
     *,
     tied: bool,
-    prefix: str = "",
-    experts: ExpertNames | None = None,
+    prefix: str,
+    attention: AttentionParameters,
+    experts: ExpertNames | None,
 ) -> tuple[Parameter, ...]:
-    """All parameters: `embedding`, `layers.*`, `norm` and, where the head is untied, `head`."""
+    """All parameters: `embedding`, `layers.*`, `norm` and, unless the head is tied, `head`."""
     parameters = [stacked("embedding.weight", (hidden,), (f"{prefix}model.embed_tokens.weight", vocab))]
     for index, layer in enumerate(layers):
-        parameters += layer_parameters(index, layer, hidden, prefix, experts)
+        ours, theirs = f"layers.{index}.", f"{prefix}model.layers.{index}."
+        parameters += attention(ours, f"{theirs}self_attn.", layer.attention, hidden)
+        parameters += _norm_parameters(ours, theirs, layer, hidden)
+        if layer.moe is not None and experts is not None:
+            parameters += expert_parameters(ours, theirs, layer.moe, hidden, experts)
+        else:
+            parameters += _mlp_parameters(ours, f"{theirs}mlp.", layer, hidden)
     parameters.append(stacked("norm.weight", (), (f"{prefix}model.norm.weight", hidden)))
     if not tied:
         parameters.append(stacked("head.weight", (hidden,), (f"{prefix}lm_head.weight", vocab)))
     return tuple(parameters)
+
+
+def _norm_parameters(ours: str, theirs: str, layer: LayerSpec, hidden: int) -> list[Parameter]:
+    """A layer with post_norms has Gemma's four norms; its `pre_feedforward_layernorm` is the MLP's norm."""
+    names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    if layer.post_norms:
+        names["mlp_norm"] = "pre_feedforward_layernorm"
+        names["attention_post_norm"] = "post_attention_layernorm"
+        names["mlp_post_norm"] = "post_feedforward_layernorm"
+    return [stacked(f"{ours}{norm}.weight", (), (f"{theirs}{name}.weight", hidden)) for norm, name in names.items()]
+
+
+def grouped_query_parameters(ours: str, theirs: str, spec: GroupedQuerySpec, hidden: int) -> list[Parameter]:
+    rows = spec.query_width, spec.kv_width, spec.kv_width
+    heads = [(f"{theirs}{name}_proj", count) for name, count in zip("qkv", rows, strict=True)]
+    parameters = _linear(f"{ours}qkv", hidden, heads, spec.qkv_bias)
+    parameters += _linear(f"{ours}output", spec.query_width, [(f"{theirs}o_proj", hidden)], spec.output_bias)
+    if spec.qk_norm:
+        for name in ("q_norm.weight", "k_norm.weight"):
+            parameters.append(stacked(ours + name, (), (theirs + name, spec.head_dim)))
+    return parameters
+
+
+def _mlp_parameters(ours: str, theirs: str, layer: LayerSpec, hidden: int) -> list[Parameter]:
+    width = layer.intermediate_size
+    halves = [(f"{theirs}gate_proj", width), (f"{theirs}up_proj", width)]
+    parameters = _linear(f"{ours}gate_up", hidden, halves, layer.mlp_bias)
+    return parameters + _linear(f"{ours}down", width, [(f"{theirs}down_proj", hidden)], layer.mlp_bias)
+
+
+def _linear(name: str, columns: int, sources: Sequence[tuple[str, int]], bias: bool) -> list[Parameter]:
+    """The weight and, with `bias`, the bias of a layer made of (checkpoint prefix, rows)."""
+    kinds: dict[str, tuple[int, ...]] = {"weight": (columns,), "bias": ()} if bias else {"weight": (columns,)}
+    return [
+        stacked(f"{name}.{kind}", shape, *((f"{source}.{kind}", rows) for source, rows in sources))
+        for kind, shape in kinds.items()
+    ]

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose every layer is a mixture of experts."""
+"""Mixtral: Mistral with a mixture of experts in every layer."""
 
 from dataclasses import replace
 

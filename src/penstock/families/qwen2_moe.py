@@ -1,4 +1,4 @@
-"""Qwen 1.5 MoE and Qwen 2 MoE: Qwen 2 with mixtures of experts, beside which a shared expert sees every token."""
+"""Qwen 1.5 MoE and Qwen 2 MoE: Qwen 2 with mixtures of experts, and a shared expert for every token."""
 
 from dataclasses import replace
 

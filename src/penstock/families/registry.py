@@ -1,4 +1,4 @@
-"""Which architectures there are, and a model's folder read into a spec."""
+"""The supported architectures, and the spec of the model in a folder."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.facts import MatrixFacts, MixtureFacts, ModelFacts
+from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
@@ -38,7 +38,7 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a model from its config.json. UnsupportedModel says what it is and what is supported."""
+    """The spec of a model from its config.json. Raises UnsupportedModel, which lists what is supported."""
     fields = HFConfig(config)
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in FAMILIES]
@@ -51,14 +51,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         method = quantization.get("quant_method")
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = FAMILIES[known[0]](fields)
-    check_pages(spec)
+    check_layers(spec)
     return spec
 
 
 def load_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in a folder. Where generation_config.json names the tokens that end a text, it wins.
+    """The spec of the model in a folder. The eos_token_id of generation_config.json, if any, overrides config.json's.
 
-    Raises UnsupportedModel, which names the file, also for one that is missing or cannot be read.
+    Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read.
     """
     path = folder / "config.json"
     try:
@@ -74,7 +74,7 @@ def load_spec(folder: Path) -> ModelSpec:
 
 
 def load_generation_defaults(folder: Path) -> dict[str, float]:
-    """What generation_config.json advises for sampling, named as in SamplingParams; empty without such a file."""
+    """The sampling parameters of generation_config.json, named as in SamplingParams; empty without such a file."""
     config = _generation_config(folder)
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     defaults = {name: config.number(name, or_zero=True) for name in names if config.get(name) is not None}
@@ -84,7 +84,7 @@ def load_generation_defaults(folder: Path) -> dict[str, float]:
 
 
 def model_facts(spec: ModelSpec) -> ModelFacts:
-    """What sizing and `resolve` need to know of a model."""
+    """The sizes of a model that memory sizing and `resolve` need."""
     layers = spec.layers
     return ModelFacts(
         family=spec.family,
@@ -95,12 +95,11 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         vocab_size=spec.vocabulary,
         hidden_size=spec.hidden_size,
         widest_mlp=max(max(x.intermediate_size, x.moe.shared_intermediate_size if x.moe else 0) for x in layers),
-        widest_query=max(layer.num_heads * layer.head_dim for layer in layers),
-        widest_kv=max(layer.num_kv_heads * layer.head_dim for layer in layers),
-        windows=spec.windows,
-        kv_elements_per_token=tuple(spec.kv_elements_per_token(g) for g in range(len(spec.windows))),
-        kv_vectors_per_token=tuple(
-            sum(2 * layers[i].num_kv_heads for i in spec.group_layers(g)) for g in range(len(spec.windows))
+        widest_attention=max(layer.attention.memory.per_token for layer in layers),
+        widest_gathered=max(layer.attention.memory.per_context_token for layer in layers),
+        groups=tuple(
+            GroupFacts(window, len(spec.group_layers(group)), spec.group_page(group))
+            for group, window in enumerate(spec.windows)
         ),
         max_position=spec.max_position,
         checkpoint_dtype=spec.checkpoint_dtype,
@@ -146,10 +145,9 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
 
 
 def _vector_elements(spec: ModelSpec) -> int:
-    """Of the norms, where those of heads are there once for every head."""
+    """Elements of the norms. A norm of heads is held once for every head."""
     stored = sum(p.size for p in spec.parameters if p.kind == "vector" and not p.name.endswith(".bias"))
-    repeated = sum((x.num_heads + x.num_kv_heads - 2) * x.head_dim for x in spec.layers if x.qk_norm)
-    return stored + repeated
+    return stored + sum(layer.attention.memory.repeated_weights for layer in spec.layers)
 
 
 def _generation_config(folder: Path) -> HFConfig:
@@ -162,10 +160,13 @@ def _generation_config(folder: Path) -> HFConfig:
         raise UnsupportedModel(str(error)) from None
 
 
-def check_pages(spec: ModelSpec) -> None:
-    """A page holds a block's tokens for all layers of its group: a rectangle, so they share one KV shape."""
+def check_layers(spec: ModelSpec) -> None:
+    """Raise UnsupportedModel unless all layers are causal, and those of a KV group keep the same in a page."""
+    if not all(layer.attention.causal for layer in spec.layers):
+        raise UnsupportedModel("a layer's attention is not causal; supported: causal attention, computed in chunks")
     for group, window in enumerate(spec.windows):
-        shapes = {(spec.layers[i].num_kv_heads, spec.layers[i].head_dim) for i in spec.group_layers(group)}
-        if len(shapes) > 1:
+        pages = {spec.layers[i].attention.page for i in spec.group_layers(group)}
+        if len(pages) > 1:
             kind = f"window {window}" if window else "full attention"
-            raise UnsupportedModel(f"layers with {kind} have different (KV heads, head size): {sorted(shapes)}")
+            shapes = sorted((page.heads, page.width) for page in pages)
+            raise UnsupportedModel(f"layers with {kind} have different (KV heads, head size): {shapes}")

@@ -1,29 +1,23 @@
-"""The spec of one rank: a spec is data, so dividing a model is a function from a spec to smaller ones.
+"""The spec of one rank: a function from a model's spec to a smaller one.
 
-Tensor parallelism cuts matrices in pairs (Shoeybi et al., "Megatron-LM", 2019): of qkv and gate_up each rank has some
-rows, so whole heads and whole columns of the MLP, and of output and down the columns that read what those gave. The
-ranks' outputs of the latter add up to the model's. Pipeline parallelism cuts the sequence of layers.
+Tensor parallelism cuts matrices in pairs (Shoeybi et al., "Megatron-LM", 2019). Each rank has rows of the first (qkv,
+gate_up), which are whole heads or whole columns of the MLP, and those columns of the second (output, down) that read
+them. The ranks' outputs of the second add up to the model's. Pipeline parallelism cuts the sequence of layers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from penstock.config import ModelFacts, Place, Split
 from penstock.config.split import part
+from penstock.families.attention_kinds import Cut
 from penstock.families.registry import model_facts
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
 
-Cut = Literal["whole", "rows", "columns", "experts", "once"]
-
-# How each parameter of a layer is divided among tensor ranks; "once": on the first alone, as the outputs are summed.
+# The cut of each parameter of a layer. Those of attention are in its AttentionSpec.
 _CUTS: Mapping[str, Cut] = MappingProxyType(
     {
-        "qkv.weight": "rows",
-        "qkv.bias": "rows",
-        "output.weight": "columns",
-        "output.bias": "once",
         "gate_up.weight": "rows",
         "gate_up.bias": "rows",
         "down.weight": "columns",
@@ -38,8 +32,6 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
         "attention_post_norm.weight": "whole",
         "mlp_norm.weight": "whole",
         "mlp_post_norm.weight": "whole",
-        "q_norm.weight": "whole",
-        "k_norm.weight": "whole",
     }
 )
 
@@ -49,7 +41,8 @@ class CannotSplit(ValueError):
 
 
 def shard(spec: ModelSpec, place: Place) -> ModelSpec:
-    """What the rank at `place` holds of a model. Layers and their parameters are numbered from 0 in every stage.
+    """The part of a model that the rank at `place` holds. Layers and their parameters are numbered from 0 in every
+    stage.
 
     A tied head that is not on the embedding's stage is a parameter of its own, read from the same tensor. Raises
     CannotSplit, as `check_split` does.
@@ -62,7 +55,7 @@ def shard(spec: ModelSpec, place: Place) -> ModelSpec:
     rows = part(spec.vocab_size, split.tensor, place.tensor_rank)
     parameters: list[Parameter] = []
     for parameter in spec.parameters:
-        parameters += _parameter(parameter, place, stage, rows)
+        parameters += _parameter(spec, parameter, place, stage, rows)
     if spec.tie_embeddings and place.last and not place.first:
         table = next(parameter for parameter in spec.parameters if parameter.name == "embedding.weight")
         parameters.append(replace(_take_rows(table, rows), name="head.weight"))
@@ -80,7 +73,7 @@ def shard(spec: ModelSpec, place: Place) -> ModelSpec:
 def rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFacts, ...]:
     """The sizes of every rank, in rank order. Raises CannotSplit, as `check_split` does."""
     check_split(spec, split, group)
-    alike: dict[tuple[int, bool, int], ModelFacts] = {}  # but for the first, ranks differ in their vocabularies alone
+    alike: dict[tuple[int, bool, int], ModelFacts] = {}  # other ranks than the first differ only in their vocabularies
     facts = []
     for place in split.places:
         key = place.stage, place.tensor_rank == 0, len(part(spec.vocab_size, split.tensor, place.tensor_rank))
@@ -91,15 +84,15 @@ def rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFact
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:
-    """The layers of a stage, as even as can be: the last one, which has the head as well, has no more than another."""
+    """The layers of a stage: at most one more than another stage has. The last stage, with the head, has no more."""
     return part(layers, stages, stage)
 
 
 def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
     """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, and a layer.
 
-    `group` is the number of a row's values that share a scale (1: none do): parts of a row are whole groups then, so
-    that a model of several ranks has the same quantised weights as of one.
+    `group` values of a row share a scale (1: none do). A rank's part of a row must be whole groups, so that its
+    quantised weights are those of the undivided model.
     """
     if split.pipeline > len(spec.layers):
         raise CannotSplit(
@@ -121,13 +114,13 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
 
 def tensor_sizes(spec: ModelSpec, expert: bool = False, group: int = 1) -> list[int]:
     """Every tensor_parallel_size that works, in order; 1 is always among them."""
-    most = min(layer.num_kv_heads for layer in spec.layers)
+    most = min((size for layer in spec.layers for size, _ in layer.attention.tensor_split.sizes), default=1)
     return [size for size in range(1, most + 1) if _obstacle(spec, size, expert, group) is None]
 
 
 def possible_splits(spec: ModelSpec, most: int, group: int = 1) -> list[Split]:
-    """Splits into at most `most` ranks, the fewest ranks first: of stages, powers of two, or as many as use all ranks.
-    `group` is as in `check_split`."""
+    """Splits into at most `most` ranks, the fewest ranks first. The number of stages is a power of two, or uses all
+    ranks. `group` is as in `check_split`."""
     splits = []
     for expert in (False, True) if any(layer.moe for layer in spec.layers) else (False,):
         for tensor in tensor_sizes(spec, expert, group):
@@ -138,7 +131,7 @@ def possible_splits(spec: ModelSpec, most: int, group: int = 1) -> list[Split]:
 
 
 def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | None:
-    """Why a model cannot be divided among so many tensor ranks."""
+    """Why a model cannot be divided among so many tensor ranks; None if it can."""
     if tensor == 1:
         return None
     for layer in dict.fromkeys(spec.layers):
@@ -154,11 +147,10 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
 
 
 def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
-    """What the number of tensor ranks has to divide, with its name."""
+    """(size, name) of everything that the number of tensor ranks must divide."""
     moe = layer.moe
     sizes = [
-        (layer.num_kv_heads, "{} KV heads"),
-        (layer.num_heads, "{} attention heads"),
+        *layer.attention.tensor_split.sizes,
         (layer.intermediate_size, "intermediate size of {}"),
     ]
     if moe is not None:
@@ -171,7 +163,7 @@ def _divided(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
 def _cut_columns(layer: LayerSpec, expert: bool) -> list[tuple[int, str]]:
     """Widths of the matrices that are cut by columns, with their names."""
     moe = layer.moe
-    widths = [(layer.num_heads * layer.head_dim, "output"), (layer.intermediate_size, "down")]
+    widths = [*layer.attention.tensor_split.columns, (layer.intermediate_size, "down")]
     if moe is not None:
         widths.append((0 if expert else moe.intermediate_size, "experts' down"))
         widths.append((moe.shared_intermediate_size, "shared expert's down"))
@@ -190,10 +182,8 @@ def _layer(layer: LayerSpec, place: Place) -> LayerSpec:
     tensor = place.split.tensor
     return replace(
         layer,
-        num_heads=layer.num_heads // tensor,
-        num_kv_heads=layer.num_kv_heads // tensor,
+        attention=layer.attention.shard(tensor, place.tensor_rank),
         intermediate_size=layer.intermediate_size // tensor,
-        output_bias=layer.output_bias and place.tensor_rank == 0,
         moe=layer.moe and _moe(layer.moe, place),
     )
 
@@ -207,7 +197,7 @@ def _moe(moe: MoESpec, place: Place) -> MoESpec:
     return replace(moe, first_expert=experts.start, local_experts=len(experts))
 
 
-def _parameter(parameter: Parameter, place: Place, stage: range, vocabulary: range) -> list[Parameter]:
+def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range, vocabulary: range) -> list[Parameter]:
     """A rank's part of a parameter of the whole model: one, or none."""
     if parameter.name == "embedding.weight":
         return [_take_rows(parameter, vocabulary)] if place.first else []
@@ -218,7 +208,8 @@ def _parameter(parameter: Parameter, place: Place, stage: range, vocabulary: ran
     _, number, name = parameter.name.split(".", 2)
     if int(number) not in stage:
         return []
-    cut = "experts" if name.startswith("experts.") and place.split.expert else _CUTS[name]
+    cuts = {**_CUTS, **spec.layers[int(number)].attention.tensor_split.cuts}
+    cut = "experts" if name.startswith("experts.") and place.split.expert else cuts[name]
     parameter = replace(parameter, name=f"layers.{int(number) - stage.start}.{name}")
     return _divide(parameter, cut, place.split.tensor, place.tensor_rank)
 
@@ -239,7 +230,7 @@ def _divide(parameter: Parameter, cut: Cut, ranks: int, rank: int) -> list[Param
 
 
 def _take_rows(parameter: Parameter, rows: range) -> Parameter:
-    """Of a parameter with one source."""
+    """Those rows of a parameter that has one source."""
     return _stack(parameter, [_rows_of(parameter.sources[0], rows)])
 
 

@@ -5,26 +5,11 @@ from this alone.
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.config.facts import PageShape
+from penstock.families.attention_kinds import AttentionSpec
+
 Activation = Literal["silu", "gelu_tanh"]
-Kind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding over the whole head, halves rotated (the "NeoX" layout).
-
-    Frequencies are theta ** (-2i / head_dim), then changed by `scaling`:
-    - "linear": divided by `factor`;
-    - "llama3": wavelengths above original_max_position / low_freq_factor divided by `factor`, those below
-      original_max_position / high_freq_factor kept, and a smooth blend between.
-    """
-
-    theta: float = 10000.0
-    scaling: Literal["none", "linear", "llama3"] = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
 
 
 @dataclass(frozen=True)
@@ -41,14 +26,14 @@ class MoESpec:
       `shared.gate.weight` [1, hidden], in full precision too.
     """
 
-    num_experts: int  # that the router chooses among, here or elsewhere
+    num_experts: int  # that the router chooses among, on all ranks
     experts_per_token: int
     intermediate_size: int  # of an expert
     normalize: bool  # the weights of a token's experts are made to sum to 1
     shared_intermediate_size: int = 0  # 0: there is no shared expert
     shared_gate: bool = False  # the shared expert's output is scaled by a sigmoid of the token
-    first_expert: int = 0  # of those held here, which follow each other;
-    local_experts: int = 0  # 0: all of them. A token's other experts contribute nothing
+    first_expert: int = 0  # the experts held here are consecutive, from this one;
+    local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 
     @property
     def held(self) -> int:
@@ -61,26 +46,19 @@ class LayerSpec:
     """One decoder block: attention and a gated MLP or, with `moe`, a mixture of them; each of the two with a norm
     before and, with `post_norms`, one after."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int  # of the MLP; 0 where there is a mixture instead
+    attention: AttentionSpec
+    intermediate_size: int  # of the MLP; 0 with a mixture instead
     kv_group: int  # index into ModelSpec.windows
-    rope: RopeSpec
-    attention_scale: float
     activation: Activation = "silu"
-    qkv_bias: bool = False
-    output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
     post_norms: bool = False  # Gemma: norm the block's output before it joins the residual
     moe: MoESpec | None = None
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: from all of it, or where it is
-    divided among ranks from its rows from `first_row` on, and of these `columns` columns (0: all) from `first_column`.
+    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or, for one rank, its
+    rows from `first_row`, and of these `columns` columns (0: all) from `first_column`.
     """
 
     name: str
@@ -98,10 +76,10 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
-    experts: int = 1  # so many matrices of the same shape and kind, stacked
+    experts: int = 1  # number of equal matrices that are stacked
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
         head are the vocabulary's; a router's and a shared expert's gate stay in full precision."""
         if len(self.shape) == 1:
@@ -133,47 +111,53 @@ def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int], expe
 class ModelSpec:
     """A decoder-only language model, or one rank's part of it (see shard.py).
 
-    `windows[g]` is the number of tokens a query of KV group g sees, itself included; 0 is all. Layers name their group.
-    A rank has all the groups, also those that none of its layers is in. Its embedding and head, where it has them, are
-    rows `vocab_start` to `vocab_start + vocab_size` of the `vocab_total` that the model has.
+    A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
+    is the number of tokens that a query of group g sees, itself included; 0 is all. A rank has all groups, also those
+    without a layer of its own. Its embedding and head, if it has them, are rows `vocab_start` to `vocab_start +
+    vocab_size` of the model's `vocab_total`.
     """
 
     family: str
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    windows: tuple[int, ...]  # one per KV group, distinct and ascending: (0,), (4096,), (0, 512)
+    windows: tuple[int, ...]  # one per KV group, ascending: (0,), (4096,), (0, 512)
     max_position: int
     norm_eps: float
     tie_embeddings: bool
-    norm_offset: float = 0.0  # added to every norm's weight, in fp32, by whoever executes it: Gemma stores weight - 1
+    norm_offset: float = 0.0  # the model adds it to every norm's weight, in fp32: Gemma stores weight - 1
     embedding_scale: float = 1.0  # Gemma: sqrt(hidden_size), rounded to the weights' dtype
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of checkpoint tensors that carry no weights of ours
-    duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source it must equal where it is there): a tied head
+    duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source that it must equal if it is stored): a tied head
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the whole model knows: the width of its logits."""
+        """Tokens of the whole model: the width of its logits."""
         return self.vocab_total or self.vocab_size
 
     @property
     def has_head(self) -> bool:
-        """Whether hidden states become logits here, by the final norm and the head: not in an earlier stage."""
+        """Whether this rank has the final norm and the head, as every rank of the last stage does."""
         return any(parameter.name == "norm.weight" for parameter in self.parameters)
 
     def group_layers(self, group: int) -> list[int]:
-        """Indices of the layers in a KV group, in order: the layer's place in its group's page."""
+        """Indices of the layers in a KV group. A layer's place in the list is its place in the group's page."""
         return [i for i, layer in enumerate(self.layers) if layer.kv_group == group]
 
-    def kv_elements_per_token(self, group: int) -> int:
-        """Of K and V of all layers of a group."""
-        layers = (self.layers[i] for i in self.group_layers(group))
-        return sum(2 * layer.num_kv_heads * layer.head_dim for layer in layers)
+    def group_page(self, group: int) -> PageShape:
+        """The page of each layer of a KV group, which is the same for all. Its width is 0 if there is no layer."""
+        layers = self.group_layers(group)
+        return self.layers[layers[0]].attention.page if layers else PageShape(1, 1, 0)
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The width of a row that each layer keeps: the sizes that attention kernels must support."""
+        return tuple(layer.attention.page.width for layer in self.layers)
 
     def num_parameters(self) -> int:
         return sum(parameter.size for parameter in self.parameters)

@@ -1,4 +1,4 @@
-"""What the ranks of a model hand to each other in a step, in bytes: a function of the spec, as their memory is."""
+"""Bytes that the ranks of a model send to each other in a step, computed from the spec."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ LOGIT_BYTES = 4  # logits are fp32 in every dtype
 
 
 @dataclass(frozen=True)
-class StepBytes:
-    """Bytes of tensors that one rank hands over in a step. What it gives to several others counts once."""
+class StepTraffic:
+    """Bytes of tensors that one rank sends in a step. A tensor sent to several ranks counts once."""
 
-    sum: int = 0  # to the tensor ranks of its stage, each of which adds them all
+    sum: int = 0  # to the tensor ranks of its stage, which each add them all
     gather: int = 0  # parts of logits, to the first tensor rank of the last stage
     send: int = 0  # hidden states, to the rank with its tensor rank in the next stage
 
@@ -23,31 +23,31 @@ class StepBytes:
         return self.sum + self.gather + self.send
 
 
-def bytes_per_step(spec: ModelSpec, place: Place, tokens: int, sampled: int, element_size: int) -> StepBytes:
-    """What the rank at `place` of a model hands over in a step of `tokens` tokens after `sampled` of which another is
-    chosen (with prompt logprobs: or would be). `element_size` is an activation's, in bytes.
+def step_traffic(spec: ModelSpec, place: Place, tokens: int, sampled: int, element_size: int) -> StepTraffic:
+    """The bytes that the rank at `place` sends in a step of `tokens` tokens. For `sampled` of them logits are computed,
+    to sample or for prompt logprobs. `element_size`: bytes of an activation.
 
-    A sum follows the embedding, and in every layer attention's output and the MLP's: in the last layer of all, for the
-    tokens alone after which another is chosen.
+    Ranks sum after the embedding and, in every layer, after attention and the MLP. The sums of the model's last layer
+    are of the `sampled` tokens only.
     """
     split = place.split
     row = spec.hidden_size * element_size
     layers = len(stage_layers(len(spec.layers), split.pipeline, place.stage))
     summed = tokens * (place.first + 2 * (layers - place.last)) + sampled * 2 * place.last if split.tensor > 1 else 0
     columns = len(part(spec.vocab_size, split.tensor, place.tensor_rank))
-    return StepBytes(
+    return StepTraffic(
         sum=summed * row,
         gather=sampled * columns * LOGIT_BYTES if place.last and place.tensor_rank > 0 else 0,
         send=0 if place.last else tokens * row,
     )
 
 
-def bytes_on_link(spec: ModelSpec, split: Split, tokens: int, sampled: int, element_size: int) -> int:
-    """What passes links one after the other in such a step, those of a stage at once: in a sum a rank's part goes to
-    each other rank of its stage, while as much comes; parts of logits all come to one."""
+def link_bytes(spec: ModelSpec, split: Split, tokens: int, sampled: int, element_size: int) -> int:
+    """Bytes that pass links one after the other in such a step; the links of a stage work in parallel. In a sum a rank
+    sends its part to each other rank of its stage and receives as much. Parts of logits all go to one rank."""
     total = 0
     for stage in range(split.pipeline):
-        step = bytes_per_step(spec, Place(split, stage * split.tensor), tokens, sampled, element_size)
+        step = step_traffic(spec, Place(split, stage * split.tensor), tokens, sampled, element_size)
         total += step.sum * (split.tensor - 1) + step.send
     others = spec.vocab_size - len(part(spec.vocab_size, split.tensor, 0))
     return total + sampled * others * LOGIT_BYTES

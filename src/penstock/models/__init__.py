@@ -1,6 +1,18 @@
 """Models: the blocks that execute a ModelSpec."""
 
+from penstock.models.attention import Attention, AttentionKinds, GroupInput, LayerCache
 from penstock.models.collectives import Collectives
-from penstock.models.decoder import Decoder, GroupInput, Hidden, LayerCache, StepInput
+from penstock.models.decoder import Decoder, Hidden, StepInput
+from penstock.models.parameters import LayerParameters
 
-__all__ = ["Collectives", "Decoder", "GroupInput", "Hidden", "LayerCache", "StepInput"]
+__all__ = [
+    "Attention",
+    "AttentionKinds",
+    "Collectives",
+    "Decoder",
+    "GroupInput",
+    "Hidden",
+    "LayerCache",
+    "LayerParameters",
+    "StepInput",
+]

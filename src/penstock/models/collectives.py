@@ -1,4 +1,4 @@
-"""What the ranks that share a layer do together, as a model asks for it. The mesh of the runtime does it."""
+"""The collective operations that a model needs of the ranks that share its layers. The runtime's Mesh has them."""
 
 from typing import Protocol
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 class Collectives(Protocol):
-    """The tensor ranks of one stage. All of them call the same, in the same order."""
+    """Operations of the tensor ranks of one stage. All ranks make the same calls in the same order."""
 
     def sum(self, x: Tensor) -> None:
-        """The ranks' x [rows, width], all of one shape, added in rank order, in the place of each of them."""
+        """Replace x [rows, width] on every rank by the sum of the ranks' x, added in rank order."""
         ...
 
     def gather(self, x: Tensor, total: int) -> Tensor | None:

@@ -1,6 +1,5 @@
-"""What follows attention in a layer: a gated MLP, or a mixture of them."""
+"""The part of a layer after attention: a gated MLP, or a mixture of experts."""
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from penstock.families import LayerSpec, MoESpec
 from penstock.kernels import Aside, Kernels
+from penstock.models.parameters import LayerParameters
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class MLP:
         return int(self.gate_up.nbytes + self.down.nbytes)
 
     @property
-    def only_reader(self) -> Any:
-        """The weight that alone is multiplied with what the block is given."""
+    def input_weight(self) -> Any:
+        """The packed weight that alone multiplies the input."""
         return self.gate_up
 
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Normed hidden states [tokens, hidden] to what the block gives, plus a residual."""
+        """Normed hidden states [tokens, hidden] to the output of the same shape, plus the residual."""
         return kernels.linear(kernels.linear.gated(x, self.gate_up, self.activation), self.down, residual)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts, in the place of an MLP."""
+    """A mixture of experts instead of an MLP."""
 
     spec: MoESpec
     activation: str
@@ -50,12 +50,12 @@ class Mixture:
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
-    def only_reader(self) -> None:
-        """As of an MLP: there are a router and experts here."""
+    def input_weight(self) -> None:
+        """None: the router and the experts all multiply the input."""
         return None
 
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """As of an MLP."""
+        """As MLP: hidden states in, hidden states out."""
         linear, spec = kernels.linear, self.spec
         routing = kernels.experts.route(linear.logits(x, self.router), spec.experts_per_token, normalize=spec.normalize)
         aside = None
@@ -74,28 +74,21 @@ class Mixture:
         )
 
 
-def pack_mlp(spec: LayerSpec, prefix: str, parameters: MutableMapping[str, Any], kernels: Kernels) -> MLP | Mixture:
-    """A layer's parameters `{prefix}gate_up` and `{prefix}down`, or those of its mixture, taken out of the mapping."""
-    linear, moe = kernels.linear, spec.moe
-
-    def packed(name: str, *, gated: bool = False) -> Any:
-        weight = parameters.pop(f"{prefix}{name}.weight")
-        return linear.pack(weight, parameters.pop(f"{prefix}{name}.bias", None), gated=gated)
+def make_mlp(spec: LayerSpec, parameters: LayerParameters) -> MLP | Mixture:
+    """A layer's MLP, from its parameters `gate_up` and `down`; or its mixture, from those that MoESpec lists."""
+    moe = spec.moe
 
     def mlp(name: str) -> MLP:
-        return MLP(spec.activation, packed(f"{name}gate_up", gated=True), packed(f"{name}down"))
+        return MLP(spec.activation, parameters.matrix(f"{name}gate_up", gated=True), parameters.matrix(f"{name}down"))
 
     if moe is None:
         return mlp("")
-    stacks = (
-        kernels.experts.pack(parameters.pop(f"{prefix}experts.{name}.weight"), moe.held, gated=name == "gate_up")
-        for name in ("gate_up", "down")
-    )
     return Mixture(
         moe,
         spec.activation,
-        packed("router"),
-        *stacks,
+        parameters.matrix("router"),
+        parameters.experts("experts.gate_up", moe.held, gated=True),
+        parameters.experts("experts.down", moe.held),
         mlp("shared.") if moe.shared_intermediate_size else None,
-        packed("shared.gate") if moe.shared_gate else None,
+        parameters.matrix("shared.gate") if moe.shared_gate else None,
     )

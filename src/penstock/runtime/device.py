@@ -58,7 +58,7 @@ class Device(Protocol):
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function that does again what `run` does, on the same memory. `run` is called here, perhaps twice."""
+        """Returns a function that repeats what `run` does, on the same memory. `run` is called here, perhaps twice."""
         ...
 
     def mark(self) -> Any:

@@ -1,4 +1,4 @@
-"""The memory that keys and values live in."""
+"""The memory of the KV cache: an arena owns it, and a model's pages are pieces of it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,21 +11,42 @@ from penstock.families import ModelSpec
 from penstock.messages import BlockCopy
 from penstock.models import LayerCache
 
-SCALE_BYTES = 4  # a float for each token and head
-SCALED = (torch.int8, torch.float8_e4m3fn)  # dtypes of pages with scales
-NULL_BLOCK = 0  # always zero; padding reads it, and nobody writes it
+ALIGNMENT = 512  # bytes, of each piece of an arena
+NULL_BLOCK = 0  # always zero; padding reads it, and nothing writes to it
+
+
+class KVArena:
+    """Memory on one device, handed out in pieces. The pages of several models can share one arena."""
+
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        """On a CPU the kernel commits a page of this memory when it is first written."""
+        self._memory = _allocate(size, torch.device(device))
+        self._taken = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that have not been handed out."""
+        return len(self._memory) - self._taken
+
+    def take(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor that nothing else uses. ValueError if it does not fit."""
+        count = math.prod(size) * dtype.itemsize
+        if _aligned(count) > self.left:
+            raise ValueError(f"the KV arena has {self.left} bytes left, and pages of {count} bytes do not fit")
+        piece = self._memory[self._taken : self._taken + count]
+        self._taken += _aligned(count)
+        return piece.view(dtype).view(*size)
 
 
 class KVPages:
-    """One tensor per KV group: [num_blocks, layers of the group, 2, kv_heads, block_size, head_dim].
+    """The pages of one model: per KV group a tensor [num_blocks, layers of the group, planes, heads, rows, width].
 
-    A page, one entry of the first dimension, is a contiguous piece that holds a block's tokens for all layers of its
-    group; how they lie in it is the attention's. In int8 and fp8 a head's part of a block has the tokens' scales behind
-    it, which widens the last dimension. On a CPU the kernel commits memory when it is first written. A stage of a
-    pipeline may have no layer of a group, whose pages are empty there.
+    A page is one entry of the first dimension: a contiguous piece with a block's tokens for all layers of the group.
+    The last four dimensions are PageShape.size; the attention kernels decide how tokens lie in them. A pipeline stage
+    may have no layer of a group: its pages are empty there.
 
-    What a page held before it is given to a sequence cannot matter: where attention multiplies even masked values (by
-    0, and 0 * NaN is NaN) `clear` zeroes it.
+    What a page holds before a sequence gets it does not matter. Where attention multiplies masked values too (0 * NaN
+    is NaN), the runner calls `clear` first.
     """
 
     def __init__(
@@ -35,32 +56,30 @@ class KVPages:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        *,
+        arena: KVArena | None = None,
     ) -> None:
-        """`num_blocks` per KV group, the null block included."""
+        """`num_blocks` per KV group, the null block included. The memory is taken from `arena`, which decides the
+        device; None: from a new arena of the right size."""
         self.block_size = block_size
-        self.groups: list[Tensor] = []
-        layers: dict[int, LayerCache] = {}
-        for group, count in enumerate(num_blocks):
-            indices = spec.group_layers(group)
-            if not indices:
-                self.groups.append(torch.empty(count, 0, dtype=dtype, device=device))
-                continue
-            shape = spec.layers[indices[0]]
-            width = shape.head_dim + (SCALE_BYTES if dtype in SCALED else 0)
-            size = (count, len(indices), 2, shape.num_kv_heads, block_size, width)
-            pages = _memory(math.prod(size) * dtype.itemsize, torch.device(device)).view(dtype).view(size)
+        sizes = page_sizes(spec, num_blocks, block_size, dtype)
+        if arena is None:
+            arena = KVArena(arena_bytes(spec, num_blocks, block_size, dtype), device)
+        self.groups = [arena.take(size, dtype) for size in sizes]
+        caches: dict[int, LayerCache] = {}
+        for group, pages in enumerate(self.groups):
             pages[NULL_BLOCK] = 0
-            self.groups.append(pages)
-            for place, index in enumerate(indices):
-                layers[index] = LayerCache(pages[:, place, 0], pages[:, place, 1])
-        self.layers = tuple(layers[i] for i in range(len(spec.layers)))
+            for place, layer in enumerate(spec.group_layers(group)):
+                caches[layer] = LayerCache(pages[:, place].unbind(1))
+        self.layers = tuple(caches[layer] for layer in range(len(spec.layers)))
 
     @property
     def bytes(self) -> int:
         return sum(pages.nbytes for pages in self.groups)
 
     def group_keys(self, group: int) -> Tensor | None:
-        """Keys of the first layer of a group: all its layers have their shape and strides. None without a layer."""
+        """The first plane of the first layer of a group, which has the keys. All its layers have the same shape and
+        strides. None without a layer."""
         pages = self.groups[group]
         return pages[:, 0, 0] if pages.shape[1] else None
 
@@ -76,9 +95,29 @@ class KVPages:
             pages[copy.target] = pages[copy.source]
 
 
-def _memory(size: int, device: torch.device) -> Tensor:
-    """uint8 [size]. On a CPU from NumPy, which asks for huge pages: a block's first use is then one page fault, not
-    hundreds."""
+def page_sizes(
+    spec: ModelSpec, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype
+) -> list[tuple[int, ...]]:
+    """The size of each KV group's tensor."""
+    return [
+        (count, len(spec.group_layers(group)), *spec.group_page(group).size(block_size, dtype.itemsize))
+        for group, count in enumerate(num_blocks)
+    ]
+
+
+def arena_bytes(spec: ModelSpec, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that the pages of a model take in an arena."""
+    sizes = page_sizes(spec, num_blocks, block_size, dtype)
+    return sum(_aligned(math.prod(size) * dtype.itemsize) for size in sizes)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _allocate(size: int, device: torch.device) -> Tensor:
+    """uint8 [size]. On a CPU from NumPy, which requests huge pages: a block's first use is then one page fault instead
+    of hundreds."""
     if device.type == "cpu":
         return torch.from_numpy(np.empty(size, np.uint8))
     return torch.empty(size, dtype=torch.uint8, device=device)

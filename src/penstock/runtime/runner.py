@@ -59,10 +59,12 @@ class ModelRunner:
     """Executes plans in order, of which `ahead` may be outstanding.
 
     What goes wrong within one sequence becomes the error of its result, and of those that follow; it alone stops. One
-    thread calls. With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every
-    plan, and the one that reports samples. On a GPU the other ranks of its stage get the tokens on the device before the
-    step ends; all others learn them. What a plan computes depends on plans and learned results alone, never on what one
-    rank found out by itself: else the others would wait for it.
+    thread calls.
+
+    With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every plan, and the
+    one that reports samples. On GPUs the other ranks of its stage get the tokens on the device before the step ends;
+    all other ranks learn them. What a plan computes depends on plans and learned results alone, never on what one rank
+    found out by itself: the ranks would wait for each other forever.
     """
 
     def __init__(
@@ -312,9 +314,7 @@ class ModelRunner:
         self._unlearned.difference_update(plan.gone)
         for work in plan.work:
             if work.seq in self._unlearned:
-                raise RuntimeError(
-                    f"the plan builds upon a token of sequence {work.seq} that this rank has not learned"
-                )
+                raise RuntimeError(f"the plan builds upon a token of sequence {work.seq} that this rank did not learn")
         self._unlearned.update(work.seq for work in plan.work if work.sample)
 
     def _changes(self) -> list[Change]:

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: which files, which tensors, and whether they are those of a spec. Nothing is allocated here."""
+"""The tensors of a checkpoint on disk, checked against a spec. Nothing is allocated here."""
 
 import re
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LOADABLE = ("F32", "BF16", "F16")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
-_NAMED = 5  # tensors that an error names before it only counts
+_NAMED = 5  # tensors that an error names; it counts the others
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint in a folder: of its index's shards, else of model.safetensors."""
+    """The tensors of the checkpoint in a folder, by name: from the index's shards, else from model.safetensors."""
     if (folder / INDEX).is_file():
         return _sharded(folder)
     if (folder / SINGLE).is_file():

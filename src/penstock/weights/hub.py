@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder as it is, or a hub id, downloaded through huggingface_hub into its cache.
+"""Finds the folder of a model's files. huggingface_hub downloads those of a hub id into its cache.
 
 HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE mean what they mean there. huggingface_hub resumes a download whose
 connection breaks and checks each file's size; digests are checked here.
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class HubError(ValueError):
-    """The model's files cannot be had; the message says why and what to do."""
+    """The model's files are not available; the message says why and what to do."""
 
 
 def locate_model(
@@ -47,10 +47,10 @@ def locate_model(
     endpoint: str | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The folder of a model. A hub id (`org/name`) is downloaded, without its weights where `weights` is false.
+    """The folder of a model. A hub id (`org/name`) is downloaded; without its weights if `weights` is false.
 
-    A snapshot that is complete in the cache serves when the hub cannot be reached. Raises HubError. `endpoint` and
-    `cache` stand in for HF_ENDPOINT and HF_HUB_CACHE, which huggingface_hub reads only once.
+    If the hub cannot be reached, a complete snapshot in the cache is used. Raises HubError. `endpoint` and `cache`
+    replace HF_ENDPOINT and HF_HUB_CACHE, which huggingface_hub reads only once.
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
@@ -66,12 +66,12 @@ def locate_model(
 
 
 class _Snapshot:
-    """One revision of a model on the hub, or in the cache of what came from there."""
+    """One revision of a model, on the hub or in the cache."""
 
     def __init__(
         self, name: str, revision: str | None, patterns: Sequence[str], endpoint: str | None, cache: Path | None
     ) -> None:
-        from huggingface_hub import HfApi  # here: it takes a while, and who has a folder needs none of it
+        from huggingface_hub import HfApi  # imported here: it takes a while, and a folder does not need it
 
         self.name = name
         self.revision = revision
@@ -104,7 +104,7 @@ class _Snapshot:
             raise HubError(f"{self.name} has no revision {self.revision!r}; check --revision") from None
         except HFValidationError as error:
             raise HubError(f"{self.name!r} is not a hub id: {error}") from None
-        except Exception as error:  # of whichever HTTP library this version of huggingface_hub uses
+        except Exception as error:  # its type depends on huggingface_hub's HTTP library
             if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
                 raise HubError(f"the hub refuses access to {self.name}: check the token in HF_TOKEN") from None
             return self._from_cache(error)
@@ -176,12 +176,12 @@ def _brief(error: Exception) -> str:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file at the top of a repository is one of those wanted."""
+    """Whether a file lies at the top of a repository and matches a pattern."""
     return "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _verify(name: str, folder: Path, files: list[Any]) -> None:
-    """Compare files with the digests the hub gave. A damaged one is removed, so that the next run fetches it anew."""
+    """Compare files with the hub's digests. A damaged file is removed, so that the next run downloads it again."""
     if files:
         logger.info("verifying %d files of %s", len(files), name)
     with ThreadPoolExecutor(VERIFIERS, "verify") as pool:
@@ -194,12 +194,12 @@ def _verify(name: str, folder: Path, files: list[Any]) -> None:
     if damaged:
         raise HubError(
             f"{name}: {', '.join(damaged)} came with a wrong checksum and has been removed from the cache; run it "
-            "again, and distrust the connection or the hub's mirror if that does not help"
+            "again; if that does not help, use another connection or another mirror of the hub"
         )
 
 
 def _is_intact(path: Path, file: Any) -> bool:
-    """Whether a file has its SHA-256 if it is in large file storage, else git's SHA-1 of it as a blob."""
+    """Whether a file has its digest: SHA-256 in large file storage, else the SHA-1 of the git blob."""
     with path.open("rb") as stream:
         if file.lfs is not None:
             return bool(hashlib.file_digest(stream, "sha256").hexdigest() == file.lfs.sha256)
@@ -211,7 +211,7 @@ def _is_intact(path: Path, file: Any) -> bool:
 
 @contextmanager
 def _progress_bars(wanted: bool) -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if wanted or are_progress_bars_disabled():
         yield

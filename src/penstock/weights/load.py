@@ -1,8 +1,8 @@
-"""Weights from disk into what a model executes: read in parallel, by pieces, each packed where it belongs at once.
+"""Loads a model's parameters from disk: read in parallel, and packed as they come.
 
-A rank of several reads its own part alone. What native kernels read is read by native threads, which may have begun
-before (see matrices.py), and the rest here: vectors, columns, all of torch's. For a device it is read into pinned
-memory and copied from there while more is read.
+A rank of several reads only its own part. Native threads read the matrices of native kernels, and may have started
+already (see matrices.py). Everything else is read here: vectors, columns, and all that torch's kernels use. For a
+device, it is read into pinned memory and copied while more is read.
 """
 
 import logging
@@ -23,7 +23,7 @@ from penstock.kernels.native.packer import NativePacking
 from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.pieces import PIECE_BYTES, READERS, Piece, open_files, pieces, read_piece
+from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
 from penstock.weights.safetensors_file import CheckpointError, StoredTensor
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
 
@@ -37,30 +37,31 @@ def load_parameters(
     spec: ModelSpec,
     dtype: torch.dtype,
     *,
-    of: ModelSpec | None = None,
+    whole: ModelSpec | None = None,
     packing: Packing | None = None,
     device: torch.device | None = None,
     matrices: MatrixReader | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """The spec's parameters by their names: vectors as tensors of `dtype`, matrices as `packing` makes them (None:
-    tensors as well). They are packed on `device`, which `packing` is for, and stay there; None: by the readers, on the
-    CPU. Where `spec` is a rank's part, `of` is the whole model, whose the checkpoint must be. `matrices` are being read
-    already, by a `packing` like this one; they are closed here.
+    """The spec's parameters by name: vectors as tensors of `dtype`, matrices as `packing` packs them (None: tensors
+    too). Norm weights are as stored; the model adds `spec.norm_offset`.
 
-    All is verified before anything is allocated: CheckpointError names missing, unexpected and misshapen tensors.
-    Beyond the result itself, memory holds a piece of 1 MiB, or of a row, for each reader; or for a device, two of 8 MiB
-    here, and some there. What cannot be quantised is a CheckpointError as well. Norm weights are as stored:
-    `spec.norm_offset` is added by the model. With `progress`, a bar is shown where stderr is a terminal.
+    They are packed on `device` and stay there; None: on the CPU, by the readers. If `spec` is a rank's part, `whole` is
+    the model's, which the checkpoint must match. `matrices` reads them already, with an equal `packing`; it is closed
+    here. With `progress`, a bar is shown if stderr is a terminal.
+
+    Everything is checked before memory is allocated: CheckpointError names missing, unexpected and misshapen tensors,
+    and later those that cannot be quantised. Besides the result, each reader holds 1 MiB, or a row if that is more; for
+    a device two buffers of 8 MiB, and some memory there.
     """
     began = time.perf_counter()
     ahead = 0.0 if matrices is None else began - matrices.began
     if matrices is None and isinstance(packing, NativePacking):
-        matrices = MatrixReader(folder, spec, packing, of=of)
+        matrices = MatrixReader(folder, spec, packing, whole=whole)
     tensors = stored_tensors(folder) if matrices is None else matrices.tensors
     with ExitStack() as stack:
         if matrices is None:
-            check_tensors(of or spec, tensors)
+            check_tensors(whole or spec, tensors)
         else:
             stack.callback(matrices.close)
         files = open_files(tensors, stack)
@@ -68,14 +69,13 @@ def load_parameters(
             if name in tensors:
                 rows = [s for p in spec.parameters for s in p.sources if s.name == original]
                 _check_duplicate(tensors[name], tensors[original], rows, files)
-        begun: Mapping[str, Packer] = {} if matrices is None else matrices.packers
-        packers = {p.name: begun.get(p.name) or _packer(p, dtype, packing, device) for p in spec.parameters}
-        others = [parameter for parameter in spec.parameters if parameter.name not in begun]
-        here = list(pieces(others, tensors, packers, on_device=device is not None))
-        total = sum(piece.bytes for piece in here)
+        native: Mapping[str, Packer] = {} if matrices is None else matrices.packers
+        packers = {p.name: native.get(p.name) or _packer(p, dtype, packing, device) for p in spec.parameters}
+        others = [parameter for parameter in spec.parameters if parameter.name not in native]
+        here = list(plan_reads(others, tensors, packers, on_device=device is not None))
         if matrices is not None:
-            here += matrices.left
-            total += matrices.bytes + sum(piece.bytes for piece in matrices.left)
+            here += matrices.unread
+        total = sum(read.bytes for read in here) + (0 if matrices is None else matrices.bytes)
         with progress_bar(f"loading {folder.name}", total, wanted=progress, in_bytes=True) as advance:
             _read_all(here, files, advance, device)
             if matrices is not None:
@@ -87,7 +87,7 @@ def load_parameters(
         folder,
         seconds,
         total / 1e9 / seconds,
-        f", {ahead:.1f} s of them beside imports" if ahead else "",
+        f", {ahead:.1f} s of it during imports" if ahead else "",
     )
     return {name: _finish(folder, name, packer) for name, packer in packers.items()}
 
@@ -106,35 +106,35 @@ def _finish(folder: Path, name: str, packer: Packer) -> Any:
 
 
 def _read_all(
-    wanted: list[Piece], files: dict[Path, int], advance: Callable[[int], None], device: torch.device | None
+    reads: list[PlannedRead], files: dict[Path, int], advance: Callable[[int], None], device: torch.device | None
 ) -> None:
-    largest = max((piece.bytes for piece in wanted), default=0)
-    readers = threading.local()
+    largest = max((read.bytes for read in reads), default=0)
+    thread = threading.local()
     made: list[Staging] = []
     stream = None if device is None else torch.get_device_module(device).current_stream()
 
     def staging() -> Staging:
-        """The calling reader's."""
-        if not hasattr(readers, "staging"):
-            readers.staging = HostStaging(largest) if device is None else DeviceStaging(largest, device, stream)
-            made.append(readers.staging)
-        own: Staging = readers.staging
+        """The buffers of the calling thread."""
+        if not hasattr(thread, "staging"):
+            thread.staging = HostStaging(largest) if device is None else DeviceStaging(largest, device, stream)
+            made.append(thread.staging)
+        own: Staging = thread.staging
         return own
 
-    def read(piece: Piece) -> None:
-        source, own = piece.source, staging()
-        buffer = own.buffer(piece.bytes)
-        read_piece(files[source.path], buffer.numpy(), piece)
+    def perform(read: PlannedRead) -> None:
+        source, own = read.source, staging()
+        buffer = own.buffer(read.bytes)
+        read_into(files[source.path], buffer.numpy(), read)
         rows = buffer.view(DTYPES[source.dtype])
         try:
-            own.put(piece.packer, piece.target, rows.view(piece.count, -1) if source.shape[1:] else rows)
+            own.put(read.packer, read.target, rows.view(read.count, -1) if source.shape[1:] else rows)
         except ValueError as error:
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
-        advance(piece.bytes)
+        advance(read.bytes)
 
-    several = sum(piece.bytes for piece in wanted) > PIECE_BYTES
+    several = sum(read.bytes for read in reads) > READ_BYTES
     with ThreadPoolExecutor(READERS if several else 1, "weights") as pool:
-        futures = [pool.submit(read, piece) for piece in wanted]
+        futures = [pool.submit(perform, read) for read in reads]
         done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
         for future in waiting:
             future.cancel()
@@ -147,13 +147,13 @@ def _read_all(
 def _check_duplicate(
     copy: StoredTensor, original: StoredTensor, rows: Iterable[TensorSource], files: dict[Path, int]
 ) -> None:
-    """A tied tensor that the checkpoint stores twice must be the same twice: only one of the two is kept. Compared are
-    the rows that this rank keeps."""
+    """Raise CheckpointError if a tied tensor that is stored twice differs, because only one copy is loaded. Only `rows`
+    are compared: those that this rank loads."""
     same = copy.dtype == original.dtype and copy.shape == original.shape
     for source in rows if same else ():
         first, size = source.first_row * original.row_bytes, source.rows * original.row_bytes
-        for start in range(first, first + size, PIECE_BYTES):
-            count = min(PIECE_BYTES, first + size - start)
+        for start in range(first, first + size, READ_BYTES):
+            count = min(READ_BYTES, first + size - start)
             same = same and os.pread(files[copy.path], count, copy.offset + start) == os.pread(
                 files[original.path], count, original.offset + start
             )

@@ -1,6 +1,6 @@
 """The header of a safetensors file: eight bytes of length, a JSON object, then the tensors' bytes without gaps.
 
-A file comes from anywhere, so nothing in it is believed before it has been checked against the file's size.
+Files are untrusted: every number in the header is checked against the file's size.
 """
 
 import math
@@ -43,7 +43,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: `size` bytes from `offset` of `path`, row-major."""
+    """A tensor in a file: `size` bytes from `offset` of `path`, row-major."""
 
     name: str
     path: Path
@@ -54,12 +54,12 @@ class StoredTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Of one entry along dimension 0, which must not be empty."""
+        """Bytes of one entry along dimension 0, which must not be empty."""
         return self.size // self.shape[0]
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name. CheckpointError where the file does not hold what its header says."""
+    """The tensors of a file by name. Raises CheckpointError if the file does not match its header."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

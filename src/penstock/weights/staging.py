@@ -1,4 +1,4 @@
-"""Where a reader puts what it has read until it is packed: one buffer for packers on the host, two for a device's."""
+"""Staging buffers: rows lie there between the disk and their packer."""
 
 from typing import Any, Protocol
 
@@ -9,23 +9,23 @@ from penstock.kernels import Packer
 
 
 class Staging(Protocol):
-    """Of one reader, a thread of its own."""
+    """The buffers of one reader thread."""
 
     def buffer(self, size: int) -> Tensor:
-        """uint8 [size] to be filled, on the host. May wait until what was put before has left it."""
+        """uint8 [size] on the host, to be filled. Blocks until its last content has been copied."""
         ...
 
     def put(self, packer: Packer, start: int, rows: Tensor) -> None:
-        """`rows`, which lie in the buffer, to their packer. Raises ValueError, as it does."""
+        """Give `rows`, which lie in the buffer, to their packer. Raises ValueError if the packer does."""
         ...
 
     def close(self) -> None:
-        """Wait until all that was put is where it belongs."""
+        """Block until all rows are packed."""
         ...
 
 
 class HostStaging:
-    """Rows are packed where they were read."""
+    """One buffer: rows are packed from it at once."""
 
     def __init__(self, most: int) -> None:
         self._buffer = torch.empty(most, dtype=torch.uint8)
@@ -37,39 +37,38 @@ class HostStaging:
         packer.put(start, rows)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Returns at once: `put` has packed everything."""
 
 
 class DeviceStaging:
-    """Rows are copied to a device and packed there, on a stream of the reader's own. While one buffer is copied the
-    other is filled; both are pinned, so that nobody waits for a copy and none of them needs a third place.
+    """Two pinned buffers: one is filled while the other is copied to the device. Rows are packed there, on a stream of
+    this reader.
 
-    `after` is the stream on which the weights' memory was allocated. On a CPU there are no streams, and nothing is
-    pinned.
+    `after` is the stream on which the weights' memory was allocated. A CPU has no streams, and nothing is pinned.
     """
 
     def __init__(self, most: int, device: torch.device, after: Any) -> None:
         self._device = device
         self._module = torch.get_device_module(device)
-        if device.index is not None:  # a thread begins with the first one, where pinning memory would take a context
+        if device.index is not None:  # a new thread uses device 0, and pinning memory would make a context there
             self._module.set_device(device)
         self._stream = self._module.Stream(device)
         self._stream.wait_stream(after)
         pin = device.type != "cpu"
         self._buffers = tuple(torch.empty(most, dtype=torch.uint8, pin_memory=pin) for _ in range(2))
         self._copied = tuple(self._module.Event() for _ in range(2))
-        self._turn = 0
+        self._current = 0
 
     def buffer(self, size: int) -> Tensor:
-        self._copied[self._turn].synchronize()
-        return self._buffers[self._turn][:size]
+        self._copied[self._current].synchronize()
+        return self._buffers[self._current][:size]
 
     def put(self, packer: Packer, start: int, rows: Tensor) -> None:
         with self._module.stream(self._stream):
             there = rows.to(self._device, non_blocking=True)
-            self._copied[self._turn].record(self._stream)
+            self._copied[self._current].record(self._stream)
             packer.put(start, there)
-        self._turn = 1 - self._turn
+        self._current = 1 - self._current
 
     def close(self) -> None:
         done = self._module.Event()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig, Place, detect_hardware, settled_rows, size_memory, stored_as
+from penstock.config import EngineConfig, Place, detect_hardware, memory_table, size_memory, stored_as
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
@@ -57,12 +57,11 @@ def load_cpu_runner(
         num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
     platform = detect_platform(config.device)
-    head_dims = tuple(layer.head_dim for layer in spec.layers)
-    needs = Needs(dtype, config.block_size, head_dims)
+    needs = Needs(dtype, config.block_size, spec.head_dims)
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     reading = None if preload is None else preload.matrices
-    parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, matrices=reading, progress=progress)
+    parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
     # After the weights, so that ranks come together at about one time; before threads are pinned, as it has its own.
     mesh = None
     if place.split.world > 1:
@@ -96,7 +95,7 @@ def _memory(
     """Returns KV blocks per group and the memory table."""
     facts = model_facts(spec)
     if num_blocks:
-        return num_blocks, settled_rows(facts, config, num_blocks)
+        return num_blocks, memory_table(facts, config, num_blocks)
     plan = size_memory(facts, config, available)
     return plan.num_blocks, plan.rows
 

@@ -16,9 +16,9 @@ from penstock.config.memory import (
     CONTEXT_BYTES,
     gpu_budget,
     graphs_row,
+    naming_rank,
     plan_tokens,
     pool_blocks,
-    rank_named,
     weights_note,
 )
 from penstock.config.sizes import format_bytes
@@ -98,7 +98,7 @@ def load_device_runner(
     Raises DoesNotFit, before weights are read where that can be known; CannotSplit, CannotQuantize, UnsupportedModel,
     CheckpointError, OSError, or MeshError. The processor's threads are left alone.
     """
-    with rank_named(place.rank, place.split):
+    with naming_rank(place.rank, place.split):
         return _load(config, device, platform, memory, place, rendezvous, step_kernels, progress)
 
 
@@ -117,8 +117,7 @@ def _load(
     spec = shard(whole, place)
     facts = model_facts(spec)
     dtype = getattr(torch, config.dtype)
-    head_dims = tuple(layer.head_dim for layer in spec.layers)
-    needs = Needs(dtype, config.block_size, head_dims, config.deterministic, config.attention_backend)
+    needs = Needs(dtype, config.block_size, spec.head_dims, config.deterministic, config.attention_backend)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, where)
     check_kv_dtype(platform, needs, config.kv_dtype)
     check_attention(needs)
@@ -128,7 +127,7 @@ def _load(
     taken = max(before.total - before.free - before.held - CONTEXT_BYTES, 0)
     expected = size_memory(facts, config, max(budget - taken, 0))
     with _remedied(memory, "while weights were read", _smaller_weights(config)):
-        parameters = load_parameters(folder, spec, dtype, of=whole, packing=packing, device=where, progress=progress)
+        parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, device=where, progress=progress)
         weights = memory.usage().tensors - before.tensors
     kernels = select_kernels(platform, needs)
     mesh = join_mesh(config, spec, place, rendezvous, where)

@@ -102,9 +102,10 @@ class SharedMemory:
 
 
 class SharedRankLink:
-    """A RankLink. In an exchange each rank writes its part into a slot, counts up, and waits until all others have. There
-    are two sets of slots, used in turn: whoever writes to one again has seen all the others count up once more since,
-    so they have read it."""
+    """A RankLink. In an exchange each rank writes its part into a slot, counts up, and waits until all others have.
+
+    There are two sets of slots, used in turn: a rank that writes to one again has seen all others count up once more
+    since, so they have read it."""
 
     def __init__(self, memory: SharedMemory, rank: int, ranks: int, timeout: float) -> None:
         self._memory, self._rank, self._ranks, self._timeout = memory, rank, ranks, timeout

@@ -1,4 +1,4 @@
-"""Settings that only one kind of device has, and their limits there."""
+"""Checks of settings that only one kind of device supports."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,36 +9,39 @@ from penstock.config.sources import ConfigError, flag
 FP8_CAPABILITY = (8, 9)  # the least whose tensor cores multiply fp8
 
 
-class _Only(NamedTuple):
-    """A value that one kind of device takes."""
+class _DeviceSetting(NamedTuple):
+    """A setting, or some of its values, that only one kind of device supports."""
 
     setting: str
-    values: tuple[Any, ...]  # none: any
+    values: tuple[Any, ...]  # (): all
     device: str
     why: str
     remedy: str
 
 
-_ONLY = (
-    _Only("gpu_memory_utilization", (), "cuda", "is of a GPU's memory", "leave it out, or set --kv-cache-memory"),
-    _Only("enforce_eager", (True,), "cuda", "is about CUDA graphs", "leave it out"),
-    _Only("attention_backend", ("triton", "flashinfer"), "cuda", "is of a GPU's kernels", "leave it out"),
-    _Only("quantization", ("fp8",), "cuda", "takes a GPU's tensor cores", "set --quantization int8"),
-    _Only("kv_cache_dtype", ("fp8",), "cuda", "is a GPU's", "set --kv-cache-dtype int8"),
-    _Only("kv_cache_dtype", ("int8",), "cpu", "is a CPU's", "set --kv-cache-dtype fp8"),
-    _Only("threads", (), "cpu", "is of threads that compute, and a GPU does that", "leave it out"),
+_DEVICE_SETTINGS = (
+    _DeviceSetting(
+        "gpu_memory_utilization", (), "cuda", "is a share of a GPU's memory", "leave it out, or set --kv-cache-memory"
+    ),
+    _DeviceSetting("enforce_eager", (True,), "cuda", "is about CUDA graphs", "leave it out"),
+    _DeviceSetting("attention_backend", ("triton", "flashinfer"), "cuda", "selects a GPU's kernels", "leave it out"),
+    _DeviceSetting("quantization", ("fp8",), "cuda", "needs a GPU's tensor cores", "set --quantization int8"),
+    _DeviceSetting("kv_cache_dtype", ("fp8",), "cuda", "only a GPU supports", "set --kv-cache-dtype int8"),
+    _DeviceSetting("kv_cache_dtype", ("int8",), "cpu", "only a CPU supports", "set --kv-cache-dtype fp8"),
+    _DeviceSetting("threads", (), "cpu", "is the number of threads that compute", "leave it out"),
 )
 
 
-def check_device(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
-    """Raise ConfigError where a setting that was given is not one of the hardware's kind of device."""
+def check_device_settings(values: Mapping[str, Any], sources: Mapping[str, str], hardware: Hardware) -> None:
+    """Raise ConfigError if a setting was given that the hardware's kind of device does not support."""
     device, what = hardware.device, _name(hardware)
-    asked = values.get("device", device)
-    if asked != device:
+    given = values.get("device", device)
+    if given != device:
         raise ConfigError(
-            f"--device ({sources['device']}) is {asked}, but this is for {what}; leave it out, or set --device {device}"
+            f"--device ({sources['device']}) is {given}, but the hardware is {what}; leave it out, or set --device "
+            f"{device}"
         )
-    for only in _ONLY:
+    for only in _DEVICE_SETTINGS:
         value = values.get(only.setting)
         if value is None or device == only.device or (only.values and value not in only.values):
             continue
@@ -56,14 +59,14 @@ def _check_fp8(values: Mapping[str, Any], sources: Mapping[str, str], hardware: 
     for setting, remedy in (("quantization", "set --quantization int8"), ("kv_cache_dtype", "leave it out")):
         if values.get(setting) == "fp8":
             raise ConfigError(
-                f"{flag(setting)} ({sources[setting]}) is fp8, which takes a compute capability of "
+                f"{flag(setting)} ({sources[setting]}) is fp8, which needs a compute capability of "
                 f"{'.'.join(map(str, FP8_CAPABILITY))} (L4, L40S, H100 or later), and {_name(hardware)} has "
                 f"{hardware.capability}; {remedy}"
             )
 
 
-def check_attention(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Raise ConfigError where FlashInfer is to compute what it does not. `values` has every setting."""
+def check_flashinfer_settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise ConfigError if another setting needs what FlashInfer does not support. `values` has every setting."""
     if values["attention_backend"] != "flashinfer":
         return
     for setting, value, why, remedy in (

@@ -6,8 +6,8 @@ from penstock.config import EngineConfig, Split
 from penstock.config.weights import matmul_bytes
 from penstock.families import check_split, rank_facts
 from penstock.families.shard import possible_splits
-from penstock.families.splits import step_cost
-from penstock.families.traffic import bytes_on_link, bytes_per_step
+from penstock.families.step_cost import step_cost
+from penstock.families.traffic import link_bytes, step_traffic
 from tests.families.divisible import spec_of
 
 
@@ -41,9 +41,9 @@ def test_a_step_reads_what_the_slowest_rank_of_each_stage_reads_or_all_of_a_shar
     apart, together = (step_cost(spec, config, ranks, 7, 3, shared=shared) for shared in (False, True))
     assert apart.read == max(reads[:2]) + max(reads[2:])
     assert together.read == sum(reads)
-    moved = [bytes_per_step(spec, place, 7, 3, 2).total for place in split.places]
+    moved = [step_traffic(spec, place, 7, 3, 2).total for place in split.places]
     assert apart.moved == together.moved == sum(moved)
-    assert apart.linked == bytes_on_link(spec, split, 7, 3, 2)
+    assert apart.linked == link_bytes(spec, split, 7, 3, 2)
 
 
 def test_tensor_ranks_halve_what_is_read_in_turn_and_stages_do_not() -> None:

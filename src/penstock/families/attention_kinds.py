@@ -1,0 +1,156 @@
+"""Kinds of attention as data: the page they use, the memory they need, and how tensor ranks divide them.
+
+A kind is a frozen dataclass that is an AttentionSpec; models/attention.py has the code that executes it. The window is
+not part of a kind: it belongs to the layer's KV group (see ModelSpec).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol
+
+from penstock.config.facts import PageShape
+
+# How a parameter is divided among tensor ranks: "whole" on each; "rows" or "columns" of the matrix; "once": on the
+# first rank alone, because the ranks' outputs are summed; "experts": whole experts of a mixture.
+Cut = Literal["whole", "rows", "columns", "experts", "once"]
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding over the whole head, halves rotated (the "NeoX" layout).
+
+    Frequencies are theta ** (-2i / head_dim), then changed by `scaling`:
+    - "linear": divided by `factor`;
+    - "llama3": wavelengths above original_max_position / low_freq_factor divided by `factor`, those below
+      original_max_position / high_freq_factor kept, and a smooth blend between.
+    """
+
+    theta: float = 10000.0
+    scaling: Literal["none", "linear", "llama3"] = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class AttentionMemory:
+    """Elements that attention needs besides its pages and the weights in the checkpoint."""
+
+    per_token: int = 0  # of a step: tensors alive at once, without the hidden states
+    per_context_token: int = 0  # copied out of the pages before attention, on a CPU
+    repeated_weights: int = 0  # vectors that are stored once and held once for each head
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """How tensor ranks divide a kind's parameters."""
+
+    sizes: tuple[tuple[int, str], ...] = ()  # each must be a multiple of the ranks; with a name: (8, "{} KV heads")
+    columns: tuple[tuple[int, str], ...] = ()  # (columns, name) of each matrix that is cut by columns
+    cuts: Mapping[str, Cut] = field(default_factory=dict)  # parameter, after `layers.N.`, to its cut
+
+
+class AttentionSpec(Protocol):
+    """A kind of attention with its sizes in one layer, or in one rank's part of the layer."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees none after it: only then can a prompt be computed in chunks."""
+        ...
+
+    @property
+    def page(self) -> PageShape:
+        """The layer's part of a page of its KV group."""
+        ...
+
+    @property
+    def rotary(self) -> tuple[RopeSpec, int] | None:
+        """(rope, head size) of the rotation that the layer applies. Layers with equal ones share its computation."""
+        ...
+
+    @property
+    def memory(self) -> AttentionMemory: ...
+
+    @property
+    def tensor_split(self) -> TensorSplit: ...
+
+    def shard(self, ranks: int, rank: int) -> "AttentionSpec":
+        """The part of tensor rank `rank`. `ranks` divides all of `tensor_split.sizes`."""
+        ...
+
+
+_GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
+    {
+        "qkv.weight": "rows",
+        "qkv.bias": "rows",
+        "output.weight": "columns",
+        "output.bias": "once",
+        "q_norm.weight": "whole",
+        "k_norm.weight": "whole",
+    }
+)
+
+
+@dataclass(frozen=True)
+class GroupedQuerySpec:
+    """Causal softmax attention whose query heads share KV heads in groups; multi-head attention has groups of one.
+
+    Parameters of layer i:
+    - `qkv.weight` [(num_heads + 2 num_kv_heads) * head_dim, hidden], `output.weight` [hidden, num_heads * head_dim];
+    - with qkv_bias `qkv.bias`; with output_bias `output.bias`;
+    - with qk_norm `q_norm.weight` and `k_norm.weight`, [head_dim] each.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    scale: float  # of the products of queries and keys
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
+
+    causal: ClassVar[bool] = True
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def page(self) -> PageShape:
+        return PageShape(2, self.num_kv_heads, self.head_dim)
+
+    @property
+    def rotary(self) -> tuple[RopeSpec, int]:
+        return self.rope, self.head_dim
+
+    @property
+    def memory(self) -> AttentionMemory:
+        """q, k and v twice, before and after rope, and the output; K and V gathered."""
+        repeated = (self.num_heads + self.num_kv_heads - 2) * self.head_dim if self.qk_norm else 0
+        return AttentionMemory(3 * self.query_width + 4 * self.kv_width, 2 * self.kv_width, repeated)
+
+    @property
+    def tensor_split(self) -> TensorSplit:
+        return TensorSplit(
+            sizes=((self.num_kv_heads, "{} KV heads"), (self.num_heads, "{} attention heads")),
+            columns=((self.query_width, "output"),),
+            cuts=_GROUPED_QUERY_CUTS,
+        )
+
+    def shard(self, ranks: int, rank: int) -> "GroupedQuerySpec":
+        return replace(
+            self,
+            num_heads=self.num_heads // ranks,
+            num_kv_heads=self.num_kv_heads // ranks,
+            output_bias=self.output_bias and rank == 0,
+        )
