@@ -61,7 +61,7 @@ def first_tokens(runner: Any) -> list[tuple[int, ...]]:
     prompts: StepResult = runner.execute(StepPlan(1, tuple(Work(n.seq, n.num_prompt, True) for n in new), new))
     work = tuple(Work(n.seq, 1, True) for n in new)
     decode: StepResult = runner.execute(StepPlan(2, work))
-    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.answers(work), strict=True)]
+    return [a.token_ids + b.token_ids for a, b in zip(prompts.results, decode.results, strict=True)]
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])

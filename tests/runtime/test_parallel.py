@@ -253,7 +253,7 @@ def test_stages_take_plans_while_others_are_under_way(processes: Processes, tiny
         new = (start(i, ids, 1 + 10 * i),)
         expected.append([alone.execute(StepPlan(0, (Work(i, 30, True),), new)).results])
         work = (Work(i, 1, True),)
-        expected[i] += [alone.execute(StepPlan(0, work)).answers(work) for _ in range(6)]
+        expected[i] += [alone.execute(StepPlan(0, work)).results for _ in range(6)]
 
     ranks = processes.load(tiny_checkpoint("qwen3"), BOTH)
     got: list[list[Any]] = [[], []]

@@ -58,9 +58,8 @@ class Driver:
     def step(self, *work: Work, **changes: object) -> tuple[SequenceResult, ...]:
         self.plan_id += 1
         result = self.runner.execute(StepPlan(self.plan_id, work, **changes))  # type: ignore[arg-type]
-        answers = result.answers(work)
-        assert result.plan_id == self.plan_id and [r.seq for r in answers] == [w.seq for w in work]
-        return answers
+        assert result.plan_id == self.plan_id and [r.seq for r in result.results] == [w.seq for w in work]
+        return result.results
 
     def tokens(self, seq: int, count: int) -> list[int]:
         """`count` decode steps."""

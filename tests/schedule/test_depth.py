@@ -142,3 +142,32 @@ def test_nobody_is_preempted_for_a_block_that_comes_with_the_next_result() -> No
     for name in "abd":
         sim.check_output(name)
     assert sim.scheduler.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("event", ["finish", "abort"])
+def test_an_end_between_a_plan_and_its_result(event: str, depth: int) -> None:
+    """Freed blocks stay fenced until the outstanding plan, which still writes to them, has been applied."""
+    sim = simulation(depth=depth, enable_prefix_caching=False)
+    for i in range(2):
+        sim.add(request(f"r{i}", 5 + i, 40))
+    for _ in range(4):
+        sim.step()
+    plan = sim.plan()
+    assert plan is not None and len(plan.work) == 2
+    held = sim.scheduler.stats().blocks_held[0]
+    if event == "finish":
+        sim.finish("r0", 0, 2)
+    else:
+        sim.abort("r0")
+    assert len(sim.outputs["r0", 0].token_ids) == (2 if event == "finish" else 4)
+    pool = sim.scheduler._cache.pools[0]
+    assert pool.fenced == held - pool.held > 0
+    sim.add(request("next", 20, 5))
+    while sim.outstanding:
+        sim.apply()
+    assert pool.fenced == 0
+    sim.run()
+    sim.check_drained()
+    sim.check_output("r1")
+    sim.check_output("next")

@@ -22,6 +22,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[tuple[int, ...], ...]  # per KV group, including those this step needs
     sampling: SamplingParams
     choice: int
+    adapter: str = ""  # of the request; empty: the model as it is
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
@@ -76,21 +77,11 @@ class StepTiming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a plan gave. Where every unit of its work gave one token, and there is no more to say of any, an executor of
-    one rank may give `token_ids` in the place of `results`: a fraction of the work for both sides."""
+    """What a plan gave."""
 
     plan_id: int
     results: tuple[SequenceResult, ...]  # one for each of the plan's work, in its order
     timing: StepTiming = StepTiming()
-    token_ids: tuple[int, ...] = ()
-
-    def answers(self, work: tuple[Work, ...]) -> tuple[SequenceResult, ...]:
-        """One for each of the plan's work, whichever way they are given. ValueError where it is not that plan's."""
-        if not self.token_ids:
-            return self.results
-        if len(self.token_ids) != len(work):
-            raise ValueError(f"plan {self.plan_id} is answered with {len(self.token_ids)} tokens; due are {len(work)}")
-        return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work, self.token_ids, strict=True)])
 
 
 class KVGroup(msgspec.Struct, frozen=True, array_like=True):

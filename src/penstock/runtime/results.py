@@ -34,6 +34,11 @@ def prompt_slices(batch: PersistentBatch, units: Segments) -> Iterator[PromptSli
             yield PromptSlice(row, k, start, min(PROMPT_LOGPROB_ROWS, end - start), offset + start - first)
 
 
+def decode_results(work: Sequence[Work], tokens: Sequence[int]) -> tuple[SequenceResult, ...]:
+    """One for each unit of work: its token and nothing else."""
+    return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work, tokens, strict=True)])
+
+
 def sequence_results(
     work: Sequence[Work],
     rows: Sequence[int],

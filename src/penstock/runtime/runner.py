@@ -33,7 +33,7 @@ from penstock.runtime.logprobs import prompt_logprob_rows
 from penstock.runtime.mesh import Mesh, Traffic, collectives
 from penstock.runtime.pages import KVPages
 from penstock.runtime.recorded import RecordedDecoder
-from penstock.runtime.results import NOT_FINITE, PROMPT_LOGPROB_ROWS, prompt_slices, sequence_results
+from penstock.runtime.results import NOT_FINITE, PROMPT_LOGPROB_ROWS, decode_results, prompt_slices, sequence_results
 from penstock.runtime.sampler import Sampled, Sampler
 
 
@@ -160,9 +160,9 @@ class ModelRunner:
             return None
         if self._decoding:
             self._decoding.follow(plan.work if planned.decodes and not self._batch.errors else (), planned.sampled)
-        results, token_ids = self._results(planned, sampled, prompt_logprobs)
+        results = self._results(planned, sampled, prompt_logprobs)
         timing = StepTiming(forward, sample, time.perf_counter() - began, preparing)
-        return StepResult(plan.plan_id, results, timing, token_ids)
+        return StepResult(plan.plan_id, results, timing)
 
     def learn(self, result: StepResult) -> None:
         """On ranks that do not report: what an earlier plan gave, before one that builds upon it. Sequences that have
@@ -272,9 +272,10 @@ class ModelRunner:
     def _decode(self, decoding: Decoding, plan: StepPlan, began: float) -> StepResult:
         """A step of which `decoding` makes all in one call."""
         token_ids = decoding.run()
-        results: tuple[SequenceResult, ...] = ()
-        if token_ids is None:
-            sampled, rows, token_ids = decoding.read(), decoding.rows, ()
+        if token_ids is not None:
+            results = decode_results(plan.work, token_ids)
+        else:
+            sampled, rows = decoding.read(), decoding.rows
             self._note(sampled, rows)
             each = rows.tolist()
             results = sequence_results(
@@ -283,7 +284,7 @@ class ModelRunner:
             if self._batch.errors:
                 decoding.follow((), rows)
         timing = StepTiming(decoding.seconds, total=time.perf_counter() - began)
-        return StepResult(plan.plan_id, results, timing, token_ids)
+        return StepResult(plan.plan_id, results, timing)
 
     # -- after the forward pass -------------------------------------------------------------------------------
 
@@ -340,19 +341,15 @@ class ModelRunner:
 
     def _results(
         self, planned: _Planned, sampled: Sampled, prompt_logprobs: Mapping[int, bytes]
-    ) -> tuple[tuple[SequenceResult, ...], tuple[int, ...]]:
-        """One for each unit of work; or their tokens, where that is all there is to say and nobody else is told."""
-        errors = self._batch.errors
-        if planned.decodes and not errors and self._mesh is None and not any(sampled.logprobs):
-            return (), tuple(sampled.token_ids)
-        results = sequence_results(
+    ) -> tuple[SequenceResult, ...]:
+        """One for each unit of work."""
+        return sequence_results(
             planned.work,
             planned.rows,
             planned.sampled.tolist(),
             sampled.token_ids,
             sampled.logprobs,
             prompt_logprobs,
-            errors,
+            self._batch.errors,
             decodes=planned.decodes,
         )
-        return results, ()

@@ -7,7 +7,6 @@ from penstock.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
-    NextTokens,
     QueueFull,
     RequestRejected,
     SequenceResult,
@@ -26,7 +25,6 @@ from penstock.schedule.policy import QueuePolicy, by_priority
 from penstock.schedule.roster import Roster
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
-from penstock.schedule.stretch import Stretch, stretch_of
 
 
 class Scheduler:
@@ -43,7 +41,6 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._depth = capacity.depth
-        self._repeats = capacity.depth == 1 and not config.num_drafts  # a plan may be the one before, again
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
@@ -51,7 +48,6 @@ class Scheduler:
         self._roster = Roster()
         self._planner = Planner(config, capacity, self._cache, self._roster)
         self._outstanding: deque[Outstanding] = deque()
-        self._stretch: Stretch | None = None  # while it lasts, its sequences are behind
         self._next_sequence = 1
         self._next_plan = 1
         self._steps = self._computed_tokens = 0
@@ -82,7 +78,6 @@ class Scheduler:
                     f"{self._roster.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
                     f"retry later or raise max_waiting"
                 )
-        self._end_stretch()
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._roster.add(state)
@@ -97,7 +92,6 @@ class Scheduler:
         sequence = state.choices.get(choice) if state is not None else None
         if sequence is None:
             return []
-        self._end_stretch()
         self._record(Finished(request_id, choice, reason, keep, now))
         return [self._end(sequence, reason, min(max(keep, 0), sequence.num_output), now)]
 
@@ -106,7 +100,6 @@ class Scheduler:
         state = self._roster.requests.get(request_id)
         if state is None:
             return []
-        self._end_stretch()
         self._record(Aborted(request_id, now))
         return self._end_request(state, "abort", "", now)
 
@@ -123,11 +116,6 @@ class Scheduler:
             return None
         if self._log is not None:
             self._log.append(Planned(now))
-        if self._stretch is not None:
-            plan = self._continue_stretch(self._stretch)
-            if plan is not None:
-                return plan
-            self._end_stretch()
         step = self._planner.draft(len(self._outstanding), now)
         if not step.work:
             return None
@@ -138,51 +126,14 @@ class Scheduler:
         self._cache.submitted(plan.plan_id)
         return plan
 
-    def _continue_stretch(self, stretch: Stretch) -> StepPlan | None:
-        """The same work again; None where it is over, or lacks a block."""
-        if not stretch.left:
-            return None
-        stretch.left -= 1
-        blocks: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
-        if lacking := stretch.lacking():
-            for sequence in lacking:
-                self._settle(sequence)
-            if any(pool.available < len(lacking) for pool in self._cache.pools):
-                return None
-            blocks = tuple([(s.id, self._cache.grow(s, s.slots + 1)) for s in lacking])
-        number = self._next_plan
-        self._next_plan = number + 1
-        self._outstanding.append(Outstanding(number, stretch.sequences, stretch.work, ()))
-        return StepPlan(number, stretch.work, (), blocks)
-
     # -- results ----------------------------------------------------------------------------------------------
-
-    def follow(self, result: StepResult, now: float) -> NextTokens | None:
-        """As `apply`, where the result gives those choices that the last one gave tokens another one each, and does
-        nothing else; None, and nothing is done, where it may do more."""
-        stretch = self._stretch
-        if stretch is None or not self._outstanding or self._outstanding[0].plan_id != result.plan_id:
-            return None
-        tokens = stretch.take(result.token_ids, now)
-        if tokens is not None:
-            if self._log is not None:
-                self._log.append(Applied(result, now))
-            self._outstanding.popleft()
-            self._steps += 1
-            self._computed_tokens += len(stretch.work)
-        return tokens
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
         """Take the result of the oldest outstanding plan. ValueError where it is not an answer to that plan."""
-        followed = self.follow(result, now)
-        if followed is not None:
-            return followed.deltas()
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
-        answers = result.answers(step.work)
-        step.check_answer(result.plan_id, answers)
-        self._end_stretch()
+        step.check_result(result)
         self._record(Applied(result, now))
         self._outstanding.popleft()
         self._cache.applied(step.plan_id, step.tails)
@@ -190,7 +141,7 @@ class Scheduler:
         self._computed_tokens += sum([work.count for work in step.work])
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
-        for sequence, work, answer in zip(step.sequences, step.work, answers, strict=True):
+        for sequence, work, answer in zip(step.sequences, step.work, result.results, strict=True):
             sequence.in_flight -= 1
             tokens, ids = sequence.tokens, answer.token_ids
             length = len(tokens)
@@ -216,33 +167,7 @@ class Scheduler:
             delta = self._advance(sequence, work, answer, now)
             if delta is not None:
                 deltas.append(delta)
-        if result.token_ids:
-            self._begin_stretch()
         return deltas
-
-    def _begin_stretch(self) -> None:
-        """Where nothing but the sequences that run decides on the next plan, and no other is outstanding."""
-        running = self._roster.running
-        full = len(running) >= self._config.max_num_seqs
-        if self._repeats and not self._planner.gone and (full or not self._roster.waiting):
-            self._stretch = stretch_of(running, self._cache.block_size, self._incarnation)
-
-    def _end_stretch(self) -> None:
-        """Before anything looks at a sequence, or changes which of them run."""
-        stretch, self._stretch = self._stretch, None
-        if stretch is None:
-            return
-        if self._outstanding:
-            self._cache.submitted(self._outstanding[0].plan_id)
-        stretch.end(bool(self._outstanding))
-        for sequence in stretch.sequences:
-            self._settle(sequence)
-
-    def _settle(self, sequence: Sequence) -> None:
-        """What it has computed in a stretch."""
-        if sequence.computed >= sequence.next_fill:
-            self._cache.settle(sequence)
-            sequence.quiet = min(sequence.limit, sequence.next_fill + 1)
 
     def _advance(self, sequence: Sequence, work: Work, answer: SequenceResult, now: float) -> TokenDelta | None:
         """Take what one unit of work gave."""
@@ -361,11 +286,6 @@ class Scheduler:
         """Whether a result is awaited or a request has not ended."""
         return bool(self._roster.requests or self._outstanding)
 
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """How many are held and how many cached, by KV group: of the stats, what steps change that only give tokens."""
-        return tuple([(pool.held, pool.reusable) for pool in self._cache.pools])
-
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
     ) -> EngineStats:
@@ -389,8 +309,6 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
-        if self._stretch is not None:
-            self._stretch.tell()
         running = self._roster.running
         self._roster.check()
         self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])

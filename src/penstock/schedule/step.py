@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.messages import BlockCopy, NewSequence, SequenceResult, StepPlan, Work
+from penstock.messages import BlockCopy, NewSequence, StepPlan, StepResult, Work
 from penstock.schedule.sequence import Sequence
 
 
@@ -14,14 +14,14 @@ class Outstanding(NamedTuple):
     work: tuple[Work, ...]
     tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
 
-    def check_answer(self, plan_id: int, answers: tuple[SequenceResult, ...]) -> None:
-        """ValueError where they do not answer this plan."""
-        if plan_id != self.plan_id or len(answers) != len(self.work):
+    def check_result(self, result: StepResult) -> None:
+        """Raise ValueError when `result` is not one of this plan."""
+        if result.plan_id != self.plan_id or len(result.results) != len(self.work):
             raise ValueError(
-                f"plan {plan_id} is answered with {len(answers)} results; due are {len(self.work)} for plan "
-                f"{self.plan_id}"
+                f"plan {result.plan_id} is answered with {len(result.results)} results; due are {len(self.work)} for "
+                f"plan {self.plan_id}"
             )
-        for work, answer in zip(self.work, answers, strict=True):
+        for work, answer in zip(self.work, result.results, strict=True):
             count = len(answer.token_ids)
             if answer.seq == work.seq and count == work.sample:
                 continue
@@ -54,6 +54,7 @@ class StepDraft:
                 tuple(map(tuple, sequence.tables)),
                 sequence.request.message.sampling,
                 sequence.choice,
+                sequence.request.message.adapter,
             )
         )
 
