@@ -5,7 +5,7 @@ import msgspec
 from penstock.messages.plan import FinishReason, MemoryRow
 
 
-class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
+class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds on the engine's clock, given once with the delta that finishes a choice."""
 
     queued: float = 0.0  # arrival to the first step that computed something
@@ -14,7 +14,7 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens `offset`, `offset + 1`, ... of one choice's output.
 
     With a finish reason the choice ends at offset + len(token_ids), which may lie before tokens already sent where
@@ -35,7 +35,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int = 0  # of the engine; a delta of an earlier one is refused
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Gauges now and counters since start, after a step. Block counts are per KV group."""
 
     steps: int = 0

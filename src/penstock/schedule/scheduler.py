@@ -1,6 +1,6 @@
 """The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
-from collections import deque
+from collections import Counter, deque
 
 from penstock.messages import (
     Capacity,
@@ -134,47 +134,49 @@ class Scheduler:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
         step.check_result(result)
-        self._record(Applied(result, now))
+        if self._log is not None:
+            self._log.append(Applied(result, now))
         self._outstanding.popleft()
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
-        self._computed_tokens += sum([work.count for work in step.work])
+        self._computed_tokens += step.num_tokens
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
-        for sequence, work, answer in zip(step.sequences, step.work, result.results, strict=True):
+        for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
             sequence.in_flight -= 1
-            tokens, ids = sequence.tokens, answer.token_ids
+            ids, tokens = given.token_ids, sequence.tokens
             length = len(tokens)
-            decode = length + 1 < sequence.quiet and work is sequence.decode
-            if decode and not answer.error and ids[0] not in sequence.stops:
-                # The common case, written out.
-                state, offset = sequence.request, length - sequence.num_prompt
+            # The common case, written out: a decode step whose token changes nothing else.
+            if (
+                work is sequence.decode
+                and length + 1 < sequence.plain_below
+                and not given.error
+                and ids[0] not in sequence.stops
+            ):
                 tokens += ids
                 sequence.computed += 1
                 sequence.last_token = now
+                state, offset = sequence.request, length - sequence.num_prompt
                 request_id, choice, cached = state.message.request_id, sequence.choice, state.cached_tokens
                 deltas.append(
                     TokenDelta(
-                        request_id, choice, offset, ids, None, None, cached, answer.logprobs, b"", "", None, incarnation
+                        request_id, choice, offset, ids, None, None, cached, given.logprobs, b"", "", None, incarnation
                     )
                 )
+            elif sequence.phase is Phase.DONE:
                 continue
-            if sequence.phase is Phase.DONE:
-                continue
-            if answer.error:
-                deltas += self._end_request(sequence.request, "error", answer.error, now)
-                continue
-            delta = self._advance(sequence, work, answer, now)
-            if delta is not None:
+            elif given.error:
+                deltas += self._end_request(sequence.request, "error", given.error, now)
+            elif (delta := self._advance(sequence, work, given, now)) is not None:
                 deltas.append(delta)
         return deltas
 
-    def _advance(self, sequence: Sequence, work: Work, answer: SequenceResult, now: float) -> TokenDelta | None:
-        """Take what one unit of work gave."""
+    def _advance(self, sequence: Sequence, work: Work, given: SequenceResult, now: float) -> TokenDelta | None:
+        """Take what one unit of work gave. None when a client gets nothing of it."""
         running = sequence.phase is Phase.RUNNING
         if not running and sequence.wants_rows:
             return None  # preempted meanwhile, and the whole prompt is to be computed again before the first delta
-        ids, logprobs = answer.token_ids, answer.logprobs
+        ids, logprobs = given.token_ids, given.logprobs
         tokens = sequence.tokens
         length = len(tokens)
         reason: FinishReason | None = None
@@ -187,7 +189,7 @@ class Scheduler:
                 reason = "length"
                 break
         if running:
-            self._confirm(sequence, work, answer)
+            self._confirm(sequence, work, given)
             if not ids and sequence.computed + 1 >= sequence.limit:
                 reason = "length"  # nothing was to be sampled
         else:
@@ -219,13 +221,13 @@ class Scheduler:
             self._incarnation,
         )
 
-    def _confirm(self, sequence: Sequence, work: Work, answer: SequenceResult) -> None:
+    def _confirm(self, sequence: Sequence, work: Work, given: SequenceResult) -> None:
         """The unit's KV is valid: count it, less the drafts refused."""
-        if answer.prompt_logprobs:
-            sequence.add_rows(answer.prompt_logprobs)
+        if given.prompt_logprobs:
+            sequence.add_rows(given.prompt_logprobs)
         computed = sequence.computed + work.count
         if work.drafts:
-            refused = 1 + work.drafts - len(answer.token_ids)
+            refused = 1 + work.drafts - len(given.token_ids)
             sequence.planned -= refused
             sequence.expected -= refused
             # Nor do accepted drafts count that lie beyond the token that ended it.
@@ -233,8 +235,8 @@ class Scheduler:
         sequence.computed = computed
         if computed >= sequence.next_fill:
             self._cache.settle(sequence)
-        if answer.token_ids and computed == len(sequence.tokens) - 1:
-            sequence.quiet = min(sequence.limit, sequence.next_fill + 1)
+        if given.token_ids and computed == len(sequence.tokens) - 1:
+            sequence.plain_below = min(sequence.limit, sequence.next_fill + 1)
 
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
         """The prompt is computed: let the other choices start. Gives the prompt's logprobs."""
@@ -295,9 +297,9 @@ class Scheduler:
             steps=self._steps,
             running=len(self._roster.running),
             waiting=len(self._roster.waiting),
-            blocks_total=tuple(pool.total for pool in pools),
-            blocks_held=tuple(pool.held for pool in pools),
-            blocks_cached=tuple(pool.reusable for pool in pools),
+            blocks_total=self._cache.blocks_total,
+            blocks_held=tuple([pool.held for pool in pools]),
+            blocks_cached=tuple([pool.reusable for pool in pools]),
             preemptions=self._planner.preemptions,
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
@@ -311,9 +313,35 @@ class Scheduler:
         """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
         running = self._roster.running
         self._roster.check()
+        self._check_counts()
         self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])
         if len(running) > self._config.max_num_seqs:
             raise RuntimeError(f"{len(running)} sequences run, max_num_seqs={self._config.max_num_seqs}")
+
+    def _check_counts(self) -> None:
+        """Prove that every sequence counts exactly the work of the outstanding plans, with every draft accepted."""
+        in_flight, tokens, sampled = Counter[int](), Counter[int](), Counter[int]()
+        for step in self._outstanding:
+            for sequence, work in zip(step.sequences, step.work, strict=True):
+                in_flight[sequence.id] += 1
+                tokens[sequence.id] += work.count
+                sampled[sequence.id] += work.sample + work.drafts
+        for state in self._roster.requests.values():
+            for s in state.choices.values():
+                if s.in_flight != in_flight[s.id]:
+                    raise RuntimeError(f"sequence {s.id} counts {s.in_flight} units of work, not {in_flight[s.id]}")
+                if s.phase is not Phase.RUNNING:
+                    continue  # a preempted sequence starts over; the results still to come bring tokens alone
+                if (s.planned - s.computed, s.expected - len(s.tokens)) != (tokens[s.id], sampled[s.id]):
+                    raise RuntimeError(
+                        f"sequence {s.id}: planned={s.planned} and expected={s.expected} are not {tokens[s.id]} beyond "
+                        f"{s.computed} computed and {sampled[s.id]} beyond {len(s.tokens)} known tokens"
+                    )
+                if s.planned > s.slots or s.expected > s.limit:
+                    raise RuntimeError(
+                        f"sequence {s.id}: planned={s.planned} is over its {s.slots} slots, or expected={s.expected} "
+                        f"over its limit of {s.limit} tokens"
+                    )
 
     def _record(self, event: Event) -> None:
         if self._log is not None:

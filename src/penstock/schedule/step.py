@@ -12,6 +12,7 @@ class Outstanding(NamedTuple):
     plan_id: int
     sequences: tuple[Sequence, ...]  # one for each of `work`
     work: tuple[Work, ...]
+    num_tokens: int  # that the work computes
     tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
 
     def check_result(self, result: StepResult) -> None:
@@ -32,9 +33,10 @@ class Outstanding(NamedTuple):
 class StepDraft:
     """Collects a plan."""
 
-    __slots__ = ("blocks", "budget", "copies", "new", "sequences", "tails", "work")
+    __slots__ = ("_allowed", "blocks", "budget", "copies", "new", "sequences", "tails", "work")
 
     def __init__(self, budget: int) -> None:
+        self._allowed = budget
         self.budget = budget  # tokens that may still be computed
         self.sequences: list[Sequence] = []
         self.work: list[Work] = []
@@ -73,4 +75,5 @@ class StepDraft:
     def seal(self, plan_id: int, gone: tuple[int, ...]) -> tuple[StepPlan, Outstanding]:
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
-        return plan, Outstanding(plan_id, tuple(self.sequences), work, tuple(self.tails))
+        num_tokens = self._allowed - self.budget
+        return plan, Outstanding(plan_id, tuple(self.sequences), work, num_tokens, tuple(self.tails))
