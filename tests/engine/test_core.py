@@ -8,14 +8,12 @@ import msgspec
 import pytest
 
 from penstock.engine.core import ADMISSION_SECONDS, EngineCore
-from penstock.engine.port import Blocks, Seconds
 from penstock.engine.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
 from penstock.messages import (
     Capacity,
     EngineError,
     GenerateRequest,
     KVGroup,
-    NextTokens,
     StepPlan,
     StepResult,
     StepTiming,
@@ -45,8 +43,6 @@ class ScriptedPort:
         self.batches = deque(batches)
         self.steps: list[Step] = []
         self.deltas: list[TokenDelta] = []
-        self.takes_tokens = False
-        self.tokens: list[NextTokens] = []
         self.waits = 0
         self.asleep: Callable[[], None] = lambda: None
 
@@ -61,12 +57,6 @@ class ScriptedPort:
     def post(self, step: Step) -> None:
         self.steps.append(step)
         self.deltas += step.deltas
-
-    def post_tokens(self, tokens: NextTokens, seconds: Seconds, blocks: Blocks) -> bool:
-        if self.takes_tokens:
-            self.tokens.append(tokens)
-            self.deltas += tokens.deltas()
-        return self.takes_tokens
 
     def answer(self, asked: GenerateRequest) -> Answer:
         answer = Answer(asked)
@@ -138,20 +128,6 @@ def test_says_everything_of_a_step_in_one_message(depth: int) -> None:
     assert [step.stats.steps for step in port.steps] == list(range(1, len(port.steps) + 1))
     assert len(port.steps[3].deltas) == 4
     assert {delta.incarnation for delta in port.deltas} == {3}
-
-
-def test_what_is_nothing_but_tokens_leaves_as_tokens() -> None:
-    asked = [request(f"r{i}", 5, 20 + 5 * i) for i in range(3)]
-    bench = Bench([], adds(*asked), *[[] for _ in range(5)], [Abort("unknown")], [Control(1, "?")])
-    bench.port.takes_tokens = True
-    port = bench.run()
-    for one in asked:
-        assert port.answer(one).choices == {0: expected(one, 0)}
-    assert len(port.tokens) > 15
-    assert port.steps[-1].stats.steps == 30
-    (told,) = [step for step in port.steps if step.aborted]
-    assert told.aborted == ["unknown"] and not told.deltas, "the tokens of that step had left"
-    assert len(port.tokens) + len(port.steps) == 30 + 2
 
 
 def test_sleeps_only_when_there_is_nothing_to_do() -> None:

@@ -10,8 +10,8 @@ import pytest
 from penstock.engine.frames import Frames
 from penstock.engine.port import COMMANDS_AT_ONCE
 from penstock.engine.socket_port import LINGER_SECONDS, SocketPort
-from penstock.engine.wire import Abort, Event, Failed, Step, Stop, Tokens, decode_choices, decode_event, encode
-from penstock.messages import EngineStats, NextTokens, TokenDelta
+from penstock.engine.wire import Abort, Event, Failed, Step, Stop, decode_event, encode
+from penstock.messages import EngineStats, TokenDelta
 
 STEPS = 2000
 
@@ -70,39 +70,6 @@ def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketPort, Client]
     for choice in (0, 1):
         tokens = [token for one in steps for delta in one.deltas if delta.choice == choice for token in delta.token_ids]
         assert tokens == list(range(STEPS))
-
-
-def test_tokens_are_sent_as_such_while_the_client_keeps_up(ends: tuple[SocketPort, Client]) -> None:
-    port, client = ends
-    for name in ("a", "b"):
-        choices = (TokenDelta(name, 0, 4),)
-        for steps in range(2):
-            assert port.post_tokens(NextTokens(choices, steps, (steps,)), (1.0, 0.5, 0.0), ((1, 2),))
-            event: Event = decode_event(client.recv())
-            assert isinstance(event, Tokens) and decode_choices(event.choices) == choices
-            assert (event.steps, event.token_ids, event.seconds, event.blocks) == (
-                steps,
-                (steps,),
-                (1.0, 0.5, 0.0),
-                ((1, 2),),
-            )
-
-
-def test_tokens_are_refused_while_the_client_is_behind(ends: tuple[SocketPort, Client]) -> None:
-    port, client = ends
-    sent = 0
-    while port.post_tokens(NextTokens((TokenDelta("a", 0, 0),), sent, (sent,)), (1.0, 0.5, 0.0), ((1, 2),)):
-        sent += 1
-    assert sent > 10
-    port.post(step(sent))
-    events = [decode_event(client.recv()) for _ in range(sent // 2)]
-    for _ in range(sent - len(events)):
-        port.receive(wait=0.0)
-        events.append(decode_event(client.recv()))
-    assert [event.steps for event in events if isinstance(event, Tokens)] == list(range(sent))
-    port.receive(wait=0.0)
-    assert decode_event(client.recv()) == step(sent)
-    assert port.post_tokens(NextTokens((TokenDelta("a", 0, 0),), 0, (0,)), (1.0, 0.5, 0.0), ((1, 2),))
 
 
 def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, Client]) -> None:

@@ -2,12 +2,11 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from penstock.engine.client import STALL_TICKS, Progress
 from penstock.engine.streams import Streams
-from penstock.engine.wire import ControlReply, Failed, Rejected, Step, Tokens, encode_choices
+from penstock.engine.wire import ControlReply, Failed, Rejected, Step
 from penstock.messages import EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
 from tests.schedule.simulated import request
 
@@ -42,40 +41,17 @@ async def test_lost_or_doubled_tokens_end_the_stream(streams: Streams, offset: i
     assert streams.close(stream), "the engine has to be told"
 
 
-def tokens(steps: int, ids: tuple[int, ...], *deltas: TokenDelta) -> Tokens:
-    return Tokens(encode_choices(deltas), steps, ids, (1.0 + steps, 0.5, 0.25), ((5 + steps, 2),))
-
-
-async def test_tokens_go_on_where_their_choices_are(streams: Streams) -> None:
+async def test_deltas_of_two_streams_are_merged_apart(streams: Streams) -> None:
     stream, other = streams.open(request("a")), streams.open(request("b"))
-    choices = (delta(2, cached_tokens=4), TokenDelta("b", 0, 1, incarnation=2), TokenDelta("gone", 0, 7, incarnation=2))
     streams.take(step(delta(0, (5, 6)), TokenDelta("b", 0, 0, (1,), incarnation=2)))
     for i in range(3):
-        streams.take(tokens(i, (10 + i, 20 + i, 30 + i), *choices))
+        gone = TokenDelta("gone", 0, 7 + i, (30 + i,), incarnation=2)
+        streams.take(
+            step(delta(2 + i, (10 + i,), cached_tokens=4), TokenDelta("b", 0, 1 + i, (20 + i,), incarnation=2), gone)
+        )
     (read,) = await stream.read()
     assert (read.offset, read.token_ids, read.cached_tokens) == (0, (5, 6, 10, 11, 12), 4)
     assert [d.token_ids for d in await other.read()] == [(1, 20, 21, 22)]
-    streams.take(tokens(0, (8, 9), TokenDelta("b", 0, 4, incarnation=2), delta(5, incarnation=1)))
-    assert [d.token_ids for d in await other.read()] == [(8,)]
-    assert streams.refused == 1
-    with pytest.raises(msgspec.DecodeError):
-        streams.take(Tokens(msgspec.Raw(b"\xc1"), 0, (1,), (0.0, 0.0, 0.0), ()))
-
-
-async def test_tokens_bring_the_stats_up_to_date(streams: Streams) -> None:
-    streams.take(Step(EngineStats(steps=7, running=2, computed_tokens=100, blocks_total=(9,), blocks_held=(4,))))
-    streams.take(tokens(3, (1, 2), delta(0), delta(0)))
-    assert streams.stats == EngineStats(
-        steps=8,
-        running=2,
-        computed_tokens=102,
-        blocks_total=(9,),
-        blocks_held=(8,),
-        blocks_cached=(2,),
-        step_seconds=4.0,
-        forward_seconds=0.5,
-        sample_seconds=0.25,
-    )
 
 
 async def test_what_came_before_the_end_is_read_first(streams: Streams) -> None:

@@ -16,12 +16,9 @@ from penstock.engine.wire import (
     Rejected,
     Step,
     Stop,
-    Tokens,
-    decode_choices,
     decode_command,
     decode_event,
     encode,
-    encode_choices,
 )
 from penstock.messages import (
     EngineInfo,
@@ -69,7 +66,6 @@ def test_commands_arrive_as_sent(command: Command) -> None:
         Ready(INFO, EngineStats(blocks_total=(4, 5))),
         Failed("because"),
         Step(EngineStats(steps=4), [DELTA], [Rejected("x", "no", True)], ["y"], [ControlReply(1, "", "no such")]),
-        Tokens(encode_choices((DELTA, DELTA)), 3, (7, 8), (0.5, 0.25, 0.125), ((3, 4), (5, 6))),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -112,12 +108,6 @@ def test_a_request_of_wrong_types_becomes_its_own_rejection(changes: dict[str, o
 def test_anything_else_is_ignored_and_logged(frame: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert decode_command(frame) is None
     assert "ignored" in caplog.text
-
-
-def test_choices_arrive_as_sent() -> None:
-    assert decode_choices(encode_choices((DELTA, DELTA))) == (DELTA, DELTA)
-    with pytest.raises(msgspec.DecodeError):
-        decode_choices(encode(Abort("r")))
 
 
 def test_a_command_is_no_event() -> None:

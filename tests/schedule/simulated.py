@@ -95,7 +95,6 @@ class SimulatedExecutor:
     config: SchedulerConfig
     fails: Callable[[SamplingParams, int, int], bool] = lambda sampling, choice, length: False
     draft_accuracy: float = 0.6
-    short: bool = True  # results are, where they can be
     rows: dict[int, Row] = field(default_factory=dict)
     results: deque[tuple[StepResult, Touched]] = field(default_factory=deque)
     last_plan: int = 0
@@ -127,13 +126,7 @@ class SimulatedExecutor:
         self.results.append((StepResult(plan.plan_id, results), self.touched))
 
     def result(self) -> StepResult:
-        """In the short form where that is possible, but for one in eleven."""
-        result = self.results.popleft()[0]
-        tokens = tuple(answer.token_ids[0] for answer in result.results if len(answer.token_ids) == 1)
-        more = any(answer.logprobs or answer.prompt_logprobs for answer in result.results)
-        if len(tokens) < len(result.results) or more or not (self.short and result.plan_id % 11):
-            return result
-        return StepResult(result.plan_id, (), token_ids=tokens)
+        return self.results.popleft()[0]
 
     def _know_every_token(self, plan: StepPlan) -> None:
         """Nothing is computed from a token that has not been handed out; and plans leave something to each other."""

@@ -451,3 +451,11 @@ def test_every_delta_names_the_engines_life() -> None:
     sim.add(request("b"))
     deltas = [*sim.step(), *sim.scheduler.abort("a", 0.0), *sim.scheduler.finish("b", 0, "stop", 0, 0.0)]
     assert [delta.incarnation for delta in deltas] == [7] * 4
+
+
+def test_a_new_sequence_names_its_adapter() -> None:
+    sim = simulation()
+    sim.add(request("a", adapter="poems"))
+    sim.add(request("b"))
+    plan = sim.plan()
+    assert plan is not None and [new.adapter for new in plan.new] == ["poems", ""]

@@ -134,7 +134,7 @@ def test_a_failure_ends_every_choice_of_its_request() -> None:
     sim.step()
     plan = sim.plan()
     assert plan is not None
-    good = sim.executor.result().answers(plan.work)
+    good = sim.executor.result().results
     bad = SequenceResult(plan.work[1].seq, error="broken")
     result = StepResult(plan.plan_id, (good[0], bad, good[2]))
     deltas = sim.scheduler.apply(result, sim.now)

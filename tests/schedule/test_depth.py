@@ -1,5 +1,8 @@
 """Plans ahead of their results, and drafts."""
 
+import random
+from collections import Counter
+
 import pytest
 
 from tests.schedule.simulated import Simulation, request, simulation
@@ -62,6 +65,69 @@ def test_drafts_change_no_token(depth: int, accuracy: float, windows: tuple[int,
     sim.check_drained()
     for name, choice in sim.outputs:
         sim.check_output(name, choice)
+
+
+def test_a_plan_behind_drafts_reserves_blocks_for_the_most() -> None:
+    """Three drafts each: whatever the first plan's step accepts, the second one's tokens have their slots."""
+    sim = simulation(depth=2, num_drafts=3, executor={"draft_accuracy": 0.0})
+    sim.add(request("a", 8, 30))
+    sim.step()
+    while sim.outstanding:
+        sim.apply()
+    (sequence,) = sim.scheduler._roster.running
+    before = sequence.computed
+    first, second = sim.plan(), sim.plan()
+    assert first is not None and second is not None
+    assert [(w.count, w.sample, w.drafts) for w in (*first.work, *second.work)] == [(4, True, 3)] * 2
+    assert sequence.planned == before + 8 <= sequence.slots
+    assert sequence.expected == sequence.planned + 1
+    sim.apply()  # all three drafts are refused: one token is known, and the second plan is still outstanding
+    assert (sequence.computed, sequence.planned) == (before + 1, before + 5)
+    assert (len(sequence.tokens), sequence.expected) == (before + 2, before + 6)
+    sim.apply()
+    assert sequence.computed == sequence.planned == before + 2
+    sim.run()
+    sim.check_output("a")
+
+
+@pytest.mark.parametrize("late_ids", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_with_preemption_and_ends_in_between(seed: int, depth: int, late_ids: bool) -> None:
+    """A random number of drafts is accepted. The scheduler proves its counts after every event."""
+    source = random.Random(f"{seed}, {depth}")
+    sim = simulation(
+        depth=depth,
+        late_ids=late_ids,
+        num_drafts=3,
+        blocks=20,
+        windows=[(0,), (0, 8)][seed % 2],
+        executor={"draft_accuracy": 0.6},
+    )
+    accepted: Counter[int] = Counter()
+    kept: dict[str, int] = {}
+    for turn in range(200):
+        if source.random() < 0.3:
+            stops = (1, 2) if source.random() < 0.3 else ()
+            sim.add(request(f"r{turn}", source.randint(1, 20), source.randint(1, 40), stop_token_ids=stops))
+        live = sorted(name for (name, _), output in sim.outputs.items() if output.finish_reason is None)
+        if live and source.random() < 0.03:
+            sim.abort(live.pop(source.randrange(len(live))))
+        if live and source.random() < 0.03:
+            name = source.choice(live)
+            kept[name] = min(source.randint(0, 10), len(sim.outputs[name, 0].token_ids))
+            sim.finish(name, 0, kept[name])
+        while source.random() < 0.8 and sim.plan() is not None:
+            pass
+        if sim.outstanding and source.random() < 0.8:
+            accepted.update(len(delta.token_ids) for delta in sim.apply())
+    sim.run()
+    sim.check_drained()
+    assert all(accepted[count] for count in (1, 2, 3, 4))
+    assert sim.scheduler.stats().preemptions
+    for (name, _), output in sim.outputs.items():
+        if output.finish_reason != "abort" and name not in kept:
+            sim.check_output(name)
 
 
 def test_accepted_drafts_save_steps() -> None:
@@ -142,3 +208,32 @@ def test_nobody_is_preempted_for_a_block_that_comes_with_the_next_result() -> No
     for name in "abd":
         sim.check_output(name)
     assert sim.scheduler.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("event", ["finish", "abort"])
+def test_an_end_between_a_plan_and_its_result(event: str, depth: int) -> None:
+    """Freed blocks stay fenced until the outstanding plan, which still writes to them, has been applied."""
+    sim = simulation(depth=depth, enable_prefix_caching=False)
+    for i in range(2):
+        sim.add(request(f"r{i}", 5 + i, 40))
+    for _ in range(4):
+        sim.step()
+    plan = sim.plan()
+    assert plan is not None and len(plan.work) == 2
+    held = sim.scheduler.stats().blocks_held[0]
+    if event == "finish":
+        sim.finish("r0", 0, 2)
+    else:
+        sim.abort("r0")
+    assert len(sim.outputs["r0", 0].token_ids) == (2 if event == "finish" else 4)
+    pool = sim.scheduler._cache.pools[0]
+    assert pool.fenced == held - pool.held > 0
+    sim.add(request("next", 20, 5))
+    while sim.outstanding:
+        sim.apply()
+    assert pool.fenced == 0
+    sim.run()
+    sim.check_drained()
+    sim.check_output("r1")
+    sim.check_output("next")

@@ -17,7 +17,6 @@ from penstock.messages import (
     GenerateRequest,
     QueueFull,
     RequestRejected,
-    StepResult,
     TokenDelta,
     check_sampling,
 )
@@ -98,24 +97,12 @@ class EngineCore:
             self._idle = False
             result = self._executor.result()
             self._outstanding -= 1
-            self._take(result)
+            self._out.deltas.extend(self._scheduler.apply(result, self._clock()))
+            self._meter.step(result.timing)
             return
         self._idle = not self._backlog
         if self._scheduler.has_work:
             raise RuntimeError("the scheduler has work but plans none of it")
-
-    def _take(self, result: StepResult) -> None:
-        """Apply a result. Where it gave tokens and nothing else, they leave at once, in a message of their own."""
-        now = self._clock()
-        tokens = self._scheduler.follow(result, now)
-        if tokens is None:
-            self._out.deltas.extend(self._scheduler.apply(result, now))
-        self._meter.step(result.timing)
-        if tokens is not None:
-            if self._port.post_tokens(tokens, self._meter.seconds, self._scheduler.blocks):
-                self._told = self._meter.steps
-            else:
-                self._out.deltas.extend(tokens.deltas())
 
     def _send(self) -> None:
         """One message with all there is to say since the last, if there is anything."""

@@ -11,10 +11,9 @@ from penstock.config.engine import EngineConfig
 from penstock.engine.client import CLOSE_SECONDS, StreamingClient
 from penstock.engine.life import MODEL, Backend, live
 from penstock.engine.merge import StepBuffer
-from penstock.engine.port import COMMANDS_AT_ONCE, Blocks, Seconds
+from penstock.engine.port import COMMANDS_AT_ONCE
 from penstock.engine.streams import Streams
 from penstock.engine.wire import Command, Event, Failed, Ready, Rejected, Step, Stop, decode_command, encode
-from penstock.messages import NextTokens
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +67,6 @@ class QueuePort:
             self._steps.push(step)
         if first:
             self._notify()
-
-    def post_tokens(self, tokens: NextTokens, seconds: Seconds, blocks: Blocks) -> bool:
-        return False  # nothing is encoded here
 
     def announce(self, event: Ready | Failed) -> None:
         with self._lock:

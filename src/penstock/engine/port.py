@@ -3,12 +3,8 @@
 from typing import Protocol
 
 from penstock.engine.wire import Command, Rejected, Step
-from penstock.messages import NextTokens
 
 COMMANDS_AT_ONCE = 256  # that one `receive` takes at most
-
-Seconds = tuple[float, float, float]  # see wire.Tokens, as for
-Blocks = tuple[tuple[int, int], ...]
 
 
 class Port(Protocol):
@@ -23,8 +19,4 @@ class Port(Protocol):
 
     def post(self, step: Step) -> None:
         """Send, or merge with what the client has not taken yet."""
-        ...
-
-    def post_tokens(self, tokens: NextTokens, seconds: Seconds, blocks: Blocks) -> bool:
-        """Send all there is to say of such a step. False, and nothing is sent, where that is no less than to `post`."""
         ...

@@ -8,20 +8,8 @@ import time
 
 from penstock.engine.frames import Frames
 from penstock.engine.merge import StepBuffer
-from penstock.engine.port import COMMANDS_AT_ONCE, Blocks, Seconds
-from penstock.engine.wire import (
-    Command,
-    Failed,
-    Ready,
-    Rejected,
-    Step,
-    Stop,
-    Tokens,
-    decode_command,
-    encode,
-    encode_choices,
-)
-from penstock.messages import NextTokens, TokenDelta
+from penstock.engine.port import COMMANDS_AT_ONCE
+from penstock.engine.wire import Command, Failed, Ready, Rejected, Step, Stop, decode_command, encode
 
 LINGER_SECONDS = 1.0  # for the last word to get through
 
@@ -37,8 +25,6 @@ class SocketPort:
         self._frames = Frames(end)
         self._late = StepBuffer()
         self._behind = False  # the client is: some is late, or has left in part
-        self._choices: tuple[TokenDelta, ...] = ()  # of the tokens posted last
-        self._encoded = encode_choices(())
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._arrivals = select.poll()
         self._arrivals.register(self._frames, select.POLLIN)
@@ -66,15 +52,6 @@ class SocketPort:
             self._late.push(step)
         else:
             self._behind = not self._frames.send(encode(step))
-
-    def post_tokens(self, tokens: NextTokens, seconds: Seconds, blocks: Blocks) -> bool:
-        if self._behind:
-            return False
-        if tokens.choices is not self._choices:
-            self._choices, self._encoded = tokens.choices, encode_choices(tokens.choices)
-        message = Tokens(self._encoded, tokens.steps, tokens.token_ids, seconds, blocks)
-        self._behind = not self._frames.send(encode(message))
-        return True
 
     def announce(self, event: Ready | Failed) -> None:
         """Waits a moment for a client that is behind; without it, the end of this process has to say enough."""

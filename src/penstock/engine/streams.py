@@ -5,16 +5,13 @@ import itertools
 import logging
 from collections.abc import Iterable
 
-import msgspec
-
 from penstock.engine.merge import DeltaBuffer
-from penstock.engine.wire import ControlReply, Event, Failed, Ready, Rejected, Step, Tokens, decode_choices
+from penstock.engine.wire import ControlReply, Event, Failed, Ready, Rejected, Step
 from penstock.messages import (
     EngineError,
     EngineInfo,
     EngineStats,
     GenerateRequest,
-    NextTokens,
     QueueFull,
     RequestRejected,
     TokenDelta,
@@ -89,8 +86,6 @@ class Streams:
         self._incarnation = incarnation
         self._limit = limit
         self._streams: dict[str, Stream] = {}
-        self._encoded = b""  # the choices of the last Tokens,
-        self._choices: tuple[TokenDelta, ...] = ()  # and these decoded
         self._aborting: set[str] = set()  # closed early; the engine has yet to confirm that it knows
         self._serials = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
@@ -135,8 +130,6 @@ class Streams:
             return
         self.heard += 1
         match event:
-            case Tokens():
-                self._take_tokens(event)
             case Step():
                 self._take_step(event)
             case Ready():
@@ -165,23 +158,6 @@ class Streams:
                 future.set_exception(EngineError(reason))
         self._replies.clear()
         self._aborting.clear()
-
-    def _take_tokens(self, tokens: Tokens) -> None:
-        stats, (step, forward, sample) = self.stats, tokens.seconds
-        self.stats = msgspec.structs.replace(
-            stats,
-            steps=stats.steps + 1,
-            computed_tokens=stats.computed_tokens + len(tokens.token_ids),
-            blocks_held=tuple([held for held, _ in tokens.blocks]),
-            blocks_cached=tuple([cached for _, cached in tokens.blocks]),
-            step_seconds=step,
-            forward_seconds=forward,
-            sample_seconds=sample,
-        )
-        encoded = bytes(tokens.choices)
-        if encoded != self._encoded:
-            self._choices, self._encoded = decode_choices(encoded), encoded
-        self._push(NextTokens(self._choices, tokens.steps, tokens.token_ids).deltas())
 
     def _push(self, deltas: Iterable[TokenDelta]) -> None:
         for delta in deltas:

@@ -81,24 +81,13 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     replies: list[ControlReply] = []
 
 
-class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """A step that gave some choices one more token each (see messages.NextTokens), and what it changed of the stats."""
-
-    choices: msgspec.Raw  # an array of TokenDelta; the same bytes for steps in a row
-    steps: int
-    token_ids: tuple[int, ...]
-    seconds: tuple[float, float, float]  # for steps, forward passes, sampling
-    blocks: tuple[tuple[int, int], ...]  # held and cached, by KV group
-
-
-Event = Ready | Failed | Step | Tokens
+Event = Ready | Failed | Step
 
 log = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
 _events = msgspec.msgpack.Decoder(Event)
-_choices = msgspec.msgpack.Decoder(tuple[TokenDelta, ...])
 
 
 def encode(message: Command | Event) -> bytes:
@@ -110,15 +99,6 @@ def decode_event(frame: bytes) -> Event:
     """msgspec.DecodeError for anything else than an event."""
     event: Event = _events.decode(frame)
     return event
-
-
-def encode_choices(choices: tuple[TokenDelta, ...]) -> msgspec.Raw:
-    return msgspec.Raw(_encoder.encode(choices))
-
-
-def decode_choices(choices: msgspec.Raw | bytes) -> tuple[TokenDelta, ...]:
-    """msgspec.DecodeError for anything else."""
-    return _choices.decode(choices)
 
 
 def decode_command(frame: bytes) -> Command | Rejected | None:

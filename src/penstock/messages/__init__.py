@@ -1,6 +1,6 @@
 """Structs that cross a boundary, and the protocols of those who exchange them. Frozen; no behaviour beyond packing."""
 
-from penstock.messages.delta import EngineInfo, EngineStats, NextTokens, RequestTiming, TokenDelta
+from penstock.messages.delta import EngineInfo, EngineStats, RequestTiming, TokenDelta
 from penstock.messages.limits import InvalidParameter, check_sampling
 from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
 from penstock.messages.plan import (
@@ -34,7 +34,6 @@ __all__ = [
     "KVGroup",
     "MemoryRow",
     "NewSequence",
-    "NextTokens",
     "QueueFull",
     "RequestRejected",
     "RequestTiming",

@@ -5,7 +5,7 @@ import msgspec
 from penstock.messages.plan import FinishReason, MemoryRow
 
 
-class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
+class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds on the engine's clock, given once with the delta that finishes a choice."""
 
     queued: float = 0.0  # arrival to the first step that computed something
@@ -14,7 +14,7 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens `offset`, `offset + 1`, ... of one choice's output.
 
     With a finish reason the choice ends at offset + len(token_ids), which may lie before tokens already sent where
@@ -35,32 +35,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int = 0  # of the engine; a delta of an earlier one is refused
 
 
-class NextTokens(msgspec.Struct, frozen=True):
-    """One more token for each of several choices: what a TokenDelta each would say.
-
-    Of steps in a row `choices` is the same object, so that only tokens have to be written down for each.
-    """
-
-    choices: tuple[TokenDelta, ...]  # as they would be after no step: without a token
-    steps: int  # that came between
-    token_ids: tuple[int, ...]  # one for each
-
-    def deltas(self) -> list[TokenDelta]:
-        steps = self.steps
-        return [
-            TokenDelta(
-                each.request_id,
-                each.choice,
-                each.offset + steps,
-                (token,),
-                cached_tokens=each.cached_tokens,
-                incarnation=each.incarnation,
-            )
-            for each, token in zip(self.choices, self.token_ids, strict=True)
-        ]
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Gauges now and counters since start, after a step. Block counts are per KV group."""
 
     steps: int = 0

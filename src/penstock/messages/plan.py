@@ -12,7 +12,7 @@ import msgspec
 from penstock.messages.request import SamplingParams
 
 
-class NewSequence(msgspec.Struct, frozen=True, array_like=True):
+class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence the executor has not seen, or had been told to forget (`StepPlan.gone`)."""
 
     seq: int
@@ -22,9 +22,10 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[tuple[int, ...], ...]  # per KV group, including those this step needs
     sampling: SamplingParams
     choice: int
+    adapter: str = ""  # of the request; empty: the model as it is
 
 
-class Work(msgspec.Struct, frozen=True, array_like=True):
+class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compute the next `count` tokens of a sequence, the last `drafts` of which the executor proposes itself.
 
     With `sample`, the unit ends at the sequence's last token and yields between 1 and 1 + drafts new tokens. That last
@@ -37,7 +38,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     drafts: int = 0
 
 
-class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Copy a page before this step computes anything: a sequence is about to write into a block it shared."""
 
     group: int
@@ -45,7 +46,7 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
     target: int
 
 
-class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A delta: only what changed since the previous plan. Applied in the order gone, new, blocks, copies, work."""
 
     plan_id: int  # 1, 2, 3, ...
@@ -56,7 +57,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     gone: tuple[int, ...] = ()  # finished, aborted or preempted sequences: forget them
 
 
-class SequenceResult(msgspec.Struct, frozen=True, array_like=True):
+class SequenceResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one unit of work gave."""
 
     seq: int
@@ -66,7 +67,7 @@ class SequenceResult(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""  # a request-scoped failure; its blocks are not published
 
 
-class StepTiming(msgspec.Struct, frozen=True, array_like=True):
+class StepTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds spent in one step, as the executor measured them."""
 
     forward: float = 0.0
@@ -75,22 +76,12 @@ class StepTiming(msgspec.Struct, frozen=True, array_like=True):
     inputs: float = 0.0  # from the plan's work to what the model reads
 
 
-class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a plan gave. Where every unit of its work gave one token, and there is no more to say of any, an executor of
-    one rank may give `token_ids` in the place of `results`: a fraction of the work for both sides."""
+class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a plan gave."""
 
     plan_id: int
     results: tuple[SequenceResult, ...]  # one for each of the plan's work, in its order
     timing: StepTiming = StepTiming()
-    token_ids: tuple[int, ...] = ()
-
-    def answers(self, work: tuple[Work, ...]) -> tuple[SequenceResult, ...]:
-        """One for each of the plan's work, whichever way they are given. ValueError where it is not that plan's."""
-        if not self.token_ids:
-            return self.results
-        if len(self.token_ids) != len(work):
-            raise ValueError(f"plan {self.plan_id} is answered with {len(self.token_ids)} tokens; due are {len(work)}")
-        return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work, self.token_ids, strict=True)])
 
 
 class KVGroup(msgspec.Struct, frozen=True, array_like=True):

@@ -107,8 +107,8 @@ class EagerStep:
         dtype: torch.dtype,
         mesh: Mesh | None = None,
     ) -> None:
-        """Takes memory for so many sequences, rows of logits and tokens. `windows` are those of the KV groups, `dtype` is
-        that of hidden states. `sampler` is None on ranks that do not sample."""
+        """Takes memory for so many sequences, rows of logits and tokens. `windows` are those of the KV groups; `dtype`
+        is that of hidden states. `sampler` is None on ranks that do not sample."""
         self._model = model
         self._kernels = kernels
         self._state = state

@@ -30,6 +30,7 @@ class KVCache:
         self.block_size = capacity.block_size
         self.windows = tuple(group.window for group in capacity.groups)
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
+        self.blocks_total = tuple(pool.total for pool in self.pools)
         self.hasher = PrefixHasher(capacity.block_size, capacity.cache_root)
         self._caching = enable_prefix_caching
         self._fence = 0  # the newest outstanding plan, 0 when there is none
@@ -44,7 +45,8 @@ class KVCache:
         if self._fence == plan_id:
             self._fence = 0
         for pool in self.pools:
-            pool.release(plan_id)
+            if pool.fenced:
+                pool.release(plan_id)
         for tails in copied:
             for pool, tail in zip(self.pools, tails, strict=True):
                 pool.free((tail,), self._fence)

@@ -36,7 +36,8 @@ class Planner:
             self._continue_running(step)
         else:
             self._continue_known(step, outstanding)
-        self._admit_waiting(step, now)
+        if self._roster.waiting:
+            self._admit_waiting(step, now)
         return step
 
     def forget(self, sequence: Sequence) -> None:

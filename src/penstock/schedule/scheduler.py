@@ -1,13 +1,12 @@
 """The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
-from collections import deque
+from collections import Counter, deque
 
 from penstock.messages import (
     Capacity,
     EngineStats,
     FinishReason,
     GenerateRequest,
-    NextTokens,
     QueueFull,
     RequestRejected,
     SequenceResult,
@@ -26,7 +25,6 @@ from penstock.schedule.policy import QueuePolicy, by_priority
 from penstock.schedule.roster import Roster
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
-from penstock.schedule.stretch import Stretch, stretch_of
 
 
 class Scheduler:
@@ -43,7 +41,6 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._depth = capacity.depth
-        self._repeats = capacity.depth == 1 and not config.num_drafts  # a plan may be the one before, again
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
@@ -51,7 +48,6 @@ class Scheduler:
         self._roster = Roster()
         self._planner = Planner(config, capacity, self._cache, self._roster)
         self._outstanding: deque[Outstanding] = deque()
-        self._stretch: Stretch | None = None  # while it lasts, its sequences are behind
         self._next_sequence = 1
         self._next_plan = 1
         self._steps = self._computed_tokens = 0
@@ -82,7 +78,6 @@ class Scheduler:
                     f"{self._roster.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
                     f"retry later or raise max_waiting"
                 )
-        self._end_stretch()
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._roster.add(state)
@@ -97,7 +92,6 @@ class Scheduler:
         sequence = state.choices.get(choice) if state is not None else None
         if sequence is None:
             return []
-        self._end_stretch()
         self._record(Finished(request_id, choice, reason, keep, now))
         return [self._end(sequence, reason, min(max(keep, 0), sequence.num_output), now)]
 
@@ -106,7 +100,6 @@ class Scheduler:
         state = self._roster.requests.get(request_id)
         if state is None:
             return []
-        self._end_stretch()
         self._record(Aborted(request_id, now))
         return self._end_request(state, "abort", "", now)
 
@@ -123,11 +116,6 @@ class Scheduler:
             return None
         if self._log is not None:
             self._log.append(Planned(now))
-        if self._stretch is not None:
-            plan = self._continue_stretch(self._stretch)
-            if plan is not None:
-                return plan
-            self._end_stretch()
         step = self._planner.draft(len(self._outstanding), now)
         if not step.work:
             return None
@@ -138,118 +126,57 @@ class Scheduler:
         self._cache.submitted(plan.plan_id)
         return plan
 
-    def _continue_stretch(self, stretch: Stretch) -> StepPlan | None:
-        """The same work again; None where it is over, or lacks a block."""
-        if not stretch.left:
-            return None
-        stretch.left -= 1
-        blocks: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
-        if lacking := stretch.lacking():
-            for sequence in lacking:
-                self._settle(sequence)
-            if any(pool.available < len(lacking) for pool in self._cache.pools):
-                return None
-            blocks = tuple([(s.id, self._cache.grow(s, s.slots + 1)) for s in lacking])
-        number = self._next_plan
-        self._next_plan = number + 1
-        self._outstanding.append(Outstanding(number, stretch.sequences, stretch.work, ()))
-        return StepPlan(number, stretch.work, (), blocks)
-
     # -- results ----------------------------------------------------------------------------------------------
-
-    def follow(self, result: StepResult, now: float) -> NextTokens | None:
-        """As `apply`, where the result gives those choices that the last one gave tokens another one each, and does
-        nothing else; None, and nothing is done, where it may do more."""
-        stretch = self._stretch
-        if stretch is None or not self._outstanding or self._outstanding[0].plan_id != result.plan_id:
-            return None
-        tokens = stretch.take(result.token_ids, now)
-        if tokens is not None:
-            if self._log is not None:
-                self._log.append(Applied(result, now))
-            self._outstanding.popleft()
-            self._steps += 1
-            self._computed_tokens += len(stretch.work)
-        return tokens
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
         """Take the result of the oldest outstanding plan. ValueError where it is not an answer to that plan."""
-        followed = self.follow(result, now)
-        if followed is not None:
-            return followed.deltas()
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
-        answers = result.answers(step.work)
-        step.check_answer(result.plan_id, answers)
-        self._end_stretch()
-        self._record(Applied(result, now))
+        step.check_result(result)
+        if self._log is not None:
+            self._log.append(Applied(result, now))
         self._outstanding.popleft()
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
-        self._computed_tokens += sum([work.count for work in step.work])
+        self._computed_tokens += step.num_tokens
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
-        for sequence, work, answer in zip(step.sequences, step.work, answers, strict=True):
+        for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
             sequence.in_flight -= 1
-            tokens, ids = sequence.tokens, answer.token_ids
+            ids, tokens = given.token_ids, sequence.tokens
             length = len(tokens)
-            decode = length + 1 < sequence.quiet and work is sequence.decode
-            if decode and not answer.error and ids[0] not in sequence.stops:
-                # The common case, written out.
-                state, offset = sequence.request, length - sequence.num_prompt
+            # The common case, written out: a decode step whose token changes nothing else.
+            if (
+                work is sequence.decode
+                and length + 1 < sequence.plain_below
+                and not given.error
+                and ids[0] not in sequence.stops
+            ):
                 tokens += ids
                 sequence.computed += 1
                 sequence.last_token = now
+                state, offset = sequence.request, length - sequence.num_prompt
                 request_id, choice, cached = state.message.request_id, sequence.choice, state.cached_tokens
                 deltas.append(
                     TokenDelta(
-                        request_id, choice, offset, ids, None, None, cached, answer.logprobs, b"", "", None, incarnation
+                        request_id, choice, offset, ids, None, None, cached, given.logprobs, b"", "", None, incarnation
                     )
                 )
+            elif sequence.phase is Phase.DONE:
                 continue
-            if sequence.phase is Phase.DONE:
-                continue
-            if answer.error:
-                deltas += self._end_request(sequence.request, "error", answer.error, now)
-                continue
-            delta = self._advance(sequence, work, answer, now)
-            if delta is not None:
+            elif given.error:
+                deltas += self._end_request(sequence.request, "error", given.error, now)
+            elif (delta := self._advance(sequence, work, given, now)) is not None:
                 deltas.append(delta)
-        if result.token_ids:
-            self._begin_stretch()
         return deltas
 
-    def _begin_stretch(self) -> None:
-        """Where nothing but the sequences that run decides on the next plan, and no other is outstanding."""
-        running = self._roster.running
-        full = len(running) >= self._config.max_num_seqs
-        if self._repeats and not self._planner.gone and (full or not self._roster.waiting):
-            self._stretch = stretch_of(running, self._cache.block_size, self._incarnation)
-
-    def _end_stretch(self) -> None:
-        """Before anything looks at a sequence, or changes which of them run."""
-        stretch, self._stretch = self._stretch, None
-        if stretch is None:
-            return
-        if self._outstanding:
-            self._cache.submitted(self._outstanding[0].plan_id)
-        stretch.end(bool(self._outstanding))
-        for sequence in stretch.sequences:
-            self._settle(sequence)
-
-    def _settle(self, sequence: Sequence) -> None:
-        """What it has computed in a stretch."""
-        if sequence.computed >= sequence.next_fill:
-            self._cache.settle(sequence)
-            sequence.quiet = min(sequence.limit, sequence.next_fill + 1)
-
-    def _advance(self, sequence: Sequence, work: Work, answer: SequenceResult, now: float) -> TokenDelta | None:
-        """Take what one unit of work gave."""
+    def _advance(self, sequence: Sequence, work: Work, given: SequenceResult, now: float) -> TokenDelta | None:
+        """Take what one unit of work gave. None when a client gets nothing of it."""
         running = sequence.phase is Phase.RUNNING
         if not running and sequence.wants_rows:
             return None  # preempted meanwhile, and the whole prompt is to be computed again before the first delta
-        ids, logprobs = answer.token_ids, answer.logprobs
+        ids, logprobs = given.token_ids, given.logprobs
         tokens = sequence.tokens
         length = len(tokens)
         reason: FinishReason | None = None
@@ -262,7 +189,7 @@ class Scheduler:
                 reason = "length"
                 break
         if running:
-            self._confirm(sequence, work, answer)
+            self._confirm(sequence, work, given)
             if not ids and sequence.computed + 1 >= sequence.limit:
                 reason = "length"  # nothing was to be sampled
         else:
@@ -294,13 +221,13 @@ class Scheduler:
             self._incarnation,
         )
 
-    def _confirm(self, sequence: Sequence, work: Work, answer: SequenceResult) -> None:
+    def _confirm(self, sequence: Sequence, work: Work, given: SequenceResult) -> None:
         """The unit's KV is valid: count it, less the drafts refused."""
-        if answer.prompt_logprobs:
-            sequence.add_rows(answer.prompt_logprobs)
+        if given.prompt_logprobs:
+            sequence.add_rows(given.prompt_logprobs)
         computed = sequence.computed + work.count
         if work.drafts:
-            refused = 1 + work.drafts - len(answer.token_ids)
+            refused = 1 + work.drafts - len(given.token_ids)
             sequence.planned -= refused
             sequence.expected -= refused
             # Nor do accepted drafts count that lie beyond the token that ended it.
@@ -308,8 +235,8 @@ class Scheduler:
         sequence.computed = computed
         if computed >= sequence.next_fill:
             self._cache.settle(sequence)
-        if answer.token_ids and computed == len(sequence.tokens) - 1:
-            sequence.quiet = min(sequence.limit, sequence.next_fill + 1)
+        if given.token_ids and computed == len(sequence.tokens) - 1:
+            sequence.plain_below = min(sequence.limit, sequence.next_fill + 1)
 
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
         """The prompt is computed: let the other choices start. Gives the prompt's logprobs."""
@@ -361,11 +288,6 @@ class Scheduler:
         """Whether a result is awaited or a request has not ended."""
         return bool(self._roster.requests or self._outstanding)
 
-    @property
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """How many are held and how many cached, by KV group: of the stats, what steps change that only give tokens."""
-        return tuple([(pool.held, pool.reusable) for pool in self._cache.pools])
-
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
     ) -> EngineStats:
@@ -375,9 +297,9 @@ class Scheduler:
             steps=self._steps,
             running=len(self._roster.running),
             waiting=len(self._roster.waiting),
-            blocks_total=tuple(pool.total for pool in pools),
-            blocks_held=tuple(pool.held for pool in pools),
-            blocks_cached=tuple(pool.reusable for pool in pools),
+            blocks_total=self._cache.blocks_total,
+            blocks_held=tuple([pool.held for pool in pools]),
+            blocks_cached=tuple([pool.reusable for pool in pools]),
             preemptions=self._planner.preemptions,
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
@@ -389,13 +311,37 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
-        if self._stretch is not None:
-            self._stretch.tell()
         running = self._roster.running
         self._roster.check()
+        self._check_counts()
         self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])
         if len(running) > self._config.max_num_seqs:
             raise RuntimeError(f"{len(running)} sequences run, max_num_seqs={self._config.max_num_seqs}")
+
+    def _check_counts(self) -> None:
+        """Prove that every sequence counts exactly the work of the outstanding plans, with every draft accepted."""
+        in_flight, tokens, sampled = Counter[int](), Counter[int](), Counter[int]()
+        for step in self._outstanding:
+            for sequence, work in zip(step.sequences, step.work, strict=True):
+                in_flight[sequence.id] += 1
+                tokens[sequence.id] += work.count
+                sampled[sequence.id] += work.sample + work.drafts
+        for state in self._roster.requests.values():
+            for s in state.choices.values():
+                if s.in_flight != in_flight[s.id]:
+                    raise RuntimeError(f"sequence {s.id} counts {s.in_flight} units of work, not {in_flight[s.id]}")
+                if s.phase is not Phase.RUNNING:
+                    continue  # a preempted sequence starts over; the results still to come bring tokens alone
+                if (s.planned - s.computed, s.expected - len(s.tokens)) != (tokens[s.id], sampled[s.id]):
+                    raise RuntimeError(
+                        f"sequence {s.id}: planned={s.planned} and expected={s.expected} are not {tokens[s.id]} beyond "
+                        f"{s.computed} computed and {sampled[s.id]} beyond {len(s.tokens)} known tokens"
+                    )
+                if s.planned > s.slots or s.expected > s.limit:
+                    raise RuntimeError(
+                        f"sequence {s.id}: planned={s.planned} is over its {s.slots} slots, or expected={s.expected} "
+                        f"over its limit of {s.limit} tokens"
+                    )
 
     def _record(self, event: Event) -> None:
         if self._log is not None:

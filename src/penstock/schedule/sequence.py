@@ -53,9 +53,9 @@ class Sequence:
         "num_prompt",
         "order",
         "phase",
+        "plain_below",
         "planned",
         "preemptions",
-        "quiet",
         "request",
         "rows",
         "slots",
@@ -94,7 +94,7 @@ class Sequence:
         self.dead: list[int] = []  # per group: leading blocks already given back, null in the table
         self.slots = 0  # tokens the tables have room for
         self.next_fill = 0  # `computed` at which the next block is full
-        self.quiet = 0  # number of tokens below which a decode's result is one more token and nothing else
+        self.plain_below = 0  # while `tokens` stay fewer, a decode step's token is appended and changes nothing else
 
     @property
     def num_output(self) -> int:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.messages import BlockCopy, NewSequence, SequenceResult, StepPlan, Work
+from penstock.messages import BlockCopy, NewSequence, StepPlan, StepResult, Work
 from penstock.schedule.sequence import Sequence
 
 
@@ -12,16 +12,17 @@ class Outstanding(NamedTuple):
     plan_id: int
     sequences: tuple[Sequence, ...]  # one for each of `work`
     work: tuple[Work, ...]
+    num_tokens: int  # that the work computes
     tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
 
-    def check_answer(self, plan_id: int, answers: tuple[SequenceResult, ...]) -> None:
-        """ValueError where they do not answer this plan."""
-        if plan_id != self.plan_id or len(answers) != len(self.work):
+    def check_result(self, result: StepResult) -> None:
+        """Raise ValueError when `result` is not one of this plan."""
+        if result.plan_id != self.plan_id or len(result.results) != len(self.work):
             raise ValueError(
-                f"plan {plan_id} is answered with {len(answers)} results; due are {len(self.work)} for plan "
-                f"{self.plan_id}"
+                f"plan {result.plan_id} is answered with {len(result.results)} results; due are {len(self.work)} for "
+                f"plan {self.plan_id}"
             )
-        for work, answer in zip(self.work, answers, strict=True):
+        for work, answer in zip(self.work, result.results, strict=True):
             count = len(answer.token_ids)
             if answer.seq == work.seq and count == work.sample:
                 continue
@@ -32,9 +33,10 @@ class Outstanding(NamedTuple):
 class StepDraft:
     """Collects a plan."""
 
-    __slots__ = ("blocks", "budget", "copies", "new", "sequences", "tails", "work")
+    __slots__ = ("_allowed", "blocks", "budget", "copies", "new", "sequences", "tails", "work")
 
     def __init__(self, budget: int) -> None:
+        self._allowed = budget
         self.budget = budget  # tokens that may still be computed
         self.sequences: list[Sequence] = []
         self.work: list[Work] = []
@@ -54,6 +56,7 @@ class StepDraft:
                 tuple(map(tuple, sequence.tables)),
                 sequence.request.message.sampling,
                 sequence.choice,
+                sequence.request.message.adapter,
             )
         )
 
@@ -72,4 +75,5 @@ class StepDraft:
     def seal(self, plan_id: int, gone: tuple[int, ...]) -> tuple[StepPlan, Outstanding]:
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
-        return plan, Outstanding(plan_id, tuple(self.sequences), work, tuple(self.tails))
+        num_tokens = self._allowed - self.budget
+        return plan, Outstanding(plan_id, tuple(self.sequences), work, num_tokens, tuple(self.tails))

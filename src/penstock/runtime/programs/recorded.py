@@ -38,8 +38,8 @@ class RecordedStep:
         *,
         scored: int,
     ) -> None:
-        """Records `step`, which uses `kernels`. Both read `attention` and the batch's `token_ids`. At most `scored` rows
-        of a prompt get logits at once."""
+        """Records `step`, which uses `kernels`. Both read `attention` and the batch's `token_ids`. At most `scored`
+        rows of a prompt get logits at once."""
         self._session, self._kernels, self._attention, self._sampler = session, kernels, attention, sampler
         self._token_ids = token_ids
         self._tokens, self._rows = c_int64(), c_int64()  # how many the step has: tokens, and rows for the head

@@ -1,7 +1,7 @@
 """The next token of every row of logits: the one of the greatest log p + noise among those that the filters keep.
 
-runtime/sampling/reference.py defines the tokens and runtime/sampling/noise.py the noise. Nothing is sorted. What decides is
-computed in fp64, for the few tokens that can win: tokens are the CPU's, for the same logits.
+runtime/sampling/reference.py defines the tokens and runtime/sampling/noise.py the noise. Nothing is sorted. Scores that
+decide are computed in fp64, for the few tokens that can win: for the same logits, tokens are those of a CPU.
 """
 
 import torch
