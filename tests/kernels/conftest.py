@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compiler, digest
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.library import LOWER, instruction_sets
 
 ROOT = Path(__file__).parents[2]
 # The other two of the undefined behaviours' checks find what the address sanitizer finds, at twice the time to compile.
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
 STRICT = ("-fno-sanitize-recover=all", "-g1")
+SETS = ("amx", "avx512", "avx2")
 EMULATION = Path(__file__).with_name("emulation")
 
 
@@ -48,6 +49,13 @@ def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
         if not library.exists():
             build(library, flags=flags, sources={**SOURCES, **emulated})
     return library
+
+
+def of_instruction_set(isa: str, config: pytest.Config) -> dict[str, str]:
+    """The environment of a process whose best instruction set is this one, emulated where the processor lacks it."""
+    if isa in instruction_sets():
+        return {LOWER: isa}
+    return {LOWER: isa, "PENSTOCK_LIBRARY": str(built_for_all(config))}
 
 
 @pytest.fixture(scope="session")

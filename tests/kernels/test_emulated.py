@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.library import LOWER, instruction_sets
-from tests.kernels.conftest import built_for_all
+from tests.kernels.conftest import of_instruction_set
 
 HERE = Path(__file__).parent
 TESTS = (
@@ -16,6 +15,7 @@ TESTS = (
     "test_linear_schemes.py",
     "test_moe.py",
     "test_attention_rows.py",
+    "test_native_exact.py",
     "test_int8_pages.py",
     "../runtime/test_native_sampler.py",
 )
@@ -29,9 +29,7 @@ CHOSEN = {
 @pytest.mark.long
 @pytest.mark.parametrize("isa", list(CHOSEN))
 def test_kernels(isa: str, request: pytest.FixtureRequest) -> None:
-    environment = {**os.environ, LOWER: isa}
-    if isa not in instruction_sets():
-        environment["PENSTOCK_LIBRARY"] = str(built_for_all(request.config))
+    environment = {**os.environ, **of_instruction_set(isa, request.config)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN[isa]]
     tests = [str(HERE / name) for name in TESTS]
     done = subprocess.run([*command, *tests], env=environment, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])

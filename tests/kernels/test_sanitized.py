@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.kernels.native.build import HERE, compiler
-from tests.kernels.conftest import runtime
+from tests.kernels.conftest import SETS, runtime
+from tests.kernels.native_cases import RIGHT_SIZE
 
 RunCases = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,15 +29,18 @@ def test_every_op_is_free_of_bad_memory_accesses_and_undefined_behaviour(run_cas
     assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-6000:]}"
     ran = done.stdout.splitlines()
     assert ran.count("all right") == 2
-    for isa in ("amx", "avx512", "avx2"):
+    for isa in SETS:
         for threads in (1, 2):
             assert f"{isa}, {threads} threads: linear bfloat16 0 int4" in ran
 
 
-def test_a_read_past_a_tensor_is_reported(run_cases: RunCases, sanitized: Path) -> None:
-    done = run_cases("overrun", 1, **environment(sanitized))
+@pytest.mark.parametrize("isa", SETS)
+def test_a_read_of_a_vector_past_a_tensor_is_reported(run_cases: RunCases, sanitized: Path, isa: str) -> None:
+    """The control of the test above, for each instruction set. Reads of some lanes: see test_guard_pages.py."""
+    done = run_cases("whole", 1, **environment(sanitized), PENSTOCK_ISA=isa)
     assert done.returncode != 0
-    assert "heap-buffer-overflow" in done.stderr and "norm" in done.stderr
+    assert done.stdout == f"{RIGHT_SIZE}\n"
+    assert "heap-buffer-overflow" in done.stderr and "linear" in done.stderr
 
 
 @pytest.fixture(scope="session")
