@@ -1,6 +1,6 @@
 """What weights take in memory: the native kernels' packed layout, by whose sizes they also allocate; and a GPU's.
 
-The layout is described at `Scheme` in kernels/native/ops.h: blocks of 16 columns, lines of 64 bytes; a GPU's in
+The layout is described at `Scheme` in kernels/native/cpp/ops.h: blocks of 16 columns, lines of 64 bytes; a GPU's in
 kernels/triton/weights.py.
 """
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).parent
-LIBRARY = HERE / "libpenstock.so"
+LIBRARY = Path(__file__).with_name("libpenstock.so")
+CPP = Path(__file__).with_name("cpp")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 # GCC 12 takes the "undefined" registers of its own headers for an oversight.
 AVX512 = (
@@ -35,17 +35,21 @@ FLAGS = (
     "-Wall",
     "-Wextra",
     "-pthread",
+    f"-iquote{CPP}",
 )
 SOURCES: dict[str, tuple[str, ...]] = {  # what takes longest first, so that no processor waits for it in the end
-    "isa_avx512.cpp": AVX512,
-    "isa_avx2.cpp": AVX2,
-    "isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "isa/isa_avx512.cpp": AVX512,
+    "isa/isa_avx2.cpp": AVX2,
+    "isa/isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "library.cpp": (),
     "pack.cpp": ("-mavx2", "-mf16c", "-ffp-contract=off"),
     "reading.cpp": (),
     "team.cpp": (),
 }
-OPTIONAL = {"isa_amx.cpp": "PENSTOCK_AMX", "isa_avx512.cpp": "PENSTOCK_AVX512"}  # a macro says that it was built
+OPTIONAL = {
+    "isa/isa_amx.cpp": "PENSTOCK_AMX",
+    "isa/isa_avx512.cpp": "PENSTOCK_AVX512",
+}  # a macro says that it was built
 
 
 class CannotBuild(Exception):
@@ -54,7 +58,7 @@ class CannotBuild(Exception):
 
 def digest() -> str:
     """Of all that the library is made from."""
-    files = sorted((*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)))
+    files = [*sorted((*CPP.rglob("*.cpp"), *CPP.rglob("*.h"))), Path(__file__)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -89,9 +93,9 @@ def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping
     sources = {name: extra for name, extra in sources.items() if name not in left_out}
     command += [f"-D{macro}" for name, macro in OPTIONAL.items() if name in sources]
     with tempfile.TemporaryDirectory() as folder:
-        objects = [str(Path(folder, name).with_suffix(".o")) for name in sources]
+        objects = [str(Path(folder, f"{Path(name).stem}.o")) for name in sources]
         compilations = [
-            [*command, *extra, "-c", str(HERE / name), "-o", out]
+            [*command, *extra, "-c", str(CPP / name), "-o", out]
             for (name, extra), out in zip(sources.items(), objects, strict=True)
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as at_once:

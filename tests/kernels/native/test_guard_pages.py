@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.kernels.conftest import SETS, of_instruction_set
-from tests.kernels.native_cases import RIGHT_SIZE
+from tests.kernels.native.cases import RIGHT_SIZE
+from tests.kernels.native.conftest import SETS, of_instruction_set
 
 RunCases = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -1,6 +1,6 @@
 """All that the native kernels can do, on small inputs of odd sizes: for a process of its own, which a fault may end.
 
-    python -m tests.kernels.native_cases plain|guarded|whole|part THREADS...
+    python -m tests.kernels.native.cases plain|guarded|whole|part THREADS...
 
 "plain" runs every case; with a sanitized build of the library (PENSTOCK_LIBRARY) the sanitizer checks them. "guarded"
 runs each case three times, two of them between forbidden pages (see guarded.py), which must give the same bits. A line
@@ -31,7 +31,7 @@ from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session
 from penstock.runtime.sampler import Sampler
-from tests.kernels.guarded import GuardedSession
+from tests.kernels.native.guarded import GuardedSession
 from tests.runtime.test_sampler import some_choice
 
 DTYPES = (torch.float32, torch.bfloat16)

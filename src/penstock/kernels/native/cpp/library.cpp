@@ -21,7 +21,7 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-#ifdef PENSTOCK_EMULATED  // the tests' build: see tests/kernels/emulation
+#ifdef PENSTOCK_EMULATED  // the tests' build: see tests/kernels/native/emulation
 [[maybe_unused]] bool has_avx512() { return true; }
 [[maybe_unused]] bool has_amx() { return true; }
 #else
