@@ -100,7 +100,7 @@ def test_logits_are_those_of_the_dequantised_weights(
     folder = tiny_checkpoint(variant)
     spec = load_spec(folder)
     tokens = torch.randint(spec.vocab_size, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-    torch_kernels = kernels_on(Platform("cpu", "AVX2", False), spec)
+    torch_kernels = kernels_on(Platform("cpu", "AVX2"), spec)
     weights = dense_parameters(folder, spec, quantization)
     dense, rounded, ours = (
         logits_of(spec, parameters, kernels, [tokens])[0]

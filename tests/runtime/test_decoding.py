@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import GenerateRequest, SamplingParams, StepPlan, StepResult
 from penstock.runtime.runner import ModelRunner
 from tests.models.serving import Server, make_runner, outputs

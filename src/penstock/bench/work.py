@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.roofline import Machine
-from penstock.kernels.native.library import (
+from penstock.kernels.native.structs import (
     F32,
     I8,
     SCHEMES,
@@ -97,7 +97,7 @@ def _experts(op: ExpertsOp, size: int) -> Work:
     """Of experts, the matrices of those that were chosen when it last ran are read, each once."""
     read, multiplied = _array(op.tally, c_int64, 2).tolist()
     rows = _cell(op.rows)
-    activations = (2 + bool(op.aside) + bool(op.residual)) * op.down.n * size + 12 * op.slots
+    activations = (2 + bool(op.shared) + bool(op.residual)) * op.down.n * size + 12 * op.slots
     values = op.gate_up.n * op.gate_up.k + op.down.n * op.down.k
     return Work(
         read * (weight_bytes(op.gate_up) + weight_bytes(op.down)) + rows * activations, 2.0 * multiplied * values

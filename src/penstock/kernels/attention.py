@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -40,7 +41,8 @@ class AttentionBatch:
         """The first position that the first query of each sequence sees."""
         if not self.window:
             return np.zeros(len(self.context_lens), np.int64)
-        return np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
+        first: NDArray[np.int64] = np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
+        return first
 
 
 @runtime_checkable
@@ -97,7 +99,7 @@ class PagedAttention(Protocol):
 class TorchPages:
     """Pages that hold a token's key, or value, in a row; and torch's way to write them."""
 
-    reads_whole_blocks = True
+    reads_whole_blocks = False
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin) [tokens, 1, head_dim], the first half of sin negated, as qk_norm_rope wants them."""
@@ -131,36 +133,30 @@ class TorchPages:
 
 
 class ReferenceAttention(TorchPages):
-    """One sequence after the other, in fp32."""
+    """Attention in torch and fp32, one sequence after the other."""
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionBatch:
         return batch
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: AttentionBatch, scale: float) -> Tensor:
-        out = torch.empty(query.shape, dtype=query.dtype)
-        size = prepared.block_size
-        for i, context in enumerate(prepared.context_lens.tolist()):
+        out, size = torch.empty(query.shape, dtype=query.dtype), prepared.block_size
+        bounds = zip(prepared.first_seen().tolist(), prepared.context_lens.tolist(), strict=True)
+        for i, (seen, context) in enumerate(bounds):
             start, end = prepared.query_start[i : i + 2].tolist()
-            first = int(prepared.first_seen()[i]) // size
-            table = torch.from_numpy(prepared.block_tables[i, first : -(-context // size)])
-            key_at = torch.arange(first * size, context)
+            table = torch.from_numpy(prepared.block_tables[i, seen // size : -(-context // size)])
+            key_at = torch.arange(seen, context)
             query_at = torch.arange(context - (end - start), context)[:, None]
             visible = key_at <= query_at
             if prepared.window:
                 visible &= key_at > query_at - prepared.window
-            # [blocks, kv_heads, block_size, head_dim] to [heads, context, head_dim]
+            # [blocks, kv_heads, block_size, head_dim] to [1, kv_heads, context - seen, head_dim]
             k, v = (
-                pages[table]
-                .transpose(1, 2)
-                .flatten(0, 1)[: len(key_at)]
-                .float()
-                .transpose(0, 1)
-                .repeat_interleave(query.shape[1] // keys.shape[1], 0)
+                pages[table].transpose(0, 1).flatten(1, 2)[None, :, seen % size :][:, :, : len(key_at)].float()
                 for pages in (keys, values)
             )
-            scores = query[start:end].float().transpose(0, 1) @ k.transpose(1, 2) * scale
-            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-            out[start:end] = (weights @ v).transpose(0, 1).to(out.dtype)
+            q = query[None, start:end].transpose(1, 2).float()
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+            out[start:end] = result[0].transpose(0, 1)
         return out
 
 
@@ -214,9 +210,10 @@ def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 
 def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """(queries, keys, values), these with a token in each row."""
-    qkv, heads, weight, angles, keys, values, *rest = arguments
+    qkv, heads, weight, (positions, frequencies), keys, values, *rest = arguments
     keys, values = keys.clone(), values.clone()
-    query = attention.store(qkv, heads, weight, attention.rotation(*angles, qkv.dtype), keys, values, *rest)
+    rotation = attention.rotation(positions, frequencies, qkv.dtype)
+    query = attention.store(qkv, heads, weight, rotation, keys, values, *rest)
     # Where each element of a page lies: the arrangement of their numbers.
     size = keys[0, 0].numel()
     numbers = torch.arange(size, dtype=torch.int32 if keys.itemsize == 4 else torch.int16).view(keys.shape[-2:])

@@ -3,16 +3,17 @@
 Their roundings are transformers': norms run in fp32, and where the weight joins differs by family.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, has_triton, normals, reference
+from penstock.kernels.registry import normals
+
+# See rms_norm. The first result is Any as it may be rows that a norm has quantised.
+RmsNorm = Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]
 
 ROWS = (0, 1, 7, 33)  # for the input generators
 
@@ -75,28 +76,10 @@ def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
-def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+def rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     normal = normals(dtype, seed)
     for rows in ROWS:
         x = normal(rows, 72)
         weight = normal(72)
         yield x, None, weight, 1e-6, 0.0
         yield x, normal(rows, 72), weight, 1e-5, 1.0
-
-
-def _triton_norm() -> Any:
-    from penstock.kernels.triton.norm import TritonNorm
-
-    return TritonNorm()
-
-
-RMS_NORM = Op(
-    "rms_norm",
-    reference(rms_norm),
-    ROUNDING,
-    _rms_norm_inputs,
-    (
-        Provider("native", lambda: NativeNorm(native_session()), has_native),
-        Provider("triton", _triton_norm, has_triton),
-    ),
-)

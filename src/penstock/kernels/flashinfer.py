@@ -59,7 +59,7 @@ def library() -> Any:
     return flashinfer
 
 
-def odd_heads(needs: Needs) -> tuple[int, ...]:
+def unsupported_head_dims(needs: Needs) -> tuple[int, ...]:
     """Sizes of the model's heads that there is nothing for."""
     return tuple(sorted({dim for dim in needs.head_dims if dim not in HEAD_DIMS}))
 
@@ -69,7 +69,7 @@ def check_attention(needs: Needs) -> None:
     so: others compute them."""
     if needs.attention != "flashinfer":
         return
-    if odd := odd_heads(needs):
+    if odd := unsupported_head_dims(needs):
         logger.warning(
             "attention by Triton: FlashInfer is for heads of %s, and the model's are of %s",
             ", ".join(map(str, HEAD_DIMS)),
@@ -86,7 +86,7 @@ def _numbers(found: str) -> tuple[int, ...]:
 
 
 @dataclass(eq=False)
-class Planned:
+class FlashInferPlan:
     """A step of a KV group. Its sequences' queries and pages are int32 on the host; the rest of a plan waits for the
     first layer, which knows its heads and their scale."""
 
@@ -104,7 +104,7 @@ class _Wrapper:
     """One of the library's, which holds a plan at a time."""
 
     wrapper: Any
-    owner: Callable[[], Planned | None]  # whose plan that is, while anybody needs it
+    owner: Callable[[], FlashInferPlan | None]  # whose plan that is, while anybody needs it
     sent: Any = None  # an event: the plan has left the host's buffer, which the next one is written to
 
 
@@ -127,7 +127,7 @@ class FlashInferAttention:
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Any:
         return self.plan(batch) if (batch.query_lens > 1).any() else self._beside.prepare(batch, keys)
 
-    def plan(self, batch: AttentionBatch) -> Planned:
+    def plan(self, batch: AttentionBatch) -> FlashInferPlan:
         """Blocks before those that a window reaches are left out, as what a table says of them means nothing: a query
         is placed by its distance to the context's end."""
         size, context, tables = batch.block_size, batch.context_lens, batch.block_tables
@@ -135,11 +135,13 @@ class FlashInferAttention:
         column = np.arange(tables.shape[1])
         named = (column >= first[:, None]) & (column < past[:, None])
         page_start = np.concatenate([[0], np.cumsum(past - first)])
-        arrays = (batch.query_start, page_start, tables[named], context - (past - 1) * size)
-        return Planned(batch.window, size, *map(_int32, arrays))
+        last_page = context - (past - 1) * size
+        arrays = (batch.query_start, page_start, tables[named], last_page)
+        query_start, page_starts, pages, last_pages = map(_int32, arrays)
+        return FlashInferPlan(batch.window, size, query_start, page_starts, pages, last_pages)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
-        if not isinstance(prepared, Planned):
+        if not isinstance(prepared, FlashInferPlan):
             return self._beside(query, keys, values, prepared, scale)
         key = query.shape[1], scale
         if key not in prepared.wrappers:
@@ -148,10 +150,10 @@ class FlashInferAttention:
         prepared.wrappers[key].run(query, (keys, values), out=out)
         return out
 
-    def _planned(self, query: Tensor, keys: Tensor, step: Planned, scale: float) -> Any:
+    def _planned(self, query: Tensor, keys: Tensor, step: FlashInferPlan, scale: float) -> Any:
         """A wrapper that has planned the step, and which nobody else uses while the step is held."""
         device = keys.device
-        held = self._free(step, device)
+        held = self._unused_wrapper(step, device)
         if held.sent is not None:
             held.sent.synchronize()
         arrays = (step.query_start, step.page_start, step.pages, step.last_page)
@@ -170,11 +172,11 @@ class FlashInferAttention:
             kv_data_type=keys.dtype,
         )
         if device.type == "cuda":
-            held.sent = torch.cuda.Event()
+            held.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             held.sent.record(torch.cuda.current_stream(device))
         return held.wrapper
 
-    def _free(self, step: Planned, device: torch.device) -> _Wrapper:
+    def _unused_wrapper(self, step: FlashInferPlan, device: torch.device) -> _Wrapper:
         """A wrapper whose plan nobody needs any more, or another."""
         free = next((held for held in self._wrappers if held.owner() is None), None)
         if free is None:

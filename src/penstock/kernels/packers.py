@@ -7,15 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import schemes, unquantized
-from penstock.kernels.linear import LINEAR
+from penstock.config.weights import Scheme, schemes, unquantized
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacking
+from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
 from penstock.kernels.triton.weights import (
     Int4Weight,
     QuantizedWeight,
-    Scheme,
     check_rows,
     empty_weight,
     write_rows,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,6 @@ class Platform:
 
     device: str  # "cpu" or "cuda"
     capability: str  # torch's name of the instruction set: "AVX2", "AVX512", ...; of a GPU its number: "9.0"
-    bf16_gemm: bool  # whether torch's own library multiplies bf16 matrices at speed
     isa: str = ""  # the instruction set of the native kernels; "": there are none for this machine
 
 
@@ -37,9 +36,9 @@ class Needs:
 def detect_platform(device: str = "cpu") -> Platform:
     """The machine this process runs on."""
     if device == "cuda":
-        return Platform(device, ".".join(map(str, torch.cuda.get_device_capability())), True)
+        return Platform(device, ".".join(map(str, torch.cuda.get_device_capability())))
     isa = next(iter(instruction_sets()), "")
-    return Platform(device, torch.backends.cpu.get_cpu_capability(), torch.ops.mkldnn._is_mkldnn_bf16_supported(), isa)
+    return Platform(device, torch.backends.cpu.get_cpu_capability(), isa)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Provider:
     """One implementation. `make` is called once per model and gives the function, with whatever scratch it owns."""
 
     name: str
-    make: Callable[[], Callable[..., Any]]
+    make: Callable[[], Any]
     supports: Callable[[Platform, Needs], bool]
 
 
@@ -72,12 +71,12 @@ def normals(dtype: torch.dtype, seed: int) -> Callable[..., torch.Tensor]:
     return lambda *shape: torch.randn(shape, generator=generator).to(dtype)
 
 
-def reference(function: Callable[..., Any]) -> Provider:
+def reference(make: Callable[[], Any]) -> Provider:
     """Plain torch, which runs everywhere."""
-    return Provider("torch", lambda: function, lambda platform, needs: True)
+    return Provider("torch", make, lambda platform, needs: True)
 
 
-def call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def call(function: Any, arguments: tuple[Any, ...]) -> Any:
     """How most ops are run on generated inputs."""
     return function(*arguments)
 
@@ -95,7 +94,7 @@ class Op:
     tolerance: Mapping[torch.dtype, float]
     inputs: Callable[[torch.dtype, int], Iterator[tuple[Any, ...]]]
     providers: tuple[Provider, ...] = ()  # the best first
-    run: Callable[[Callable[..., Any], tuple[Any, ...]], Any] = call
+    run: Callable[[Any, tuple[Any, ...]], Any] = call
 
     def select(self, platform: Platform, needs: Needs) -> Provider:
         """The first provider that supports the platform, else the reference."""

@@ -12,7 +12,7 @@ class Routing(NamedTuple):
     weights: Tensor  # fp32 [tokens, slots]
 
 
-class Aside(NamedTuple):
+class SharedExpertOutput(NamedTuple):
     """What an expert gives that every token goes through: it joins the sum of the others."""
 
     output: Tensor  # [tokens, hidden]

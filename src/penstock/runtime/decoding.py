@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels import AttentionBatch
-from penstock.kernels.native.library import AcceptOp, NextGroup, NextOp
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import AcceptOp, NextGroup, NextOp
 from penstock.messages import Work
 from penstock.runtime.batch import PersistentBatch
 from penstock.runtime.inputs import StepInputs
@@ -106,7 +106,7 @@ class Decoding:
 
     def _go_on(self, logprobs: bool) -> None:
         """From the rooms and the sampler as they are now."""
-        self.left = min(room.lasting() for room in self._model.rooms)
+        self.left = min(room.steps_unchanged() for room in self._model.rooms)
         self._program.replace(self._sample, self._chooser.sampling.op)
         self._tokens = self._all_tokens[: len(self.work)]
         self._logprobs = logprobs

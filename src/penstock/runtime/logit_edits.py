@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.kernels.native.library import SampleEdits
+from penstock.kernels.native.structs import SampleEdits
 from penstock.messages import SamplingParams
 
 Row = NDArray[np.float32]  # the logits of one row, [vocab]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from penstock.families import ModelSpec
 from penstock.kernels import AttentionBatch
-from penstock.kernels.native.attention import Prepared
-from penstock.kernels.native.library import FiniteOp
+from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
+from penstock.kernels.native.structs import FiniteOp
 from penstock.models import Decoder, Hidden, LayerCache, StepInput
 from penstock.runtime.inputs import StepInputs
 
@@ -42,7 +42,7 @@ class RecordedDecoder:
         self.tokens, self._logit_rows = c_int64(), c_int64()  # as the last step had
         self._profiled: list[tuple[Program, list[float]]] | None = None  # where ops are to be timed
         tokens = len(inputs.tensors[0])
-        self.rooms = tuple(Prepared(sequences, tokens, blocks, window) for window in spec.windows)
+        self.rooms = tuple(AttentionWork(sequences, tokens, blocks, window) for window in spec.windows)
         with session.record() as self._forward:
             for tensor in inputs.tensors:
                 self._forward.input(tensor, self.tokens)
@@ -63,7 +63,7 @@ class RecordedDecoder:
             rows = self._hidden.mapped(lambda tensor: self._head.input(tensor[:logit_rows], self._logit_rows))
             self._logits = model.logits(rows)
 
-    def prepare(self, group: int, batch: AttentionBatch) -> Prepared:
+    def prepare(self, group: int, batch: AttentionBatch) -> AttentionWork:
         """In the place of the attention's own `prepare`."""
         self.rooms[group].fill(batch)
         return self.rooms[group]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.families.spec import ModelSpec
 from penstock.kernels.native.packer import STORED, NativePacker, NativePacking
-from penstock.kernels.native.reading import ReadFailed, Reading, ReadJob
+from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.pieces import READERS, Piece, open_files, pieces
 from penstock.weights.safetensors_file import CheckpointError
@@ -41,7 +41,7 @@ class MatrixReader:
                 else:
                     self.left.append(piece)
             self.bytes = sum(job.bytes for job in jobs)
-            self._reading = Reading(jobs, READERS)
+            self._reading = WeightReader(jobs, READERS)
             held.callback(self._reading.close)  # before its files are
             self._held = held.pop_all()
 

@@ -24,12 +24,13 @@ from torch import Tensor
 from penstock.config.weights import Scheme
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.native.attention import NativeAttention
-from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 from penstock.runtime.sampler import Sampler
 from tests.kernels.native.guarded import GuardedSession
 from tests.runtime.test_sampler import some_choice
@@ -142,7 +143,7 @@ def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
     return run
 
 
-def overrun_whole_vectors(engine: Engine) -> None:
+def overrun_whole_vectors(engine: ThreadTeam) -> None:
     """A product whose weight has 16 columns fewer than it says: the kernel reads their lines."""
     linear, weight = NativeLinear(Session(engine)), pack(torch.ones(16, 72), None, "f32")
     linear(torch.ones(3, 72), weight)
@@ -150,7 +151,7 @@ def overrun_whole_vectors(engine: Engine) -> None:
     linear(torch.ones(3, 72), replace(weight, n=32))
 
 
-def overrun_part_of_a_vector(engine: Engine) -> None:
+def overrun_part_of_a_vector(engine: ThreadTeam) -> None:
     """A norm of 24 columns, one whole vector and 8 lanes of another: of the last lane a byte is forbidden."""
     for short in (0, 1):
         session = GuardedSession(engine, at_end=True, short={"x": short})
@@ -163,7 +164,7 @@ CONTROLS = {"whole": overrun_whole_vectors, "part": overrun_part_of_a_vector}
 
 def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
     for isa in instruction_sets():
-        engine = Engine(isa, threads)
+        engine = ThreadTeam(isa, threads)
         guarded = () if way == "plain" else [GuardedSession(engine, at_end=end) for end in (True, False)]
         for name, run in inputs:
             print(f"{isa}, {threads} threads: {name}", flush=True)
@@ -177,7 +178,7 @@ def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
 if __name__ == "__main__":
     way, counts = sys.argv[1], list(map(int, sys.argv[2:]))
     if way in CONTROLS:
-        CONTROLS[way](Engine(instruction_sets()[0], counts[0]))
+        CONTROLS[way](ThreadTeam(instruction_sets()[0], counts[0]))
     else:
         drawn = tuple(cases())  # once for every instruction set and number of threads
         for count in counts:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compiler, digest
-from penstock.kernels.native.library import LOWER, instruction_sets
+from penstock.kernels.native.loader import LOWER, instruction_sets
 
 ROOT = Path(__file__).parents[3]
 # The other two of the undefined behaviours' checks find what the address sanitizer finds, at twice the time to compile.

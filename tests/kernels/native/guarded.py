@@ -15,13 +15,13 @@ import numpy as np
 from torch import Tensor
 
 from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, num_blocks, padded_width
-from penstock.kernels.native.library import (
+from penstock.kernels.native.session import AnyOp, Session
+from penstock.kernels.native.structs import (
     F32,
     SCHEMES,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
-    Engine,
     ExpertsOp,
     LinearOp,
     Matrix,
@@ -31,7 +31,7 @@ from penstock.kernels.native.library import (
     SampleEdits,
     SampleOp,
 )
-from penstock.kernels.native.session import AnyOp, Session
+from penstock.kernels.native.team import ThreadTeam
 
 PAGE = mmap.PAGESIZE
 
@@ -70,7 +70,7 @@ class Room:
 class GuardedSession(Session):
     """`short`: by a tensor's name, how many bytes too few it gets, to see that the guard works."""
 
-    def __init__(self, engine: Engine, *, at_end: bool, short: Mapping[str, int] | None = None) -> None:
+    def __init__(self, engine: ThreadTeam, *, at_end: bool, short: Mapping[str, int] | None = None) -> None:
         super().__init__(engine)
         self._at_end = at_end
         self._short = short or {}
@@ -151,8 +151,8 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "weights", rows * op.slots * 4)
         yield from _of_matrix(op.gate_up, gated=True, count=op.held)
         yield from _of_matrix(op.down, count=op.held)
-        yield Extent(op, "aside_gate", rows * 4)
-        for field, written in (("x", False), ("aside", False), ("residual", False), ("out", True)):
+        yield Extent(op, "shared_gate", rows * 4)
+        for field, written in (("x", False), ("shared", False), ("residual", False), ("out", True)):
             yield Extent(op, field, rows * op.down.n * size, written)
         yield Extent(op, "tally", 16, True)
     elif isinstance(op, RotationOp):

@@ -9,10 +9,11 @@ import torch
 
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
-from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packing import pack
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 
 # Emulated kernels (see test_emulated.py) are slow: the best set alone, on smaller inputs of the same kinds.
 EMULATED = "PENSTOCK_LIBRARY" in os.environ
@@ -29,7 +30,7 @@ SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
 
 
 def session(isa: str, threads: int) -> Session:
-    return Session(Engine(isa, threads))
+    return Session(ThreadTeam(isa, threads))
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:

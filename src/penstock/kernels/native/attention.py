@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.native.library import I8, AttentionOp, CacheOp, RotationOp
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import I8, AttentionOp, CacheOp, RotationOp
 
 SEGMENT = 512  # kSegment of ops.h
 PAGE_DTYPES = {**DTYPES, torch.int8: I8}
@@ -18,7 +18,7 @@ TILE_QUERIES = 16  # of an item; its rows are these, times the heads that share 
 PARTIALS = 1024  # segments of decoding sequences that may wait to be merged; beyond, a sequence goes through in turn
 
 
-class Prepared:
+class AttentionWork:
     """A step's work for one KV group. Made with room for the largest step, it can be filled again for each."""
 
     def __init__(self, sequences: int, tokens: int, blocks: int, window: int) -> None:
@@ -44,7 +44,7 @@ class Prepared:
             self._divide(batch.query_lens, first_segment, segments)
             self._divided = divided
 
-    def lasting(self) -> int:
+    def steps_unchanged(self) -> int:
         """For how many more steps of a token each the same items of work are right; 0 if that cannot be told."""
         sequences = len(self._divided[0]) // 8 - 1
         context = self.context_lens[:sequences]
@@ -97,9 +97,9 @@ class NativeAttention:
         self._session = session
         self._partials = torch.empty(0)
 
-    def prepare(self, batch: AttentionBatch, keys: Tensor) -> Prepared:
+    def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionWork:
         sequences, blocks = batch.block_tables.shape
-        prepared = Prepared(sequences, int(batch.query_start[-1]), blocks, batch.window)
+        prepared = AttentionWork(sequences, int(batch.query_start[-1]), blocks, batch.window)
         prepared.fill(batch)
         return prepared
 
@@ -152,7 +152,7 @@ class NativeAttention:
         self._session.run(op, weight, keys, values)
         return query
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: AttentionWork, scale: float) -> Tensor:
         _, kv_heads, block_size, _ = keys.shape
         _, heads, head_dim = query.shape
         out = self._session.empty(query, heads, head_dim, dtype=query.dtype)
@@ -190,4 +190,5 @@ class NativeAttention:
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
         per_word = 4 // pages.itemsize
         rows = pages.transpose(-1, -2) if keys else pages
-        return rows.unflatten(-2, (-1, per_word)).transpose(-1, -2).reshape(pages.shape).contiguous()
+        words = rows.reshape(*rows.shape[:-2], -1, per_word, rows.shape[-1])
+        return words.transpose(-1, -2).reshape(pages.shape).contiguous()

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import Scheme
-from penstock.kernels.native.library import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
 from penstock.kernels.native.packing import PackedWeight, pack, with_bias
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
 SCHEMES: dict[torch.dtype, Scheme] = {torch.float32: "f32", torch.bfloat16: "bf16"}

@@ -28,4 +28,5 @@ class WeightMemory:
             self._free = np.empty(max(CHUNK, size + ALIGNMENT), np.uint8)
             padding = -self._free.ctypes.data % ALIGNMENT
         taken, self._free = self._free[padding : padding + size], self._free[padding + size :]
-        return taken.view(dtype).reshape(shape)
+        array: NDArray[Any] = taken.view(dtype).reshape(shape)
+        return array

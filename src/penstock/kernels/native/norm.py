@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from penstock.kernels.native.library import NormOp
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import NormOp
 
 
 class NativeNorm:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from penstock.config.weights import Scheme, cpu_schemes, unquantized
 from penstock.kernels.native.layout import Layout
-from penstock.kernels.native.library import SCHEMES, PackJob, pack_rows
+from penstock.kernels.native.loader import pack_rows
 from penstock.kernels.native.memory import WeightMemory
+from penstock.kernels.native.structs import SCHEMES, PackJob
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.config.weights import COLUMNS, LINE_BYTES, Scheme, num_blocks, padded_width
 from penstock.kernels.native.layout import Layout, Parts
-from penstock.kernels.native.library import SCHEMES, Matrix
+from penstock.kernels.native.structs import SCHEMES, Matrix
 
 PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the result
 # Of int8: no four values that are summed in 16 bits (see docs/kernels.md) have more than 128 above or below zero, each
@@ -121,7 +121,7 @@ def pack_stack(weight: Tensor, count: int, scheme: Scheme, *, group: int = 32, g
     """Pack `count` dense weights, one below the other."""
     n, k = weight.shape[0] // count, weight.shape[1]
     stack = empty_packed(n, k, scheme, group, gated=gated, count=count)
-    for i, rows in enumerate(weight.split(n)):
+    for i, rows in enumerate(weight.chunk(count)):
         one = pack(rows, None, scheme, group=group, gated=gated)
         for ours, whole in zip(one.tensors, stack.tensors, strict=True):
             whole.view(count, *ours.shape)[i] = ours

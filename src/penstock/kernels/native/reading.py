@@ -1,5 +1,5 @@
-"""Reading weights from files and packing them by native threads (see reading.h): nothing of Python takes part, so that
-it goes on beside whatever keeps the interpreter busy."""
+"""Native threads that read weights from files and pack them (see cpp/reading.h). They need no lock of Python's and so
+run while the interpreter is busy."""
 
 import ctypes
 import os
@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
 
-from penstock.kernels.native.library import LIBRARY, PackJob
+from penstock.kernels.native.loader import LIBRARY
 from penstock.kernels.native.packer import cannot_quantise
+from penstock.kernels.native.structs import PackJob
 
 AT_ONCE = 4  # jobs that who waits does between two looks at how far all are
 
@@ -31,7 +32,7 @@ class ReadFailed(Exception):
         self.job = job
 
 
-class Reading:
+class WeightReader:
     """Begins with being made. The jobs' files must stay open, and the memory they pack into allocated, until it is
     closed. One thread calls."""
 

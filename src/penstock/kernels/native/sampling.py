@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.native.library import SampleEdits, SampleOp
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import SampleEdits, SampleOp
 from penstock.messages import row_size
 
 CHOSEN, NOT_FINITE, ALL_BANNED = range(3)

@@ -18,64 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.library import (
-    ACCEPT,
-    ATTENTION,
-    CACHE,
-    EMBEDDING,
-    EXPERTS,
-    FINITE,
-    LINEAR,
-    NEXT,
-    NORM,
-    ROTATION,
-    ROUTE,
-    SAMPLE,
-    AcceptOp,
-    AttentionOp,
-    CacheOp,
-    EmbeddingOp,
-    Engine,
-    ExpertsOp,
-    FiniteOp,
-    LinearOp,
-    NextOp,
-    NormOp,
-    Op,
-    RotationOp,
-    RouteOp,
-    SampleOp,
-    instruction_sets,
-)
+from penstock.kernels.native.loader import instruction_sets
+from penstock.kernels.native.structs import OPS, AnyOp, CacheOp, LinearOp, TaggedOp
+from penstock.kernels.native.team import ThreadTeam
 
-AnyOp = (
-    EmbeddingOp
-    | NormOp
-    | LinearOp
-    | RotationOp
-    | CacheOp
-    | AttentionOp
-    | SampleOp
-    | RouteOp
-    | ExpertsOp
-    | NextOp
-    | AcceptOp
-    | FiniteOp
-)
-_CODES: dict[type[Any], tuple[int, str]] = {
-    EmbeddingOp: (EMBEDDING, "embedding"),
-    NormOp: (NORM, "norm"),
-    LinearOp: (LINEAR, "linear"),
-    RotationOp: (ROTATION, "rotation"),
-    CacheOp: (CACHE, "cache"),
-    AttentionOp: (ATTENTION, "attention"),
-    SampleOp: (SAMPLE, "sample"),
-    RouteOp: (ROUTE, "route"),
-    ExpertsOp: (EXPERTS, "experts"),
-    NextOp: (NEXT, "next"),
-    AcceptOp: (ACCEPT, "accept"),
-    FiniteOp: (FINITE, "finite"),
-}
+_CODES: dict[type[Any], tuple[int, str]] = {kind: (code, name) for code, (name, kind) in enumerate(OPS)}
 _NAMES = dict(_CODES.values())
 _PRODUCTS = {  # by what was before: a program of the head's begins within a layer
     "": "output",
@@ -119,14 +66,14 @@ class _Arena:
 class Program:
     """Ops in order, and the cells that say how many rows they have. Between ops, Python may be called."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, team: ThreadTeam) -> None:
+        self._team = team
         self._arena = _Arena()
         self._cells: dict[int, c_int64] = {}  # by the address of a tensor's memory
         self._kept: list[Any] = []
-        self._recorded: list[Op] = []
+        self._recorded: list[TaggedOp] = []
         self._calls: list[tuple[int, Callable[[], None]]] = []  # each after so many ops
-        self._ops: ctypes.Array[Op] | None = None
+        self._ops: ctypes.Array[TaggedOp] | None = None
         self._segments: list[tuple[Any, int, Callable[[], None] | None]] = []  # ops, how many, and what is called then
 
     def input(self, tensor: Tensor, rows: c_int64) -> Tensor:
@@ -143,7 +90,7 @@ class Program:
         self._cells[tensor.untyped_storage().data_ptr()] = rows
         return tensor
 
-    def append(self, op: Op, keep: Sequence[Any]) -> None:
+    def append(self, op: TaggedOp, keep: Sequence[Any]) -> None:
         self._recorded.append(op)
         self._kept.extend(keep)
 
@@ -159,16 +106,16 @@ class Program:
         self._recorded += program._recorded
         self._kept.append(program)
 
-    def replace(self, place: int, op: "AnyOp") -> None:
+    def replace(self, place: int, op: AnyOp) -> None:
         """Put an op in the place of one of its kind, after the end."""
         assert self._ops is not None, "the recording has not ended"
         setattr(self._ops[place].op, _CODES[type(op)][1], op)
 
     def end(self) -> None:
-        self._ops = (Op * len(self._recorded))(*self._recorded)
+        self._ops = (TaggedOp * len(self._recorded))(*self._recorded)
         begin = 0
         for end, call in (*self._calls, (len(self._recorded), None)):
-            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(Op)), end - begin, call))
+            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(TaggedOp)), end - begin, call))
             begin = end
 
     def __len__(self) -> int:
@@ -184,7 +131,7 @@ class Program:
         assert self._ops is not None, "the recording has not ended"
         for ops, count, call in self._segments:
             if count:
-                self._engine.run(ops, count)
+                self._team.run(ops, count)
             if call is not None:
                 call()
 
@@ -193,7 +140,7 @@ class Program:
         assert self._ops is not None, "the recording has not ended"
         seconds: list[float] = []
         for ops, count, call in self._segments:
-            seconds += self._engine.profile(ops, count)
+            seconds += self._team.profile(ops, count)
             if call is not None:
                 call()
         return seconds
@@ -233,20 +180,20 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
 class Session:
     """What the native providers share: an engine, and whether ops are run or recorded."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, team: ThreadTeam) -> None:
+        self.team = team
         self._program: Program | None = None
         self._rows = c_int64()  # of an op that runs at once
-        self._one = (Op * 1)()
+        self._one = (TaggedOp * 1)()
 
     def wake(self) -> None:
         """A step begins: have threads awake when its first op comes."""
-        self.engine.wake()
+        self.team.wake()
 
     @contextmanager
     def record(self) -> Iterator[Program]:
         assert self._program is None, "one recording at a time"
-        self._program = program = Program(self.engine)
+        self._program = program = Program(self.team)
         try:
             yield program
         finally:
@@ -273,9 +220,9 @@ class Session:
         if self._program is None:
             self._one[0].code = code
             setattr(self._one[0].op, name, op)
-            self.engine.run(self._one, 1)
+            self.team.run(self._one, 1)
             return
-        entry = Op(code)
+        entry = TaggedOp(code)
         setattr(entry.op, name, op)
         self._program.append(entry, keep)
 
@@ -296,4 +243,4 @@ def native_session(isa: str = "", threads: int = 0) -> Session:
 def _session(isa: str, threads: int) -> Session:
     cpus = sorted(os.sched_getaffinity(0))
     # With a thread for each processor, each stays on its own; with fewer, others decide who runs where.
-    return Session(Engine(isa, threads, cpus if 1 < threads == len(cpus) else ()))
+    return Session(ThreadTeam(isa, threads, cpus if 1 < threads == len(cpus) else ()))

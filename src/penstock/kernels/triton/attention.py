@@ -103,7 +103,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, sca
         partial = torch.empty(count, heads, segments, head_dim, dtype=torch.float32, device=query.device)
         sums = torch.empty(2, count, heads, segments, dtype=torch.float32, device=query.device)
     rows = max(triton.next_power_of_2(heads // keys.shape[1]), MIN_ROWS)
-    shape = Shape(True, count, 1, segments, rows)
+    shape = TileShape(True, count, 1, segments, rows)
     _attend(query, keys, values, prepared, scale, out, (partial, sums), shape)
     if segments > 1:
         merge[(count, heads)](
@@ -133,11 +133,11 @@ def _prefill(
             max(triton.next_power_of_2(prepared.longest * group), MIN_ROWS), max(most, triton.next_power_of_2(group))
         )
     tiles = prepared.prompt_queries // (rows // group) + prepared.prompts
-    _attend(query, keys, values, prepared, scale, out, (None, None), Shape(False, tiles, rows // group, 1, rows))
+    _attend(query, keys, values, prepared, scale, out, (None, None), TileShape(False, tiles, rows // group, 1, rows))
 
 
 @dataclass(frozen=True)
-class Shape:
+class TileShape:
     """Of a launch."""
 
     decode: bool  # tiles are the sequences of one query; else, parts of the others
@@ -155,7 +155,7 @@ def _attend(
     scale: float,
     out: Tensor,
     parts: tuple[Tensor | None, Tensor | None],
-    shape: Shape,
+    shape: TileShape,
 ) -> None:
     _, kv_heads, block_size, _ = keys.shape
     _, heads, head_dim = query.shape

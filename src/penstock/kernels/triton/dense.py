@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import cut, precision
+from penstock.kernels.triton.tiles import precision, tile_product
 
 DEPTH_BYTES = 128  # of a tile along k
 
@@ -15,19 +15,19 @@ DEPTH_BYTES = 128  # of a tile along k
 def dense_linear(
     x: Tensor, weight: DenseWeight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = True
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product."""
     rows, (n, k) = len(x), weight.weight.shape
     depth = DEPTH_BYTES // x.itemsize
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    division = cut(rows, n, k, fixed=fixed)
+    tiling = tile_product(rows, n, k, fixed=fixed)
     return launch(
         _dense,
         (x, weight.weight),
         weight.bias,
         residual,
         out,
-        division,
-        (k, x.stride(0), division.span(k, depth)),
+        tiling,
+        (k, x.stride(0), tiling.span(k, depth)),
         PRECISION=precision(x.dtype),
         DEPTH=depth,
     )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
 from penstock.kernels.triton.quantized import QuantizedRows
-from penstock.kernels.triton.tiles import cut
+from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import QuantizedWeight
 
 DEPTH = 128  # of a tile along k
@@ -18,7 +18,7 @@ LIBRARY_MULTIPLE = 16  # that it asks n and k to be of
 def eight_bit_linear(
     x: QuantizedRows, weight: QuantizedWeight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = False
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product."""
     rows, (n, k) = len(x.values), weight.shape
     if x.values.is_cuda and not fixed and _suits_library(x, weight, dtype):
         product = torch._scaled_mm(
@@ -32,15 +32,15 @@ def eight_bit_linear(
         )
         return product if residual is None else product.add_(residual)
     out = torch.empty(rows, n, dtype=dtype, device=x.values.device)
-    division = cut(rows, n, k, fixed=fixed)
+    tiling = tile_product(rows, n, k, fixed=fixed)
     return launch(
         _eight_bits,
         (x.values, x.scales, weight.values, weight.scales),
         weight.bias,
         residual,
         out,
-        division,
-        (k, division.span(k, DEPTH)),
+        tiling,
+        (k, tiling.span(k, DEPTH)),
         DEPTH=DEPTH,
     )
 

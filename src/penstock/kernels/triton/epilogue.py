@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.tiles import Cut
+from penstock.kernels.triton.tiles import ProductTiling
 
 COLUMNS = 512
 
@@ -20,20 +20,20 @@ def launch(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
-    cut: Cut,
+    tiling: ProductTiling,
     sizes: Sequence[int],
     **constants: Any,
 ) -> Tensor:
-    """`out` [rows, n], filled by a product's kernel that is cut up so, plus bias [n] and residual [rows, n].
+    """`out` [rows, n], filled by a product's kernel with this tiling, plus bias [n] and residual [rows, n].
 
     The kernel takes its operands, bias, residual, where its sums go, rows, n, and the `sizes` that are its own.
     """
     rows, n = out.shape
     if not rows:
         return out
-    whole = cut.parts == 1
-    product = out if whole else torch.empty(cut.parts, rows, n, dtype=torch.float32, device=out.device)
-    kernel[(*cut.tiles, cut.parts)](
+    whole = tiling.parts == 1
+    product = out if whole else torch.empty(tiling.parts, rows, n, dtype=torch.float32, device=out.device)
+    kernel[(*tiling.tiles, tiling.parts)](
         *operands,
         bias,
         residual,
@@ -43,10 +43,10 @@ def launch(
         *sizes,
         HAS_BIAS=whole and bias is not None,
         HAS_RESIDUAL=whole and residual is not None,
-        ROWS=cut.tile.rows,
-        COLUMNS=cut.tile.columns,
-        num_warps=cut.tile.warps,
-        num_stages=cut.tile.stages,
+        ROWS=tiling.tile.rows,
+        COLUMNS=tiling.tile.columns,
+        num_warps=tiling.tile.warps,
+        num_stages=tiling.tile.stages,
         **constants,
     )
     return out if whole else _add_parts(product, bias, residual, out)

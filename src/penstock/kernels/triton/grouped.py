@@ -10,7 +10,7 @@ from penstock.kernels.triton.gate import activate
 from penstock.kernels.triton.int4 import COLUMNS as INT4_COLUMNS
 from penstock.kernels.triton.int4 import RUN_BYTES, widen
 from penstock.kernels.triton.quantized import quantize_rows
-from penstock.kernels.triton.routing import Sorted
+from penstock.kernels.triton.routing import SortedAssignments
 from penstock.kernels.triton.tiles import Tile, precision
 from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
 
@@ -39,7 +39,7 @@ def multiply(
     x: Tensor,
     stack: ExpertStack,
     assignments: int,
-    tiles: Sorted,
+    tiles: SortedAssignments,
     tile: Tile,
     *,
     activation: str = "",

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import cut, precision
+from penstock.kernels.triton.tiles import precision, tile_product
 from penstock.kernels.triton.weights import Int4Weight
 
 RUN_BYTES = 32  # weights.HALF
@@ -16,18 +16,18 @@ COLUMNS = 128  # of a tile: with bytes for two values, a tile of few columns wou
 def int4_linear(
     x: Tensor, weight: Int4Weight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = False
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product."""
     rows, (n, k) = len(x), weight.shape
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    division, runs = cut(rows, n, k, COLUMNS, fixed=fixed), weight.values.shape[0] // RUN_BYTES
+    tiling, runs = tile_product(rows, n, k, COLUMNS, fixed=fixed), weight.values.shape[0] // RUN_BYTES
     return launch(
         _int4,
         (x, weight.values, weight.scales),
         weight.bias,
         residual,
         out,
-        division,
-        (k, x.stride(0), division.span(runs, 2), runs),
+        tiling,
+        (k, x.stride(0), tiling.span(runs, 2), runs),
         GROUP=weight.group,
         PRECISION=precision(x.dtype),
     )

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.elementwise import embedding
-from penstock.kernels.linear import BLOCK_ELEMENTS, DenseWeight
+from penstock.kernels.linear import SMALL_WEIGHT, DenseWeight
 from penstock.kernels.triton.dense import dense_linear
 from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
@@ -47,8 +47,7 @@ class TritonLinear:
 
     def logits(self, x: Rows, weight: Weight) -> Tensor:
         """Of a small weight, as a router's, not rounded to x's dtype on the way: that would choose between experts."""
-        small = isinstance(weight, DenseWeight) and weight.weight.numel() <= BLOCK_ELEMENTS
-        if small and isinstance(x, Tensor):
+        if isinstance(weight, DenseWeight) and isinstance(x, Tensor) and weight.weight.numel() <= SMALL_WEIGHT:
             return dense_linear(x, weight, None, torch.float32)
         return self._multiply(x, weight, None, torch.float32)
 

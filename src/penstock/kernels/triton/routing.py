@@ -38,14 +38,14 @@ def route(logits: Tensor, slots: int, *, normalize: bool) -> Routing:
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedAssignments:
     """Assignments of a token to an expert, numbered token * slots + slot, by expert: those of one fill whole tiles."""
 
     order: Tensor  # int32 [tiles * rows of a tile]: assignments; where a tile is not full, -1
     experts: Tensor  # int32 [tiles]: the expert of each, counted from the first one here; -1: the tile is empty
 
 
-def sort_by_expert(experts: Tensor, first: int, count: int, rows: int) -> Sorted:
+def sort_by_expert(experts: Tensor, first: int, count: int, rows: int) -> SortedAssignments:
     """Of int64 experts [tokens, slots], those from `first` to `first` + `count` - 1, in tiles of so many rows.
 
     There are as many tiles as there might need to be: how many are, only the device knows.
@@ -70,7 +70,7 @@ def sort_by_expert(experts: Tensor, first: int, count: int, rows: int) -> Sorted
             CHUNK=ASSIGNMENTS,
             num_warps=4,
         )
-    return Sorted(order, of_tile)
+    return SortedAssignments(order, of_tile)
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -24,7 +24,7 @@ def store(
     qkv: Tensor,
     heads: int,
     weight: Tensor | None,
-    turns: Tensor,
+    cos_sin: Tensor,
     keys: Tensor,
     values: Tensor,
     blocks: Tensor,
@@ -45,7 +45,7 @@ def store(
     _store[(triton.cdiv(tokens * (heads + 2 * kv_heads), rows),)](
         qkv,
         weight,
-        turns,
+        cos_sin,
         blocks,
         offsets,
         query,
@@ -94,7 +94,7 @@ def _store_half(pages, where, part, inverse, mask, LIMIT: tl.constexpr):
 def _store(
     qkv,
     weight,
-    turns,
+    cos_sin,
     blocks,
     offsets,
     query,
@@ -143,7 +143,7 @@ def _store(
             normed_high = ((high * scale).to(dtype).to(tl.float32) * factor_high).to(dtype).to(tl.float32)
         low = tl.where(turned[:, None], normed_low, low)
         high = tl.where(turned[:, None], normed_high, high)
-    angles = turns + token[:, None] * HEAD_DIM + place[None, :]
+    angles = cos_sin + token[:, None] * HEAD_DIM + place[None, :]
     cos = tl.load(angles, mask=turning, other=1.0)
     sin = tl.load(angles + HEAD_DIM // 2, mask=turning, other=0.0)
     # Rounded, as queries are and pages may be: quantising starts from what other pages would hold.

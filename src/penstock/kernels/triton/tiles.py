@@ -1,11 +1,11 @@
-"""How products are cut up: tiles and the division of k. Chosen here once: nothing is tuned while serving."""
+"""How products are divided among programs: by tiles, and along k. Nothing is tuned while serving."""
 
 from typing import NamedTuple
 
 import torch
 import triton
 
-MULTIPROCESSORS = 132  # of an H100 or H200: what the division of k aims to keep busy,
+MULTIPROCESSORS = 132  # of an H100 or H200: what the tiling of k aims to keep busy,
 WAVES = 2  # so many times over
 MOST_PARTS = 8
 LEAST_K = 512  # of a part
@@ -33,7 +33,7 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
-class Cut(NamedTuple):
+class ProductTiling(NamedTuple):
     """Of a product."""
 
     tile: Tile
@@ -42,7 +42,8 @@ class Cut(NamedTuple):
 
     def span(self, length: int, unit: int) -> int:
         """Of a part of what is so long and divided into them: a multiple of `unit`."""
-        return triton.cdiv(triton.cdiv(length, unit), self.parts) * unit
+        span: int = triton.cdiv(triton.cdiv(length, unit), self.parts) * unit
+        return span
 
 
 def select_tile(rows: int) -> Tile:
@@ -50,13 +51,13 @@ def select_tile(rows: int) -> Tile:
     return next((tile for most, tile in TILES.items() if rows <= most), TILES[128])
 
 
-def cut(rows: int, n: int, k: int, columns: int = 0, *, fixed: bool = False) -> Cut:
+def tile_product(rows: int, n: int, k: int, columns: int = 0, *, fixed: bool = False) -> ProductTiling:
     """Of [rows, k] times [k, n], with tiles of so many columns, or the usual. A fixed one is the same for any rows."""
     tile = FIXED if fixed else select_tile(rows)
     if columns:
         tile = tile._replace(columns=columns)
     tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.columns)
-    return Cut(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k))
+    return ProductTiling(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k))
 
 
 def parts_of(programs: int, k: int) -> int:

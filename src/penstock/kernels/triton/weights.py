@@ -10,16 +10,14 @@ output column, int4 with one (fp16) per group of values along k; and fp8 e4m3, a
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import INT4_MULTIPLE
+from penstock.config.weights import INT4_MULTIPLE, Scheme
 from penstock.kernels.linear import DenseWeight
 
-Scheme = Literal["fp8", "int8", "int4"]
 HALF = 32  # values in one half of a run of bytes
 
 

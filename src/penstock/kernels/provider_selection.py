@@ -1,23 +1,18 @@
 """The providers of a model's ops, chosen for what it needs of the machine it runs on."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
-from penstock.kernels.elementwise import RMS_NORM
+from penstock.kernels.elementwise import RmsNorm
 from penstock.kernels.flashinfer import check_attention, installed_version
-from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
-from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
-from penstock.kernels.moe import EXPERTS, ROUTE, Experts
+from penstock.kernels.linear import Linear
+from penstock.kernels.moe import Experts
 from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.ops import EXPERTS, LINEAR, OPS, PAGED_ATTENTION, RMS_NORM
 from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
-from penstock.kernels.routing import Aside, Routing
-
-OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION)
+from penstock.kernels.routing import Routing, SharedExpertOutput
 
 
 @dataclass(frozen=True)
@@ -25,15 +20,14 @@ class Kernels:
     """What a model calls. Signatures and meaning: see the protocols, and the op's reference."""
 
     linear: Linear
-    rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
+    rms_norm: RmsNorm
     attention: PagedAttention
     experts: Experts
     fingerprint: str  # which provider computes which op: part of what makes two results comparable bit for bit
     session: Session | None = None  # what can record them, where all are native
 
-    def norm_before(self, weight: Any) -> Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]:
-        """`rms_norm` for rows that only products with a packed weight read: as these read them, where it can give them
-        so. Without a weight it is `rms_norm` itself."""
+    def norm_before(self, weight: Any) -> RmsNorm:
+        """`rms_norm` for rows that only products with `weight` read: they may come quantised, as these read them."""
         before = getattr(self.rms_norm, "before", None)
         return self.rms_norm if before is None else before(weight)
 
@@ -78,7 +72,6 @@ def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
 
 __all__ = [
     "OPS",
-    "Aside",
     "AttentionBatch",
     "CannotQuantize",
     "DensePacker",
@@ -94,6 +87,7 @@ __all__ = [
     "Platform",
     "Provider",
     "Routing",
+    "SharedExpertOutput",
     "check_attention",
     "check_kv_dtype",
     "detect_platform",
