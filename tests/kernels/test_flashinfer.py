@@ -214,5 +214,5 @@ def test_heads_that_it_has_nothing_for_are_said_to_be_tritons(
         check_attention(replace(ASKED, head_dims=(96, 128, 96)))
     (record,) = caplog.records
     assert record.getMessage() == (
-        "attention by Triton: FlashInfer is for heads of 64, 128, 256, and the model's are of 96"
+        "attention is computed by Triton: FlashInfer supports head sizes 64, 128, 256, and the model has 96"
     )

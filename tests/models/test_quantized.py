@@ -64,13 +64,12 @@ class RoundedLinear(TorchLinear):
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True) / 127
-        return super()._product((x / scale).round() * scale, weight, bias)
+        return super().__call__((x / scale).round() * scale, weight, residual)
 
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
-        product = self._product if len(weight.weight) == self._vocab else super()._product
-        return product(x, weight.weight, None)
+        return self(x, weight) if len(weight.weight) == self._vocab else super().__call__(x, weight)
 
 
 def rounding(kernels: Kernels, spec: ModelSpec) -> Kernels:

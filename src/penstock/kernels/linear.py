@@ -1,4 +1,4 @@
-"""Products with weights: x W^T + b and what follows at once, and the rows of an embedding."""
+"""Linears in torch: x W^T + b with the residual or activation that follows, logits, and embedding rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from torch import Tensor
 from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, silu_and_mul
 from penstock.kernels.registry import normals
 
-SMALL_WEIGHT = 1 << 20  # elements of a weight whose logits are computed in fp32 from its values as they are: a router
+SMALL_WEIGHT = 1 << 20  # elements: logits of weights up to this size, such as a router's, are computed in fp32
 ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
 class Linear(Protocol):
-    """A provider of products. A weight is packed once into what the provider reads fastest."""
+    """A provider of products with weights. A weight is packed once, into the layout that the provider reads fastest."""
 
     def pack(self, weight: Any, bias: Tensor | None = None, *, gated: bool = False) -> Any:
-        """weight [out, in], bias [out]. A gated weight is two of the same size: the gate, then what it gates. One that
-        was packed while it was read (see packers.py) stays as it is."""
+        """Pack a weight [out, in] and a bias [out]. A gated weight is two of the same size: the gate, then the
+        projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
         ...
 
     def __call__(self, x: Tensor, weight: Any, residual: Tensor | None = None) -> Tensor:
@@ -39,8 +39,8 @@ class Linear(Protocol):
     def rows(
         self, token_ids: Tensor, weight: Any, scale: float, dtype: torch.dtype, *, first: int | None = None
     ) -> Tensor:
-        """The weight's rows for int64 token_ids [tokens], times `scale` rounded to `dtype`: an embedding. With `first`
-        the weight is a part of the vocabulary, from that token on, and tokens outside it give zeros."""
+        """An embedding: the weight's rows for int64 token_ids [tokens], times `scale` rounded to `dtype`. With `first`
+        the weight is a part of the vocabulary that begins with that token, and tokens outside it give zeros."""
         ...
 
 
@@ -60,7 +60,7 @@ class DenseWeight:
 
 
 class TorchLinear:
-    """Weights as they are, multiplied by torch."""
+    """Products by torch, with unpacked weights."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> DenseWeight:
         return DenseWeight(weight, bias)
@@ -73,7 +73,8 @@ class TorchLinear:
         return ACTIVATIONS[activation](self(x, weight))
 
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
-        """Of a small weight, as a router's, not rounded to x's dtype on the way: that would choose between experts."""
+        """A small weight, such as a router's, is multiplied in fp32: rounding to x's dtype could choose another
+        expert."""
         if weight.weight.numel() > SMALL_WEIGHT:
             return self(x, weight).float()
         bias = None if weight.bias is None else weight.bias.float()

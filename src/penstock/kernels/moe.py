@@ -1,4 +1,4 @@
-"""A mixture of experts: which experts a token goes through, and what comes out of them."""
+"""A mixture of experts in torch: the routing of tokens, and the weighted sum of their experts' outputs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from penstock.kernels.routing import Routing, SharedExpertOutput
 
 
 class Experts(Protocol):
-    """A provider of mixtures. A stack of experts' matrices of one shape is packed once."""
+    """A provider of mixtures of experts. The matrices of all experts are packed together, once."""
 
     def pack(self, weight: Any, count: int, *, gated: bool = False) -> Any:
-        """weight [count * out, in], an expert below the other; as gated, each is a gate and below it what it gates.
-        One that was packed while it was read (see packers.py) stays as it is."""
+        """Pack a weight [count * out, in], the experts below each other. Each gated one is the gate, and below it the
+        projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
         ...
 
     def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
-        """The `slots` largest of fp32 logits [tokens, experts], of equal ones the first, and their softmax over all
-        experts; with `normalize`, made to sum to 1."""
+        """The `slots` largest of fp32 logits [tokens, experts], the first among equals, and their softmax over all
+        experts. With `normalize` these weights are scaled to a sum of 1."""
         ...
 
     def __call__(
@@ -37,14 +37,15 @@ class Experts(Protocol):
         shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, then
-        the expert shared, then the residual, in fp32. The weights are of experts `first` and after; others give 0."""
+        """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, plus
+        the shared expert's output, plus the residual, in fp32. The matrices are those of the experts from `first` on;
+        all others give 0."""
         ...
 
 
 @dataclass(frozen=True)
 class ExpertMatrices:
-    """The matrices of all experts, each as a provider of products packed it."""
+    """The matrices of all experts, each as a provider of Linear packed it."""
 
     each: tuple[Any, ...]
 
@@ -54,7 +55,7 @@ class ExpertMatrices:
 
 
 class TorchExperts:
-    """One expert after the other, by a provider of products."""
+    """Computes one expert after the other, by a provider of Linear."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
@@ -94,7 +95,7 @@ class TorchExperts:
 
 
 def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(logits, slots, normalize): with many ties in some."""
+    """(logits, slots, normalize). Rounded logits have many ties."""
     normal = normals(torch.float32, seed)
     for tokens in (0, 1, 3, 70):
         for experts, slots in ((5, 2), (8, 8), (17, 1), (128, 8)):

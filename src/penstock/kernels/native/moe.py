@@ -1,9 +1,9 @@
-"""A mixture of experts: the routing, and the products with the experts that were chosen."""
+"""A mixture of experts by the native kernels: routing, and products with the chosen experts' matrices."""
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.linear import DTYPES, SCHEMES
+from penstock.kernels.native.linear import DTYPES, UNQUANTIZED
 from penstock.kernels.native.packing import PackedWeight, pack_stack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import EPILOGUES, ExpertsOp, RouteOp
@@ -19,7 +19,7 @@ class NativeExperts:
     def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
         if isinstance(weight, PackedWeight):
             return weight
-        return pack_stack(weight, count, SCHEMES[weight.dtype], gated=gated)
+        return pack_stack(weight, count, UNQUANTIZED[weight.dtype], gated=gated)
 
     def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
         routing = Routing(

@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual that joins before it."""
+"""RMSNorm of x + residual, by the native kernels."""
 
 from torch import Tensor
 

@@ -294,6 +294,6 @@ class _Ops(ctypes.Union):
 
 
 class TaggedOp(ctypes.Structure):
-    """Any op, with the code that says which."""
+    """An op and the code of its kind."""
 
     _fields_ = (("code", c_int32), ("op", _Ops))
