@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from results import parser, write
 
-from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import SamplingParams
 from tests.runtime.samplers import Sampler
 
@@ -91,7 +92,7 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     isa = instruction_sets()[:1]
-    session = Session(Engine(isa[0], args.threads)) if isa else None
+    session = Session(ThreadTeam(isa[0], args.threads)) if isa else None
     figures: list[dict[str, object]] = []
     for kind in ("zipf", "flat"):
         logits = make_logits(kind, args.rows, args.vocab, 0)

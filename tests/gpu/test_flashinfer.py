@@ -9,7 +9,7 @@ import torch
 
 from penstock.kernels.attention import ReferenceAttention, attention_inputs, run_attention
 from penstock.kernels.flashinfer import HEAD_DIMS, FlashInferAttention
-from penstock.kernels.gathered_attention import PAGED_ATTENTION
+from penstock.kernels.ops import PAGED_ATTENTION
 from tests.checkpoints import VARIANTS, tiny_model, write_tiny_checkpoint
 from tests.gpu.test_fidelity import needs_gpu, request_for, runner_of, serve
 from tests.kernels import flashinfer_library

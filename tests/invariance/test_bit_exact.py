@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import GenerateRequest
 from tests.checkpoints import write_tiny_checkpoint
 from tests.invariance.test_batch_invariance import Machine, renamed, requests, resumed

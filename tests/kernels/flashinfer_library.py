@@ -7,6 +7,7 @@ and order of arguments are those of flashinfer-python 0.7.2; tests/gpu holds the
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -95,6 +96,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             custom_mask is not None
             or pos_encoding_mode != "NONE"
             or not causal
+            or logits_soft_cap
             or head_dim_vo not in (None, head_dim_qk)
         ):
             raise NotImplementedError("not of this stand-in")
@@ -111,7 +113,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
             "dtype": q_data_type,
             "scale": head_dim_qk**-0.5 if sm_scale is None else sm_scale,
             "window_left": window_left,
-            "cap": logits_soft_cap or 0.0,
         }
 
     def run(
@@ -155,18 +156,16 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, pages: Tensor, length: int) -> Tensor:
         """One sequence: queries are the last of its tokens."""
-        planned, (count, heads, head_dim) = self._planned, query.shape
+        planned, (count, _, head_dim) = self._planned, query.shape
         k, v = (
-            cache[pages].transpose(1, 2).reshape(-1, keys.shape[1], head_dim)[:length].float().transpose(0, 1)
+            cache[pages].transpose(1, 2).reshape(-1, keys.shape[1], head_dim)[:length].float().transpose(0, 1)[None]
             for cache in (keys, values)
         )
-        shared = heads // keys.shape[1]
-        scores = query.float().transpose(0, 1) @ k.repeat_interleave(shared, 0).transpose(1, 2) * planned["scale"]
-        if planned["cap"] > 0:
-            scores = planned["cap"] * torch.tanh(scores / planned["cap"])
         query_at, key_at = torch.arange(length - count, length)[:, None], torch.arange(length)
         visible = key_at <= query_at
         if planned["window_left"] >= 0:
             visible &= key_at >= query_at - planned["window_left"]
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        return (weights @ v.repeat_interleave(shared, 0)).transpose(0, 1).to(query.dtype)
+        result = F.scaled_dot_product_attention(
+            query.float().transpose(0, 1)[None], k, v, attn_mask=visible, scale=planned["scale"], enable_gqa=True
+        )
+        return result[0].transpose(0, 1).to(query.dtype)

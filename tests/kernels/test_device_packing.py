@@ -12,7 +12,7 @@ from penstock.config.weights import device_bytes, schemes
 from penstock.kernels import CannotQuantize, Needs, Packing, Platform, check_kv_dtype, select_packing
 from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, dense, pack
 
-GPU = Platform("cuda", "9.0", True)
+GPU = Platform("cuda", "9.0")
 HERE = torch.device("cpu")
 
 
@@ -81,8 +81,8 @@ def test_rows_that_cannot_be_quantised_are_found_at_the_end(quantization: str) -
 
 def test_pages_in_fp8_are_a_gpus() -> None:
     check_kv_dtype(GPU, Needs(torch.bfloat16, head_dims=(64, 128)), "float8_e4m3fn")
-    with pytest.raises(CannotQuantize, match=r"--kv-cache-dtype fp8 needs .* on this cpu device it is gathered"):
-        check_kv_dtype(Platform("cpu", "AVX2", False), Needs(torch.bfloat16), "float8_e4m3fn")
+    with pytest.raises(CannotQuantize, match=r"--kv-cache-dtype fp8 needs .* on this cpu device it is torch"):
+        check_kv_dtype(Platform("cpu", "AVX2"), Needs(torch.bfloat16), "float8_e4m3fn")
     with pytest.raises(CannotQuantize, match="multiples of 4, not 30; leave it at auto"):
         check_kv_dtype(GPU, Needs(torch.bfloat16, head_dims=(64, 30)), "float8_e4m3fn")
 
@@ -91,7 +91,7 @@ def test_packing_needs_no_triton() -> None:
     script = (
         "import sys\nsys.modules['triton'] = None\nimport torch\n"
         "from penstock.kernels import Needs, Platform, select_packing\n"
-        "make = select_packing(Platform('cuda', '9.0', True), Needs(torch.bfloat16), 'fp8', 32, torch.device('cpu'))\n"
+        "make = select_packing(Platform('cuda', '9.0'), Needs(torch.bfloat16), 'fp8', 32, torch.device('cpu'))\n"
         "packer = make((4, 64), 'matrix')\npacker.put(0, torch.ones(4, 64))\npacker.finish()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

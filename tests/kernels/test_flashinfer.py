@@ -18,15 +18,15 @@ from penstock.config import ConfigError, EngineConfig
 from penstock.kernels import AttentionBatch, CannotQuantize, Needs, Platform, check_attention, check_kv_dtype
 from penstock.kernels import flashinfer as provider
 from penstock.kernels.attention import ReferenceAttention, run_attention
-from penstock.kernels.flashinfer import FlashInferAttention, Planned, library
-from penstock.kernels.gathered_attention import PAGED_ATTENTION
+from penstock.kernels.flashinfer import FlashInferAttention, FlashInferPlan, library
+from penstock.kernels.ops import PAGED_ATTENTION
 from penstock.runtime.loading import gpu as load_device
 from penstock.runtime.loading.gpu import load_device_runner
 from tests.kernels.flashinfer_library import BatchPrefillWithPagedKVCacheWrapper
 from tests.runtime.mirror_device import MirrorAttention
 from tests.runtime.test_load_device import Memory
 
-GPU = Platform("cuda", "9.0", True)
+GPU = Platform("cuda", "9.0")
 ASKED = Needs(torch.bfloat16, head_dims=(128,), attention="flashinfer")
 
 
@@ -76,7 +76,7 @@ def test_layers_share_a_plan_and_steps_that_are_held_have_wrappers_of_their_own(
     wide, narrow = (torch.randn(6, heads, 64, dtype=torch.bfloat16) for heads in (4, 2))
     other = torch.randn(9, 4, 64, dtype=torch.bfloat16)
 
-    def results(first: Planned, second: Planned) -> list[torch.Tensor]:
+    def results(first: FlashInferPlan, second: FlashInferPlan) -> list[torch.Tensor]:
         return [
             ours(wide, keys, values, first, 0.125),
             ours(wide, keys, values, first, 0.125),
@@ -101,7 +101,7 @@ def test_a_step_without_prompts_is_not_planned() -> None:
     pages = torch.randn(9, 2, 2, 16, 64, dtype=torch.bfloat16)
     batch, query = step((1, 20), (1, 33)), torch.randn(2, 4, 64, dtype=torch.bfloat16)
     prepared = ours.prepare(batch, pages[:, 0])
-    assert not isinstance(prepared, Planned)
+    assert not isinstance(prepared, FlashInferPlan)
     got = ours(query, pages[:, 0], pages[:, 1], prepared, 0.125)
     torch.testing.assert_close(got, ReferenceAttention()(query, pages[:, 0], pages[:, 1], batch, 0.125))
     assert not wrappers.made
@@ -148,7 +148,7 @@ def test_it_computes_where_it_is_asked_for_and_can() -> None:
     assert chosen(attention="auto") == chosen(attention="triton") == "triton"
     assert chosen(head_dims=(128, 96)) == chosen(dtype=torch.float32) == "triton"
     assert chosen(deterministic=True) == "triton_fixed"
-    assert PAGED_ATTENTION.select(Platform("cpu", "AVX2", False), ASKED).name == "gathered"
+    assert PAGED_ATTENTION.select(Platform("cpu", "AVX2"), ASKED).name == "torch"
 
 
 def test_fp8_pages_are_not_for_it() -> None:
@@ -214,5 +214,5 @@ def test_heads_that_it_has_nothing_for_are_said_to_be_tritons(
         check_attention(replace(ASKED, head_dims=(96, 128, 96)))
     (record,) = caplog.records
     assert record.getMessage() == (
-        "attention by Triton: FlashInfer is for heads of 64, 128, 256, and the model's are of 96"
+        "attention is computed by Triton: FlashInfer supports head sizes 64, 128, 256, and the model has 96"
     )

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from penstock.config.weights import Scheme
-from penstock.kernels import Aside, Experts, Routing
-from penstock.kernels.linear import BlockedLinear, TorchLinear
+from penstock.kernels import Experts, Routing, SharedExpertOutput
+from penstock.kernels.linear import TorchLinear
 from penstock.kernels.moe import TorchExperts
-from penstock.kernels.native.library import Engine, ExpertsOp
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.native.structs import ExpertsOp
+from penstock.kernels.native.team import ThreadTeam
 
 SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int16", 0), ("int8", 0), ("int4", 32), ("int4", 64)]
 COUNT, HIDDEN, WIDTH, SLOTS, TOKENS = 6, 104, 72, 3, 140  # so many tokens are more than are multiplied at once
@@ -48,21 +49,25 @@ class Mixture:
             for weight, gated in zip(self.dense, (True, False), strict=True)
         )
         self.x, self.residual = (drawn(tokens, HIDDEN + i, dtype=self.dtype)[:, :HIDDEN].contiguous() for i in (0, 1))
-        self.aside = Aside(drawn(tokens, HIDDEN + 2, dtype=self.dtype)[:, :HIDDEN].contiguous(), drawn(tokens, 1))
+        self.shared = SharedExpertOutput(
+            drawn(tokens, HIDDEN + 2, dtype=self.dtype)[:, :HIDDEN].contiguous(), drawn(tokens, 1)
+        )
         self.routing = native().route(drawn(tokens, total), SLOTS, normalize=True)
 
     def run(self, experts: NativeExperts, rows: Tensor | slice = slice(None), first: int = 0) -> Tensor:
-        x, residual, ids, weights, aside, gate = (
-            tensor[rows].contiguous() for tensor in (self.x, self.residual, *self.routing, *self.aside)
+        x, residual, ids, weights, shared, gate = (
+            tensor[rows].contiguous() for tensor in (self.x, self.residual, *self.routing, *self.shared)
         )
         routing = Routing(ids, weights)
-        return experts(x, routing, *self.weights, "silu", first=first, aside=Aside(aside, gate), residual=residual)
+        return experts(
+            x, routing, *self.weights, "silu", first=first, shared=SharedExpertOutput(shared, gate), residual=residual
+        )
 
 
-@pytest.mark.parametrize("linear", [TorchLinear(), BlockedLinear()], ids=lambda linear: type(linear).__name__)
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_a_routers_logits_are_not_rounded_to_bf16(linear: TorchLinear, rows: int) -> None:
-    """It would choose between experts that are nearly as good."""
+def test_a_routers_logits_are_not_rounded_to_bf16(rows: int) -> None:
+    """Rounding would choose between experts that are nearly as good."""
+    linear = TorchLinear()
     generator = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, 64, generator=generator).bfloat16() for n in (rows, 8))
     logits = linear.logits(x, linear.pack(weight))
@@ -103,8 +108,8 @@ def test_the_sum_is_that_of_the_formula(experts: Experts, dtype: torch.dtype) ->
     mixture = Mixture("f32" if dtype == torch.float32 else "bf16", 0)
     gate_up, down = (weight.double() for weight in mixture.dense)
     x, want = mixture.x.double(), mixture.residual.double()
-    assert mixture.aside.gate is not None
-    want = want + mixture.aside.output.double() * torch.sigmoid(mixture.aside.gate.double())
+    assert mixture.shared.gate is not None
+    want = want + mixture.shared.output.double() * torch.sigmoid(mixture.shared.gate.double())
     for token in range(TOKENS):
         for expert, weight in zip(mixture.routing.experts[token], mixture.routing.weights[token], strict=True):
             gate, up = (gate_up.view(COUNT, 2, WIDTH, HIDDEN)[expert] @ x[token]).unbind()
@@ -113,7 +118,7 @@ def test_the_sum_is_that_of_the_formula(experts: Experts, dtype: torch.dtype) ->
     packed = (
         experts.pack(weight, COUNT, gated=gated) for weight, gated in zip(mixture.dense, (True, False), strict=True)
     )
-    got = experts(mixture.x, mixture.routing, *packed, "silu", aside=mixture.aside, residual=mixture.residual)
+    got = experts(mixture.x, mixture.routing, *packed, "silu", shared=mixture.shared, residual=mixture.residual)
     assert got.dtype == dtype
     tolerance = 1e-6 if dtype == torch.float32 else 8e-3
     torch.testing.assert_close(got.double(), want, rtol=0.0, atol=tolerance * want.abs().max().item())
@@ -136,7 +141,7 @@ def test_schemes_give_what_products_with_each_expert_give(scheme: Scheme, group:
         one_by_one.pack(weight, COUNT, gated=gated) for weight, gated in zip(mixture.dense, (True, False), strict=True)
     )
     want = one_by_one(
-        mixture.x, mixture.routing, *packed, "silu", aside=mixture.aside, residual=mixture.residual
+        mixture.x, mixture.routing, *packed, "silu", shared=mixture.shared, residual=mixture.residual
     ).float()
     tolerance = 1e-6 if mixture.dtype == torch.float32 else 8e-3
     torch.testing.assert_close(mixture.run(native()).float(), want, rtol=0.0, atol=tolerance * want.abs().max().item())
@@ -145,7 +150,7 @@ def test_schemes_give_what_products_with_each_expert_give(scheme: Scheme, group:
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES)
 def test_a_token_is_the_same_whoever_is_beside_it_in_all_schemes(scheme: Scheme, group: int) -> None:
     mixture = Mixture(scheme, group)
-    engine = Engine(native_session().engine.isa, 2)
+    engine = ThreadTeam(native_session().team.isa, 2)
     of_all = []
     for experts in (native(), NativeExperts(Session(engine))):
         of_all.append(mixture.run(experts))
@@ -204,7 +209,7 @@ def test_only_the_experts_that_were_chosen_are_read() -> None:
             if isinstance(op, ExpertsOp):
                 self.tally = keep[-1].tolist()
 
-    session = Watching(native_session().engine)
+    session = Watching(native_session().team)
     mixture.run(NativeExperts(session))
     assert session.tally == [3, 27]
     mixture.run(NativeExperts(session), first=5)

@@ -64,13 +64,12 @@ class RoundedLinear(TorchLinear):
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True) / 127
-        return super()._product((x / scale).round() * scale, weight, bias)
+        return super().__call__((x / scale).round() * scale, weight, residual)
 
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
-        product = self._product if len(weight.weight) == self._vocab else super()._product
-        return product(x, weight.weight, None)
+        return self(x, weight) if len(weight.weight) == self._vocab else super().__call__(x, weight)
 
 
 def rounding(kernels: Kernels, spec: ModelSpec) -> Kernels:
@@ -100,7 +99,7 @@ def test_logits_are_those_of_the_dequantised_weights(
     folder = tiny_checkpoint(variant)
     spec = load_spec(folder)
     tokens = torch.randint(spec.vocab_size, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-    torch_kernels = kernels_on(Platform("cpu", "AVX2", False), spec)
+    torch_kernels = kernels_on(Platform("cpu", "AVX2"), spec)
     weights = dense_parameters(folder, spec, quantization)
     dense, rounded, ours = (
         logits_of(spec, parameters, kernels, [tokens])[0]

@@ -181,7 +181,7 @@ def test_the_root_of_cached_keys_tells_weights_on_a_device_apart(
     tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    gpu = Platform("cuda", "9.0", True)
+    gpu = Platform("cuda", "9.0")
     roots = []
     for seed, deterministic in ((0, False), (0, False), (1, False), (0, True)):
         folder = tiny_checkpoint("llama3", seed=seed)
@@ -198,7 +198,7 @@ def test_the_root_of_cached_keys_tells_weights_on_a_device_apart(
 def test_threads_change_no_bit_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     kernels = select_kernels(PLAIN, Needs(torch.float32))
-    gpu = Platform("cuda", "9.0", True)
+    gpu = Platform("cuda", "9.0")
     before, host = numerics(gpu, kernels), numerics(PLAIN, kernels)
     threads = torch.get_num_threads()
     try:

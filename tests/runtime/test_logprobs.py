@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import native_session
 from penstock.messages import SamplingParams, TokenLogprobs, pack_row, unpack_rows
 from tests.runtime.samplers import Sampler

@@ -8,8 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import unpack_rows
 from tests.runtime.samplers import Sampled, Sampler
 from tests.runtime.test_sampler import Choice, params, some_choice
@@ -25,7 +26,7 @@ class Sessions(NamedTuple):
 
 @pytest.fixture(scope="module", params=instruction_sets())
 def sessions(request: pytest.FixtureRequest) -> Sessions:
-    return Sessions(*(Session(Engine(request.param, threads)) for threads in (1, 2)))
+    return Sessions(*(Session(ThreadTeam(request.param, threads)) for threads in (1, 2)))
 
 
 def draw(sampler: Sampler, logits: Logits, rows: Sequence[int]) -> Sampled:

@@ -20,7 +20,7 @@ from penstock.config import EngineConfig, Place, Split
 from penstock.families import load_spec, shard
 from penstock.families.traffic import step_traffic
 from penstock.kernels import Needs, detect_platform, select_kernels
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import (
     GenerateRequest,
     NewSequence,

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.kernels.native.library import Engine, LinearOp, instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import LinearOp
+from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import GenerateRequest, NewSequence, SamplingParams, StepPlan, Work
 from tests.models.serving import Server, make_runner
 
@@ -60,7 +62,7 @@ def test_the_last_layer_is_finished_only_for_tokens_that_are_sampled_after(
 
 
 def test_a_program_uses_memory_again_that_no_tensor_needs_any_more() -> None:
-    session = Session(Engine(instruction_sets()[0], 1))
+    session = Session(ThreadTeam(instruction_sets()[0], 1))
     norm, weight = NativeNorm(session), torch.ones(64)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     expected = x
@@ -87,7 +89,7 @@ def test_a_program_uses_memory_again_that_no_tensor_needs_any_more() -> None:
 
 def test_python_is_called_between_the_ops_it_was_recorded_between() -> None:
     """On the rows that count; and the memory of a tensor it was given is used again all the same."""
-    session = Session(Engine(instruction_sets()[0], 1))
+    session = Session(ThreadTeam(instruction_sets()[0], 1))
     norm, weight = NativeNorm(session), torch.linspace(0.5, 2.0, 64)
     seen: list[int] = []
 

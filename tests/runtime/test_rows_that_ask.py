@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Program
 from penstock.messages import GenerateRequest, SamplingParams
 from penstock.runtime.programs.recorded import RecordedStep

@@ -8,8 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import SamplingParams, unpack_rows
 from tests.runtime.sampler_oracle import scores
 from tests.runtime.samplers import Sampled, Sampler
@@ -21,7 +22,7 @@ MakeSampler = Callable[[int, int], Sampler]
 @pytest.fixture(scope="module", params=["numpy", *instruction_sets()])
 def make(request: pytest.FixtureRequest) -> MakeSampler:
     """Makes samplers that choose in NumPy, or by the native kernels."""
-    session = None if request.param == "numpy" else Session(Engine(request.param, 2))
+    session = None if request.param == "numpy" else Session(ThreadTeam(request.param, 2))
     return lambda vocab_size, max_rows: Sampler(vocab_size, max_rows, session)
 
 

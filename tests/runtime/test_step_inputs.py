@@ -16,9 +16,10 @@ from penstock.kernels.batch_arrays import (
     order_units,
     pad_units,
 )
-from penstock.kernels.native.attention import Prepared
-from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.attention import AttentionWork
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 from penstock.kernels.triton.attention import TritonAttention
 from penstock.messages import NewSequence, SamplingParams
 from penstock.runtime.batch import ResidentBatch
@@ -32,8 +33,8 @@ SAMPLING = SamplingParams(seed=0, max_tokens=1)
 
 
 def native_step() -> NativeStep:
-    session = Session(Engine(instruction_sets()[0], 2))
-    return NativeStep(session, [Prepared(8, 320, 160, 0) for _ in range(GROUPS)])
+    session = Session(ThreadTeam(instruction_sets()[0], 2))
+    return NativeStep(session, [AttentionWork(8, 320, 160, 0) for _ in range(GROUPS)])
 
 
 ON_CPU = [ReferenceStep, native_step] if instruction_sets() else [ReferenceStep]

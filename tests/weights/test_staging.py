@@ -21,7 +21,7 @@ HERE = torch.device("cpu")  # a device without streams, whose memory need not be
 
 
 def packing(quantization: str) -> Packing:
-    return select_packing(Platform("cuda", "9.0", True), Needs(torch.bfloat16), quantization, 32, HERE)
+    return select_packing(Platform("cuda", "9.0"), Needs(torch.bfloat16), quantization, 32, HERE)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "llama_bias", "qwen2_moe"])

@@ -9,7 +9,8 @@ from penstock.bench.workload import Case
 from penstock.config import EngineConfig, ModelFacts
 from penstock.config.memory import token_bytes
 from penstock.config.weights import Scheme, cpu_schemes, matmul_bytes
-from penstock.kernels.native.library import Engine, instruction_sets
+from penstock.kernels.native.loader import instruction_sets
+from penstock.kernels.native.team import ThreadTeam
 
 SIDE = 1024  # of the matrices that are multiplied
 
@@ -47,7 +48,7 @@ class Probe:
             from penstock.kernels.native.session import Session
 
             # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
-            linear = NativeLinear(Session(Engine(instruction_sets()[0], torch.get_num_threads())))
+            linear = NativeLinear(Session(ThreadTeam(instruction_sets()[0], torch.get_num_threads())))
             weight, x = pack(torch.rand(SIDE, SIDE), None, scheme), left.float()
             self._native = lambda: linear(x, weight)
 

@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from penstock.bench.roofline import Machine
 from penstock.config.facts import SCALE_BYTES
-from penstock.kernels.native.library import (
+from penstock.kernels.native.structs import (
     F32,
     I8,
     SCHEMES,
-    AcceptOp,
+    AdvanceOp,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
     ExpertsOp,
+    FillOp,
     FiniteOp,
     LinearOp,
     Matrix,
-    NextOp,
     NormOp,
     RotationOp,
     RouteOp,
@@ -77,9 +77,9 @@ def work(op: Any) -> Work:
             return _experts(op, size)
         case SampleOp():
             return Work(_cell(op.count) * op.vocab * 4.0, 0.0)
-        case NextOp():
+        case FillOp():
             return Work(_cell(op.rows) * 8.0 * (6 + 5 * op.group_count), 0.0)
-        case AcceptOp():
+        case AdvanceOp():
             return Work(_cell(op.rows) * 8.0 * 9, 0.0)
         case FiniteOp():
             return Work(_cell(op.rows) * (op.width * size + 1.0), 0.0)
@@ -97,7 +97,7 @@ def _experts(op: ExpertsOp, size: int) -> Work:
     """Of experts, the matrices of those that were chosen when it last ran are read, each once."""
     read, multiplied = _array(op.tally, c_int64, 2).tolist()
     rows = _cell(op.rows)
-    activations = (2 + bool(op.aside) + bool(op.residual)) * op.down.n * size + 12 * op.slots
+    activations = (2 + bool(op.shared) + bool(op.residual)) * op.down.n * size + 12 * op.slots
     values = op.gate_up.n * op.gate_up.k + op.down.n * op.down.k
     return Work(
         read * (weight_bytes(op.gate_up) + weight_bytes(op.down)) + rows * activations, 2.0 * multiplied * values

@@ -201,7 +201,7 @@ def kernels(isa: str | None, threads: int, ops: str | None, json_file: str | Non
     import torch
 
     from penstock.bench.kernels import OPS, measure_kernels
-    from penstock.kernels.native.library import instruction_sets
+    from penstock.kernels.native.loader import instruction_sets
     from penstock.kernels.native.session import native_session
 
     check_file("--json", json_file)
@@ -221,14 +221,14 @@ def kernels(isa: str | None, threads: int, ops: str | None, json_file: str | Non
         session = native_session(isa or "", threads)
         found, machine = measure_kernels(session, torch_reaches, wanted, status.update)
     rows = [msgspec.to_builtins(each) for each in found]
-    show(f"Native kernels, {session.engine.isa}, {threads} threads", KERNEL_COLUMNS, rows)
+    show(f"Native kernels, {session.team.isa}, {threads} threads", KERNEL_COLUMNS, rows)
     Console().print(
         f"[dim]The roofline is the better of what torch reaches ({torch_reaches.bandwidth / 1e9:.1f} GB/s, "
         f"{torch_reaches.flops / 1e9:.0f} GFLOP/s) and the best of these, arithmetic by dtype: "
         f"{machine.bandwidth / 1e9:.1f} GB/s, up to {machine.flops / 1e9:.0f} GFLOP/s.[/dim]"
     )
     roofline = {"torch": msgspec.to_builtins(torch_reaches), "best": msgspec.to_builtins(machine)}
-    keep({"isa": session.engine.isa, "threads": threads, "machine": roofline, "kernels": rows}, json_file)
+    keep({"isa": session.team.isa, "threads": threads, "machine": roofline, "kernels": rows}, json_file)
 
 
 def parse_counts(flag: str, text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """Bytes of weights in memory, as the native kernels pack them and as a GPU's kernels do. The native kernels allocate by
 these sizes.
 
-`Scheme` in kernels/native/ops.h describes the native layout: blocks of 16 columns, lines of 64 bytes. A GPU's layout is
+`Scheme` in kernels/native/cpp/ops.h describes the native layout: blocks of 16 columns, lines of 64 bytes. A GPU's layout is
 described in kernels/triton/weights.py.
 """
 

@@ -1,15 +1,15 @@
-"""Ops: what a model computes, with a torch reference each, and the providers that compute it on a given machine.
+"""The ops that a model consists of: each with a torch reference, and with providers that compute it faster somewhere.
 
-The names are those of selection.py, which imports torch: so they are looked up when somebody asks for them. What reads
-and packs weights (native/packer.py, native/reading.py) can be imported without.
+The names are those of provider_selection.py. They are looked up on first use: that module imports torch, while weights
+are read and packed (native/packer.py, native/reading.py) before torch is imported.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.kernels.selection import *  # noqa: F403
+    from penstock.kernels.provider_selection import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(import_module("penstock.kernels.selection"), name)
+    return getattr(import_module("penstock.kernels.provider_selection"), name)

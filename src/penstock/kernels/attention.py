@@ -1,7 +1,7 @@
 """Attention over a paged KV cache, and the writing of new keys and values into it.
 
 A layer's keys and values are views [num_blocks, kv_heads, block_size, head_dim] into the pages of its KV group. Decode,
-prefill and a chunk of it are one case: the queries of a sequence are its last tokens, and their own keys are read back
+prefill and a chunk of prefill are one case: the queries of a sequence are its last tokens, and their keys are read back
 from the cache.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,11 +20,11 @@ from penstock.kernels.elementwise import qk_norm_rope
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """One step as a KV group sees it: which tokens query, and where what they see lies. Arrays are on the host.
+    """One step of a KV group: the queries and the block tables of its sequences. Arrays are on the host.
 
     Sequence i's queries are rows query_start[i] to query_start[i + 1] of the step's tokens, the last ones of its
-    context_lens[i] tokens. Its block table row holds the ids of blocks 0, 1, ...; entries before the window of the
-    first query, or past the context, mean nothing. Block 0 of the pages is zero.
+    context_lens[i] tokens. Its row of the block table holds the ids of blocks 0, 1, ...; entries before the window of
+    the first query, or past the context, are undefined. Block 0 of the pages is zero.
     """
 
     block_size: int
@@ -40,31 +41,33 @@ class AttentionBatch:
         """The first position that the first query of each sequence sees."""
         if not self.window:
             return np.zeros(len(self.context_lens), np.int64)
-        return np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
+        first: NDArray[np.int64] = np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
+        return first
 
 
 @runtime_checkable
 class PlannedAttention(Protocol):
-    """PagedAttention that is told of steps with prompts on the host: what `plan` gives is a `prepared` of its own."""
+    """PagedAttention that plans steps with prompts on the host. `plan` takes the place of `prepare` for these steps."""
 
     def plan(self, batch: AttentionBatch) -> Any:
-        """Of a KV group in which some sequence has several queries. Sends nothing to the device before a layer asks."""
+        """Plan a step in which some sequence has several queries. Sends nothing to the device: the first layer does."""
         ...
 
 
 class PagedAttention(Protocol):
-    """A provider of attention and of the cache it reads. What depends on the step alone is prepared once and used by
-    all layers of the group."""
+    """A provider of attention and of the KV cache. Work that depends on the step alone is done once, by `prepare`, and
+    its result serves all layers of the group."""
 
-    # Whether it reads more of a block than its sequence has written: what is there must then be finite.
+    # True if it reads more of a block than its sequence has written; the rest must then be finite.
     reads_whole_blocks: bool
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Any:
-        """`keys` of any layer of the group gives their shape and strides."""
+        """Prepare a step. `keys` are those of any layer of the group: only their shape and strides are used."""
         ...
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Any:
-        """What `store` turns heads by, at int64 positions [tokens]; fp32 frequencies [head_dim / 2] in radians."""
+        """The rotations that `store` applies, for int64 positions [tokens] and fp32 frequencies [head_dim / 2] in
+        radians."""
         ...
 
     def store(
@@ -80,27 +83,29 @@ class PagedAttention(Protocol):
         eps: float,
         offset: float,
     ) -> Tensor:
-        """Norm (where there is a weight [heads + kv_heads, head_dim]) and rotate the query and key heads of qkv
-        [tokens, (heads + 2 kv_heads) * head_dim]; store keys and values at offset `offsets[i]` of block `blocks[i]`,
-        all distinct. Returns the queries [tokens, heads, head_dim]. How the pages hold them is the provider's."""
+        """Norm (with a weight [heads + kv_heads, head_dim]) and rotate the query and key heads of qkv
+        [tokens, (heads + 2 kv_heads) * head_dim]. Store token i's key and value at offset `offsets[i]` of block
+        `blocks[i]`; all places are distinct. Returns the queries [tokens, heads, head_dim]. The layout within a page is
+        the provider's."""
         ...
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
-        """Queries [tokens, heads, head_dim] in, the same shape and dtype out. Consecutive heads share a KV head."""
+        """Attention of queries [tokens, heads, head_dim]; same shape and dtype out. Consecutive heads share a KV
+        head."""
         ...
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
-        """Pages [..., block_size, head_dim] of a token in each row, as the provider lays them out."""
+        """Pages [..., block_size, head_dim], a token in each row, converted to the provider's layout."""
         ...
 
 
 class TorchPages:
-    """Pages that hold a token's key, or value, in a row; and torch's way to write them."""
+    """Pages that hold a token's key or value in a row, written by torch."""
 
-    reads_whole_blocks = True
+    reads_whole_blocks = False
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [tokens, 1, head_dim], the first half of sin negated, as qk_norm_rope wants them."""
+        """(cos, sin) [tokens, 1, head_dim] for qk_norm_rope: the first half of sin is negated."""
         angles = positions.float()[:, None, None] * frequencies
         sin = angles.sin()
         cos = angles.cos()
@@ -131,41 +136,34 @@ class TorchPages:
 
 
 class ReferenceAttention(TorchPages):
-    """One sequence after the other, in fp32."""
+    """Attention in torch and fp32, one sequence after the other."""
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionBatch:
         return batch
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: AttentionBatch, scale: float) -> Tensor:
-        out = torch.empty(query.shape, dtype=query.dtype)
-        size = prepared.block_size
-        for i, context in enumerate(prepared.context_lens.tolist()):
+        out, size = torch.empty(query.shape, dtype=query.dtype), prepared.block_size
+        first_blocks = prepared.first_seen() // size
+        for i, (first, context) in enumerate(zip(first_blocks.tolist(), prepared.context_lens.tolist(), strict=True)):
             start, end = prepared.query_start[i : i + 2].tolist()
-            first = int(prepared.first_seen()[i]) // size
             table = torch.from_numpy(prepared.block_tables[i, first : -(-context // size)])
             key_at = torch.arange(first * size, context)
             query_at = torch.arange(context - (end - start), context)[:, None]
             visible = key_at <= query_at
             if prepared.window:
                 visible &= key_at > query_at - prepared.window
-            # [blocks, kv_heads, block_size, head_dim] to [heads, context, head_dim]
+            # [blocks, kv_heads, block_size, head_dim] to [1, kv_heads, keys, head_dim]
             k, v = (
-                pages[table]
-                .transpose(1, 2)
-                .flatten(0, 1)[: len(key_at)]
-                .float()
-                .transpose(0, 1)
-                .repeat_interleave(query.shape[1] // keys.shape[1], 0)
-                for pages in (keys, values)
+                pages[table].transpose(0, 1).flatten(1, 2)[None, :, : len(key_at)].float() for pages in (keys, values)
             )
-            scores = query[start:end].float().transpose(0, 1) @ k.transpose(1, 2) * scale
-            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-            out[start:end] = (weights @ v).transpose(0, 1).to(out.dtype)
+            q = query[None, start:end].transpose(1, 2).float()
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+            out[start:end] = result[0].transpose(0, 1)
         return out
 
 
 def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Iterator[tuple[Any, ...]]:
-    """(query, keys, values, batch, scale): lengths mixed, blocks scattered, and garbage where nobody may look."""
+    """(query, keys, values, batch, scale): mixed lengths, scattered blocks, and garbage outside the sequences."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     size = 16
@@ -175,7 +173,7 @@ def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Itera
         (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)]),
         (3, 1, 0, [(300, 301), (1, 200)]),
         (2, 2, 33, [(290, 300), (1, 200), (1, 1)]),
-        (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)]),  # several segments of the cache
+        (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)]),  # several segments of the context
         (2, 1, 700, [(1, 1400), (5, 1030)]),
         (2, 2, 0, []),
     ):
@@ -194,7 +192,7 @@ def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Itera
 
 
 def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """Arguments of `store`, with positions and frequencies in the place of the rotation."""
+    """Arguments of `store`, with positions and frequencies instead of the rotation."""
     generator = torch.Generator().manual_seed(seed)
     heads, kv_heads, size, head_dim = 4, 2, 16, 48
 
@@ -213,11 +211,12 @@ def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 
 
 def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """(queries, keys, values), these with a token in each row."""
-    qkv, heads, weight, angles, keys, values, *rest = arguments
+    """(queries, keys, values). Keys and values come back with a token in each row."""
+    qkv, heads, weight, (positions, frequencies), keys, values, *rest = arguments
     keys, values = keys.clone(), values.clone()
-    query = attention.store(qkv, heads, weight, attention.rotation(*angles, qkv.dtype), keys, values, *rest)
-    # Where each element of a page lies: the arrangement of their numbers.
+    rotation = attention.rotation(positions, frequencies, qkv.dtype)
+    query = attention.store(qkv, heads, weight, rotation, keys, values, *rest)
+    # Arranging the elements' numbers shows where each element of a page lies.
     size = keys[0, 0].numel()
     numbers = torch.arange(size, dtype=torch.int32 if keys.itemsize == 4 else torch.int16).view(keys.shape[-2:])
     for pages, are_keys in ((keys, True), (values, False)):

@@ -1,26 +1,27 @@
-"""What visits each element once: embedding, norms, rotary positions and the gated activation, in torch.
+"""Elementwise ops in torch: embedding, norms, rotary positions and the gated activation.
 
-Their roundings are transformers': norms run in fp32, and where the weight joins differs by family.
+They round where transformers does: norms run in fp32, and families differ in when the weight is multiplied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import ROUNDING, Op, Provider, has_native, has_triton, normals, reference
+from penstock.kernels.registry import normals
 
-ROWS = (0, 1, 7, 33)  # for the input generators
+# See rms_norm. The first result is Any as it may be rows that a norm has quantised.
+RmsNorm = Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]
+
+ROWS = (0, 1, 7, 33)  # of generated inputs
 
 
 def embedding(token_ids: Tensor, weight: Tensor, scale: float, first: int | None = None) -> Tensor:
     """Rows of `weight` [vocab, hidden] for int64 token_ids [tokens], times `scale` rounded to the weight's dtype.
 
-    With `first` the weight's rows are those of tokens `first`, `first` + 1, ..., and other tokens give zeros.
+    With `first` the weight has the rows of tokens `first`, `first` + 1, ..., and other tokens give zeros.
     """
     if first is None:
         rows = weight.index_select(0, token_ids)
@@ -34,7 +35,7 @@ def embedding(token_ids: Tensor, weight: Tensor, scale: float, first: int | None
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, x + residual): both like x, [tokens, hidden]. Without a residual the second is x.
 
-    The weight counts as weight + offset. With an offset (Gemma) it is applied in fp32, else after rounding (Llama).
+    The factor is weight + offset. With an offset (Gemma) it is applied in fp32, else after rounding (Llama).
     """
     if residual is not None:
         x = x + residual
@@ -42,10 +43,10 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, off
 
 
 def qk_norm_rope(qk: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, offset: float) -> Tensor:
-    """Query and key heads [tokens, heads, head_dim], normed per head where there is a `weight`, then rotated.
+    """Query and key heads [tokens, heads, head_dim], normed per head if there is a `weight`, then rotated.
 
-    weight [heads, head_dim], one row per head. cos and sin [tokens, 1, head_dim] are of the halves layout, and the
-    first half of sin is negated: x * cos + swap_halves(x) * sin is the rotation.
+    weight [heads, head_dim], one row per head. cos and sin [tokens, 1, head_dim] have the halves layout, and the first
+    half of sin is negated: x * cos + swap_halves(x) * sin is the rotation.
     """
     if weight is not None:
         qk = _normed(qk, weight, eps, offset)
@@ -67,7 +68,7 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
 
 def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     wide = x.float()
-    # vector_norm, as it reads x once and leaves no square behind: x.pow(2).mean() writes a copy of x.
+    # vector_norm reads x once and allocates nothing of its size; x.pow(2).mean() would write a copy of x.
     length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     if offset:
@@ -75,28 +76,10 @@ def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
-def _rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+def rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     normal = normals(dtype, seed)
     for rows in ROWS:
         x = normal(rows, 72)
         weight = normal(72)
         yield x, None, weight, 1e-6, 0.0
         yield x, normal(rows, 72), weight, 1e-5, 1.0
-
-
-def _triton_norm() -> Any:
-    from penstock.kernels.triton.norm import TritonNorm
-
-    return TritonNorm()
-
-
-RMS_NORM = Op(
-    "rms_norm",
-    reference(rms_norm),
-    ROUNDING,
-    _rms_norm_inputs,
-    (
-        Provider("native", lambda: NativeNorm(native_session()), has_native),
-        Provider("triton", _triton_norm, has_triton),
-    ),
-)

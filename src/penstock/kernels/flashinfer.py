@@ -1,9 +1,8 @@
 """Attention of steps with prompts by FlashInfer (Ye et al., 2025), a library that is installed beside Penstock.
 
-FlashInfer cuts a step into work on the host, by its lengths and page tables, before it is launched. Of a step with
-prompts the host knows both. Steps in which every sequence has one query stay with the attention it is given beside: a
-captured one would have to be planned before each replay, and the host sends neither lengths nor tables while sequences
-decode.
+FlashInfer plans a step on the host, from its lengths and page tables, before the launch. The host has both for a step
+with prompts. Decode-only steps are left to another provider: a captured graph would need a new plan before each replay,
+and the host sends neither lengths nor tables while sequences decode.
 """
 
 import logging
@@ -26,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = "flashinfer-python"
 LEAST_VERSION = (0, 6)
-HEAD_DIMS = (64, 128, 256)  # that its kernels for Hopper and those before are made for
+HEAD_DIMS = (64, 128, 256)  # supported by its kernels for Hopper and for older GPUs
 DTYPES = (torch.bfloat16, torch.float16)
-# Twice what its documentation recommends: what is computed of a context that was cut up lies there, of all wrappers in
-# turn. 8 heads to a KV head of 128 elements took 138 MB in its earlier versions.
+# Twice what its documentation recommends. The wrappers share it for partial results of divided contexts; 8 heads per KV
+# head of 128 elements took 138 MB in earlier versions.
 WORKSPACE_BYTES = 256 << 20
 
 
 def installed_version() -> str:
-    """Of FlashInfer. Raises ConfigError where there is none, or one too old."""
+    """The version of FlashInfer. Raises ConfigError if it is not installed or too old."""
     least = ".".join(map(str, LEAST_VERSION))
     remedy = f"pip install '{PACKAGE}>={least}', or set --attention-backend triton"
     try:
@@ -47,31 +46,31 @@ def installed_version() -> str:
 
 
 def library() -> Any:
-    """The module. Raises ConfigError where it is missing, too old or cannot be imported."""
+    """The flashinfer module. Raises ConfigError if it is missing, too old or cannot be imported."""
     found = installed_version()
     try:
         import flashinfer
-    except (ImportError, OSError, RuntimeError) as error:  # of itself, of what it takes, or of their libraries
+    except (ImportError, OSError, RuntimeError) as error:  # its own, or of a library that it needs
         raise ConfigError(
-            f"--attention-backend is flashinfer, and {found} is installed, but importing it fails: {error}; see to "
+            f"--attention-backend is flashinfer, and {found} is installed, but importing it fails: {error}; install "
             "what it needs, or set --attention-backend triton"
         ) from None
     return flashinfer
 
 
-def odd_heads(needs: Needs) -> tuple[int, ...]:
-    """Sizes of the model's heads that there is nothing for."""
+def unsupported_head_dims(needs: Needs) -> tuple[int, ...]:
+    """The model's head sizes that FlashInfer has no kernels for."""
     return tuple(sorted({dim for dim in needs.head_dims if dim not in HEAD_DIMS}))
 
 
 def check_attention(needs: Needs) -> None:
-    """Raise ConfigError where FlashInfer is asked for and cannot be had. Where it has nothing for a model's heads, say
-    so: others compute them."""
+    """Raise ConfigError if FlashInfer is configured and cannot be used. Log a warning if it has no kernels for the
+    model's head sizes: Triton computes these."""
     if needs.attention != "flashinfer":
         return
-    if odd := odd_heads(needs):
+    if odd := unsupported_head_dims(needs):
         logger.warning(
-            "attention by Triton: FlashInfer is for heads of %s, and the model's are of %s",
+            "attention is computed by Triton: FlashInfer supports head sizes %s, and the model has %s",
             ", ".join(map(str, HEAD_DIMS)),
             ", ".join(map(str, odd)),
         )
@@ -80,15 +79,15 @@ def check_attention(needs: Needs) -> None:
 
 
 def _numbers(found: str) -> tuple[int, ...]:
-    """(0, 7) of '0.7.2.post1'."""
+    """(0, 7) for '0.7.2.post1'."""
     leading = ("".join(char for char in part if char.isdigit()) for part in found.split(".")[: len(LEAST_VERSION)])
     return tuple(int(digits or 0) for digits in leading)
 
 
 @dataclass(eq=False)
-class Planned:
-    """A step of a KV group. Its sequences' queries and pages are int32 on the host; the rest of a plan waits for the
-    first layer, which knows its heads and their scale."""
+class FlashInferPlan:
+    """A step of a KV group: its sequences' queries and pages, int32 on the host. The first layer completes the plan,
+    since only layers have the number of heads and the scale."""
 
     window: int  # tokens a query sees, itself included; 0: all
     page_size: int
@@ -96,16 +95,16 @@ class Planned:
     page_start: Tensor  # [sequences + 1]
     pages: Tensor  # [page_start[-1]]
     last_page: Tensor  # [sequences]: tokens in the last page of each
-    wrappers: dict[tuple[int, float], Any] = field(default_factory=dict)  # by heads and scale
+    wrappers: dict[tuple[int, float], Any] = field(default_factory=dict)  # by (heads, scale)
 
 
 @dataclass
 class _Wrapper:
-    """One of the library's, which holds a plan at a time."""
+    """A wrapper of FlashInfer's, which holds one plan at a time."""
 
     wrapper: Any
-    owner: Callable[[], Planned | None]  # whose plan that is, while anybody needs it
-    sent: Any = None  # an event: the plan has left the host's buffer, which the next one is written to
+    owner: Callable[[], FlashInferPlan | None]  # the step it was planned for, or None once that is gone
+    sent: Any = None  # a CUDA event: the plan was copied from the host's buffer, which the next plan is written to
 
 
 class FlashInferAttention:
@@ -114,7 +113,7 @@ class FlashInferAttention:
     reads_whole_blocks = False
 
     def __init__(self, beside: PagedAttention, wrapper: Callable[..., Any]) -> None:
-        """`beside` writes the pages and computes steps of one query a sequence. `wrapper` is the library's
+        """`beside` writes the pages and computes decode-only steps. `wrapper` is FlashInfer's
         BatchPrefillWithPagedKVCacheWrapper."""
         self._beside = beside
         self._make = wrapper
@@ -127,35 +126,37 @@ class FlashInferAttention:
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Any:
         return self.plan(batch) if (batch.query_lens > 1).any() else self._beside.prepare(batch, keys)
 
-    def plan(self, batch: AttentionBatch) -> Planned:
-        """Blocks before those that a window reaches are left out, as what a table says of them means nothing: a query
-        is placed by its distance to the context's end."""
+    def plan(self, batch: AttentionBatch) -> FlashInferPlan:
+        """Plan a step. Blocks before the window are left out, since their table entries are undefined; FlashInfer
+        derives a query's position from its distance to the end of the context."""
         size, context, tables = batch.block_size, batch.context_lens, batch.block_tables
         first, past = batch.first_seen() // size, -(-context // size)
         column = np.arange(tables.shape[1])
         named = (column >= first[:, None]) & (column < past[:, None])
         page_start = np.concatenate([[0], np.cumsum(past - first)])
-        arrays = (batch.query_start, page_start, tables[named], context - (past - 1) * size)
-        return Planned(batch.window, size, *map(_int32, arrays))
+        last_page = context - (past - 1) * size
+        arrays = (batch.query_start, page_start, tables[named], last_page)
+        query_start, page_starts, pages, last_pages = map(_int32, arrays)
+        return FlashInferPlan(batch.window, size, query_start, page_starts, pages, last_pages)
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
-        if not isinstance(prepared, Planned):
+        if not isinstance(prepared, FlashInferPlan):
             return self._beside(query, keys, values, prepared, scale)
         key = query.shape[1], scale
         if key not in prepared.wrappers:
             prepared.wrappers[key] = self._planned(query, keys, prepared, scale)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # its own it would clear first
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # FlashInfer would clear its own first
         prepared.wrappers[key].run(query, (keys, values), out=out)
         return out
 
-    def _planned(self, query: Tensor, keys: Tensor, step: Planned, scale: float) -> Any:
-        """A wrapper that has planned the step, and which nobody else uses while the step is held."""
+    def _planned(self, query: Tensor, keys: Tensor, step: FlashInferPlan, scale: float) -> Any:
+        """A wrapper that has planned the step and is reserved for it while the step exists."""
         device = keys.device
-        held = self._free(step, device)
+        held = self._unused_wrapper(step, device)
         if held.sent is not None:
             held.sent.synchronize()
         arrays = (step.query_start, step.page_start, step.pages, step.last_page)
-        # Pinned, so that copies do not wait for the steps before.
+        # Pinned, so that copies do not block on earlier steps.
         staged = [array.pin_memory() for array in arrays] if device.type == "cuda" else arrays
         held.wrapper.plan(
             *staged,
@@ -170,12 +171,12 @@ class FlashInferAttention:
             kv_data_type=keys.dtype,
         )
         if device.type == "cuda":
-            held.sent = torch.cuda.Event()
+            held.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             held.sent.record(torch.cuda.current_stream(device))
         return held.wrapper
 
-    def _free(self, step: Planned, device: torch.device) -> _Wrapper:
-        """A wrapper whose plan nobody needs any more, or another."""
+    def _unused_wrapper(self, step: FlashInferPlan, device: torch.device) -> _Wrapper:
+        """A wrapper whose step is gone, or a new one."""
         free = next((held for held in self._wrappers if held.owner() is None), None)
         if free is None:
             if self._workspace is None:

@@ -1,31 +1,28 @@
-"""A mixture of experts: which experts a token goes through, and what comes out of them."""
+"""A mixture of experts in torch: the routing of tokens, and the weighted sum of their experts' outputs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear import BlockedLinear, Linear, TorchLinear, no_bf16_gemm
-from penstock.kernels.native.moe import NativeExperts
-from penstock.kernels.native.session import native_session
-from penstock.kernels.registry import ROUNDING, Op, Provider, has_fixed_triton, has_native, has_triton, normals
-from penstock.kernels.routing import Aside, Routing
+from penstock.kernels.linear import Linear, TorchLinear
+from penstock.kernels.registry import normals
+from penstock.kernels.routing import Routing, SharedExpertOutput
 
 
 class Experts(Protocol):
-    """A provider of mixtures. A stack of experts' matrices of one shape is packed once."""
+    """A provider of mixtures of experts. The matrices of all experts are packed together, once."""
 
     def pack(self, weight: Any, count: int, *, gated: bool = False) -> Any:
-        """weight [count * out, in], an expert below the other; as gated, each is a gate and below it what it gates.
-        One that was packed while it was read (see packers.py) stays as it is."""
+        """Pack a weight [count * out, in], the experts below each other. Each gated one is the gate, and below it the
+        projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
         ...
 
     def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
-        """The `slots` largest of fp32 logits [tokens, experts], of equal ones the first, and their softmax over all
-        experts; with `normalize`, made to sum to 1."""
+        """The `slots` largest of fp32 logits [tokens, experts], the first among equals, and their softmax over all
+        experts. With `normalize` these weights are scaled to a sum of 1."""
         ...
 
     def __call__(
@@ -37,17 +34,18 @@ class Experts(Protocol):
         activation: str,
         *,
         first: int = 0,
-        aside: Aside | None = None,
+        shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, then
-        the expert aside, then the residual, in fp32. The weights are of experts `first` and after; others give 0."""
+        """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, plus
+        the shared expert's output, plus the residual, in fp32. The matrices are those of the experts from `first` on;
+        all others give 0."""
         ...
 
 
 @dataclass(frozen=True)
-class Stack:
-    """The matrices of all experts, each as a provider of products packed it."""
+class ExpertMatrices:
+    """The matrices of all experts, each as a provider of Linear packed it."""
 
     each: tuple[Any, ...]
 
@@ -57,13 +55,13 @@ class Stack:
 
 
 class TorchExperts:
-    """One expert after the other, by a provider of products."""
+    """Computes one expert after the other, by a provider of Linear."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
-    def pack(self, weight: Tensor, count: int, *, gated: bool = False) -> Stack:
-        return Stack(tuple(self._linear.pack(each, gated=gated) for each in weight.chunk(count)))
+    def pack(self, weight: Tensor, count: int, *, gated: bool = False) -> ExpertMatrices:
+        return ExpertMatrices(tuple(self._linear.pack(each, gated=gated) for each in weight.chunk(count)))
 
     def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
         experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :slots].contiguous()
@@ -74,12 +72,12 @@ class TorchExperts:
         self,
         x: Tensor,
         routing: Routing,
-        gate_up: Stack,
-        down: Stack,
+        gate_up: ExpertMatrices,
+        down: ExpertMatrices,
         activation: str,
         *,
         first: int = 0,
-        aside: Aside | None = None,
+        shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         outputs = torch.zeros(*routing.experts.shape, x.shape[1])  # fp32
@@ -91,13 +89,13 @@ class TorchExperts:
         total = torch.zeros(x.shape)
         for output, weights in zip(outputs.unbind(1), routing.weights.unbind(1), strict=True):
             total += output * weights[:, None]
-        if aside is not None:
-            total += aside.output.float() * (1.0 if aside.gate is None else aside.gate.sigmoid())
+        if shared is not None:
+            total += shared.output.float() * (1.0 if shared.gate is None else shared.gate.sigmoid())
         return (total if residual is None else total + residual.float()).to(x.dtype)
 
 
-def _logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(logits, slots, normalize): with many ties in some."""
+def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """(logits, slots, normalize). Rounded logits have many ties."""
     normal = normals(torch.float32, seed)
     for tokens in (0, 1, 3, 70):
         for experts, slots in ((5, 2), (8, 8), (17, 1), (128, 8)):
@@ -105,8 +103,8 @@ def _logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             yield normal(tokens, experts).round(), slots, experts % 2 == 1
 
 
-def _experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(x, routing, count, gate_up, down, activation, first, aside, residual)."""
+def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """(x, routing, count, gate_up, down, activation, first, shared, residual)."""
     normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
     route = TorchExperts(TorchLinear()).route
     for tokens in (0, 1, 2, 9, 75):
@@ -117,37 +115,26 @@ def _experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             yield x, everywhere, held, *matrices, "silu", 0, None, None
             gate = floats(tokens, 1) if slots > 1 else None
             elsewhere = route(floats(tokens, held + 5), slots, normalize=False)
-            yield x, elsewhere, held, *matrices, "gelu_tanh", 3, Aside(normal(tokens, hidden), gate), residual
+            yield (
+                x,
+                elsewhere,
+                held,
+                *matrices,
+                "gelu_tanh",
+                3,
+                SharedExpertOutput(normal(tokens, hidden), gate),
+                residual,
+            )
 
 
-def _run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
+def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
     logits, slots, normalize = arguments
     routing: Routing = experts.route(logits, slots, normalize=normalize)
     return routing
 
 
-def _run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, routing, count, gate_up, down, activation, first, aside, residual = arguments
+def run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
+    x, routing, count, gate_up, down, activation, first, shared, residual = arguments
     matrices = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
-    result: Tensor = experts(x, routing, *matrices, activation, first=first, aside=aside, residual=residual)
+    result: Tensor = experts(x, routing, *matrices, activation, first=first, shared=shared, residual=residual)
     return result
-
-
-def _triton(*, fixed: bool = False) -> Experts:
-    from penstock.kernels.triton.experts import TritonExperts
-
-    return TritonExperts(fixed=fixed)
-
-
-_TORCH = Provider("torch", lambda: TorchExperts(TorchLinear()), lambda platform, needs: True)
-_PROVIDERS = (
-    Provider("native", lambda: NativeExperts(native_session()), has_native),
-    Provider("blocked_fp32", lambda: TorchExperts(BlockedLinear()), no_bf16_gemm),
-    Provider("triton_fixed", partial(_triton, fixed=True), has_fixed_triton),
-    Provider("triton", _triton, has_triton),
-)
-# Two products, one after the other, and a rounding between them.
-_TWICE = {dtype: 2 * tolerance for dtype, tolerance in ROUNDING.items()}
-EXPERTS = Op("experts", _TORCH, _TWICE, _experts_inputs, _PROVIDERS, _run_experts)
-# The same providers by their other method.
-ROUTE = Op("route", _TORCH, ROUNDING, _logits_inputs, _PROVIDERS, _run_route)

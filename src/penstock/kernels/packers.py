@@ -1,4 +1,4 @@
-"""How a model holds its weights, and the packing of each while it is read."""
+"""Packers, which store weights in a provider's layout while a checkpoint is read."""
 
 import math
 from typing import Any, Literal, Protocol
@@ -7,15 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import schemes, unquantized
-from penstock.kernels.linear import LINEAR
+from penstock.config.weights import Scheme, schemes, unquantized
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacking
+from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
 from penstock.kernels.triton.weights import (
     Int4Weight,
     QuantizedWeight,
-    Scheme,
     check_rows,
     empty_weight,
     write_rows,
@@ -25,28 +24,29 @@ Kind = Literal["matrix", "gated", "vocabulary", "router"]
 
 
 class Packer(Protocol):
-    """Takes a weight [n, k] by rows and packs them where they belong."""
+    """Packs a weight [n, k], which arrives by rows."""
 
     def put(self, start: int, rows: Tensor) -> None:
-        """Rows from `start` on, contiguous, in any floating dtype. Any thread may call, each with rows of its own;
-        `rows` may be overwritten after. Raises ValueError for rows that cannot be quantised."""
+        """Pack the rows from `start` on: contiguous, in any floating dtype. Several threads may call at once, each with
+        rows of its own. `rows` may be overwritten afterwards. Raises ValueError for rows that cannot be quantised."""
         ...
 
     def finish(self) -> Any:
-        """The weight as `Linear.pack` takes it, once all rows were put."""
+        """Return the weight, which `Linear.pack` takes. All rows must have been put."""
         ...
 
 
 class Packing(Protocol):
-    """How a model holds its weights."""
+    """Makes the packer of each of a model's weights."""
 
     def __call__(self, shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
-        """For a weight of a shape and kind (see families.Parameter.kind), of so many experts below each other."""
+        """A packer for a weight of a shape and kind (see families.Parameter.kind), of `experts` stacked below each
+        other."""
         ...
 
 
 class DensePacker:
-    """A tensor of any shape as it is, converted to a dtype."""
+    """Packs a tensor of any shape by converting it to a dtype."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class DensePacker:
         device: torch.device | None = None,
         memory: WeightMemory | None = None,
     ) -> None:
-        """In `memory`, which is on the CPU, where it is given."""
-        with torch.inference_mode(False):  # other threads, which the caller's mode does not reach, will write to it
+        """Allocates on `device`, or in `memory`, which is on the CPU."""
+        with torch.inference_mode(False):  # other threads write to it, and the caller's mode does not hold for them
             if memory is None:
                 self._tensor = torch.empty(shape, dtype=dtype, device=device)
             else:
@@ -71,8 +71,8 @@ class DensePacker:
 
 
 class QuantizedPacker:
-    """A weight [n, k] as a GPU's products read it (see triton/weights.py), quantised where the rows are. What cannot be
-    quantised is found at the end: to look sooner would be to wait for the device."""
+    """Quantises a weight [n, k] on the device, for a GPU's products (see triton/weights.py). Rows that cannot be
+    quantised are found by `finish`: an earlier check would block on the device."""
 
     def __init__(self, shape: tuple[int, int], scheme: Scheme, group: int, device: torch.device) -> None:
         with torch.inference_mode(False):
@@ -87,7 +87,7 @@ class QuantizedPacker:
 
 
 class CannotQuantize(ValueError):
-    """Nothing here multiplies quantised weights; the message says why and what to change."""
+    """No provider here supports the quantisation; the message says why and what to change."""
 
 
 def select_packing(
@@ -97,8 +97,8 @@ def select_packing(
     group: int = 32,
     device: torch.device | None = None,
 ) -> Packing:
-    """As the linear provider that `select_kernels` chooses reads weights. Starts no threads. `device` is where weights
-    lie; None: where the platform's do.
+    """Select the packing for the linear provider that `select_kernels` chooses. Starts no threads. `device` is where
+    the weights lie, by default the platform's.
 
     Raises CannotQuantize.
     """
@@ -111,8 +111,8 @@ def select_packing(
         why = (
             f"do not compute in {str(needs.dtype).removeprefix('torch.')}; set --dtype bfloat16"
             if platform.isa
-            else "are not there: they take an x86-64 processor with AVX2, and a C++ compiler when penstock is "
-            "installed; see to these"
+            else "were not built: they need an x86-64 processor with AVX2, and a C++ compiler when penstock is "
+            "installed; provide these"
         )
         raise CannotQuantize(
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"

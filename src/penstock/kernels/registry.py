@@ -1,7 +1,7 @@
-"""An op: one meaning, given in plain torch, and any number of providers that compute it faster somewhere.
+"""What an op is: one meaning, given in plain torch, and any number of providers that compute it faster somewhere.
 
-The platform is looked at once, when a model's kernels are selected; a model only ever sees the functions chosen. To add
-a provider, append it to its op's `providers`: the parametrised test then holds it against the reference.
+Providers are chosen once, when a model is loaded, and the model sees only the functions chosen. To add a provider,
+append it to its op's providers in ops.py: the parametrised test then compares it with the reference.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,84 +10,83 @@ from typing import Any
 
 import torch
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 
 
 @dataclass(frozen=True)
 class Platform:
-    """What providers may ask of the machine."""
+    """The machine, as far as providers depend on it."""
 
     device: str  # "cpu" or "cuda"
-    capability: str  # torch's name of the instruction set: "AVX2", "AVX512", ...; of a GPU its number: "9.0"
-    bf16_gemm: bool  # whether torch's own library multiplies bf16 matrices at speed
-    isa: str = ""  # the instruction set of the native kernels; "": there are none for this machine
+    capability: str  # a CPU's instruction set as torch names it ("AVX2"), or a GPU's compute capability ("9.0")
+    isa: str = ""  # the instruction set of the native kernels; "" without native kernels for this machine
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model asks of its kernels."""
+    """What a model needs of its kernels."""
 
     dtype: torch.dtype
     block_size: int = 16
     head_dims: tuple[int, ...] = (64,)
-    deterministic: bool = False  # that bits do not depend on what else is in a batch; on a CPU they never do
-    attention: str = "auto"  # whose attention, where there are several: "triton" or "flashinfer"; auto: the first
+    deterministic: bool = False  # bits must not depend on the rest of the batch; native kernels always meet this
+    attention: str = "auto"  # on a GPU "triton" or "flashinfer"; auto: Triton
 
 
 def detect_platform(device: str = "cpu") -> Platform:
     """The machine this process runs on."""
     if device == "cuda":
-        return Platform(device, ".".join(map(str, torch.cuda.get_device_capability())), True)
+        return Platform(device, ".".join(map(str, torch.cuda.get_device_capability())))
     isa = next(iter(instruction_sets()), "")
-    return Platform(device, torch.backends.cpu.get_cpu_capability(), torch.ops.mkldnn._is_mkldnn_bf16_supported(), isa)
+    return Platform(device, torch.backends.cpu.get_cpu_capability(), isa)
 
 
 @dataclass(frozen=True)
 class Provider:
-    """One implementation. `make` is called once per model and gives the function, with whatever scratch it owns."""
+    """One implementation. `make` is called once per model and returns the function, which may own scratch memory."""
 
     name: str
-    make: Callable[[], Callable[..., Any]]
+    make: Callable[[], Any]
     supports: Callable[[Platform, Needs], bool]
 
 
 def has_native(platform: Platform, needs: Needs) -> bool:
-    """Whether there are native kernels for a model's dtype."""
+    """True if there are native kernels for the platform and a model's dtype."""
     return bool(platform.isa) and needs.dtype in (torch.float32, torch.bfloat16)
 
 
 def has_triton(platform: Platform, needs: Needs) -> bool:
-    """Whether there are Triton kernels for a model's dtype. Their makers import triton, and nothing before does."""
+    """True if there are Triton kernels for a model's dtype. Their makers import triton, and nothing before does."""
     return platform.device == "cuda" and needs.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def has_fixed_triton(platform: Platform, needs: Needs) -> bool:
-    """Whether these are to be the ones that cut up work alike whatever is in a batch."""
+    """True if Triton kernels are needed that divide work in the same way for every batch."""
     return needs.deterministic and has_triton(platform, needs)
 
 
 def normals(dtype: torch.dtype, seed: int) -> Callable[..., torch.Tensor]:
-    """For input generators: a function from a shape to normal numbers, the next ones at each call."""
+    """For input generators: a function from a shape to normal numbers. Each call draws the next ones."""
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(shape, generator=generator).to(dtype)
 
 
-def reference(function: Callable[..., Any]) -> Provider:
-    """Plain torch, which runs everywhere."""
-    return Provider("torch", lambda: function, lambda platform, needs: True)
+def reference(make: Callable[[], Any]) -> Provider:
+    """The provider in plain torch, which runs everywhere."""
+    return Provider("torch", make, lambda platform, needs: True)
 
 
-def call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """How most ops are run on generated inputs."""
+def call(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Run an op on generated inputs, in the way that suits most ops."""
     return function(*arguments)
 
 
 @dataclass(frozen=True)
 class Op:
-    """`reference` defines the result; a provider's may differ by `tolerance[dtype]`, relative to the largest value.
+    """`reference` defines the result. A provider's may differ by `tolerance[dtype]`, relative to the largest value.
 
     `inputs` draws argument tuples of a dtype from a seed: odd sizes, one row, none. `run` applies a provider's
-    function to one of them and gives the tensors to compare.
+    function to one tuple and returns the tensors to compare.
     """
 
     name: str
@@ -95,7 +94,7 @@ class Op:
     tolerance: Mapping[torch.dtype, float]
     inputs: Callable[[torch.dtype, int], Iterator[tuple[Any, ...]]]
     providers: tuple[Provider, ...] = ()  # the best first
-    run: Callable[[Callable[..., Any], tuple[Any, ...]], Any] = call
+    run: Callable[[Any, tuple[Any, ...]], Any] = call
 
     def select(self, platform: Platform, needs: Needs) -> Provider:
         """The first provider that supports the platform, else the reference."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.families import LayerSpec, MoESpec
-from penstock.kernels import Aside, Kernels
+from penstock.kernels import Kernels, SharedExpertOutput
 from penstock.models.parameters import LayerParameters
 
 
@@ -58,10 +58,10 @@ class Mixture:
         """As MLP: hidden states in, hidden states out."""
         linear, spec = kernels.linear, self.spec
         routing = kernels.experts.route(linear.logits(x, self.router), spec.experts_per_token, normalize=spec.normalize)
-        aside = None
+        shared = None
         if self.shared is not None:
             gate = None if self.shared_gate is None else linear.logits(x, self.shared_gate)
-            aside = Aside(self.shared(kernels, x), gate)
+            shared = SharedExpertOutput(self.shared(kernels, x), gate)
         return kernels.experts(
             x,
             routing,
@@ -69,7 +69,7 @@ class Mixture:
             self.down,
             self.activation,
             first=spec.first_expert,
-            aside=aside,
+            shared=shared,
             residual=residual,
         )
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import AHEAD, ROW, BatchRows, Chosen, EditRows, SamplingRows, StepArrays
-from penstock.kernels.native.attention import Prepared
-from penstock.kernels.native.library import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
+from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
 from penstock.messages import row_size
 
 
@@ -21,7 +21,7 @@ class NativeStep:
 
     decodes_first = False
 
-    def __init__(self, session: Session, attention: Sequence[Prepared]) -> None:
+    def __init__(self, session: Session, attention: Sequence[AttentionWork]) -> None:
         """`attention` is what the model's attention reads, of each KV group: `fill` brings it up to date."""
         self._session = session
         self._attention = attention

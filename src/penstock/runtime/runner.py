@@ -20,7 +20,7 @@ from penstock.config.graphs import graph_sizes
 from penstock.families import ModelSpec
 from penstock.kernels import Kernels, PlannedAttention
 from penstock.kernels.batch_arrays import TOKEN, BatchRows, Chosen, StepArrays
-from penstock.kernels.native.attention import Prepared
+from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
 from penstock.models import Decoder
@@ -106,9 +106,9 @@ class ModelRunner:
             self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared)
         logit_rows = rows * (1 + (proposer.most if proposer else 0))
         blocks = -(-config.max_model_len // config.block_size)
-        self._attention: Sequence[Prepared] = ()  # that a recording reads
+        self._attention: Sequence[AttentionWork] = ()  # that a recording reads
         if step_kernels is None and kernels.session is not None:
-            self._attention = [Prepared(rows, tokens, blocks, window) for window in self._windows]
+            self._attention = [AttentionWork(rows, tokens, blocks, window) for window in self._windows]
             step_kernels = NativeStep(kernels.session, self._attention)
         elif step_kernels is None:
             step_kernels = ReferenceStep() if device.where.type == "cpu" else triton_step()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.families.spec import ModelSpec
 from penstock.kernels.native.packer import STORED, NativePacker, NativePacking
-from penstock.kernels.native.reading import ReadFailed, Reading, ReadJob
+from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.reads import READERS, PlannedRead, open_files, plan_reads
 from penstock.weights.safetensors_file import CheckpointError
@@ -43,7 +43,7 @@ class MatrixReader:
                 else:
                     self.unread.append(read)
             self.bytes = sum(job.bytes for job in jobs)
-            self._reading = Reading(jobs, READERS)
+            self._reading = WeightReader(jobs, READERS)
             held.callback(self._reading.close)  # before its files are closed
             self._held = held.pop_all()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.moe import EXPERTS
+from penstock.kernels.ops import EXPERTS
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Scheme, Weight, dense, pack
@@ -38,14 +38,14 @@ def test_a_routers_logits_are_not_rounded_to_bf16(rows: int, fixed: bool) -> Non
 @pytest.mark.parametrize(("scheme", "group", "dtype"), [*((*case, torch.float32) for case in CASES), BF16])
 def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group: int, dtype: torch.dtype) -> None:
     tried = 0
-    for x, routing, count, gate_up, down, activation, first, aside, residual in EXPERTS.inputs(dtype, 1):
+    for x, routing, count, gate_up, down, activation, first, shared, residual in EXPERTS.inputs(dtype, 1):
         if len(x) != 9 or x.shape[1] != 37:
             continue
         gate_up, down = (pack(there(weight), scheme, group) for weight in (gate_up, down))
-        x, routing, aside, residual = there((x, routing, aside, residual))
+        x, routing, shared, residual = there((x, routing, shared, residual))
         experts, linear = TritonExperts(), TritonLinear()
         stacks = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
-        got = experts(x, routing, *stacks, activation, first=first, aside=aside, residual=residual)
+        got = experts(x, routing, *stacks, activation, first=first, shared=shared, residual=residual)
         want = torch.zeros(x.shape, device=x.device)
         for token, (chosen, weights) in enumerate(zip(routing.experts.tolist(), routing.weights.tolist(), strict=True)):
             for expert, weight in zip(chosen, weights, strict=True):
@@ -56,8 +56,8 @@ def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group:
                     ]
                     inner = linear.gated(x[token : token + 1], own[0], activation)
                     want[token] += linear(inner, own[1])[0].float() * weight
-        if aside is not None:
-            want += aside.output.float() * (1.0 if aside.gate is None else aside.gate.sigmoid())
+        if shared is not None:
+            want += shared.output.float() * (1.0 if shared.gate is None else shared.gate.sigmoid())
         if residual is not None:
             want += residual.float()
         bound = 2e-2 if dtype == torch.bfloat16 else 5e-3  # a value here and there is rounded the other way
@@ -70,9 +70,9 @@ def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group:
 def test_many_tokens_of_quantised_experts(scheme: Scheme, group: int) -> None:
     """Several tiles an expert, in fp32: near the dense mixture of the same weights."""
     cases = [case for case in EXPERTS.inputs(torch.float32, 2) if len(case[0]) > 20]
-    x, routing, count, gate_up, down, activation, first, aside, residual = cases[0]
+    x, routing, count, gate_up, down, activation, first, shared, residual = cases[0]
     packed = [pack(there(weight), scheme, group) for weight in (gate_up, down)]
-    options = {"first": first, "aside": there(aside), "residual": there(residual)}
+    options = {"first": first, "shared": there(shared), "residual": there(residual)}
     experts = TritonExperts()
     got, want = (
         experts(there(x), there(routing), *(experts.pack(w, count) for w in weights), activation, **options)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import Needs, Op, select_kernels
-from penstock.kernels.gathered_attention import PAGED_ATTENTION
-from penstock.kernels.linear import GATED_LINEAR, LINEAR, LOGITS, DenseWeight
-from penstock.kernels.moe import EXPERTS
+from penstock.kernels.linear import DenseWeight
+from penstock.kernels.ops import EXPERTS, GATED_LINEAR, LINEAR, LOGITS, PAGED_ATTENTION
 from penstock.kernels.routing import Routing
 from penstock.kernels.triton.attention import TritonAttention
 from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
-from penstock.kernels.triton.tiles import cut
+from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import Weight, pack
 from tests.kernels.triton.device import there
 from tests.kernels.triton.test_attention import make
@@ -56,7 +55,9 @@ def weight_of(scheme: Any, n: int, k: int) -> Weight:
 def test_a_row_of_a_product(scheme: str) -> None:
     n, k = 130, 1100
     weight, x = weight_of(scheme, n, k), there(normal(ROWS, k).bfloat16())
-    assert cut(1, n, k, fixed=True).parts == cut(ROWS, n, k, fixed=True).parts == 2  # and k is divided
+    assert (
+        tile_product(1, n, k, fixed=True).parts == tile_product(ROWS, n, k, fixed=True).parts == 2
+    )  # and k is divided
     linear = TritonLinear(fixed=True)
     together = linear.logits(x, weight)
     for row in (0, 1, 69):

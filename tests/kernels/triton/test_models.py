@@ -16,7 +16,7 @@ from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU
 from tests.models.logits import Checkpoint, expected_logits, kernels_on, logits_of, make_prompts
 
-CPU = Platform("cpu", "AVX2", False)
+CPU = Platform("cpu", "AVX2")
 ON_GPU = DEVICE.type == "cuda"
 # On a GPU all of them; interpreted, those that between them have what the others have.
 FAMILIES = tuple(VARIANTS) if ON_GPU else ("qwen3", "gemma3", "qwen2_moe")

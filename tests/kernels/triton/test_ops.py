@@ -11,7 +11,7 @@ import torch
 from penstock.kernels import OPS, Needs, Op, Platform, select_kernels
 from tests.kernels.triton.device import there
 
-GPU = Platform("cuda", "9.0", True)
+GPU = Platform("cuda", "9.0")
 LARGEST_REPEATED = 30  # rows of the inputs that are tried in every dtype: interpreting the larger takes seconds
 CASES = [
     pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
@@ -47,7 +47,7 @@ def test_provider_agrees_with_the_reference(op: Op, dtype: torch.dtype) -> None:
 
 def test_a_gpu_gets_the_triton_kernels_and_a_cpu_does_not() -> None:
     assert "paged_attention=triton" in select_kernels(GPU, Needs(torch.bfloat16)).fingerprint
-    assert "triton" not in select_kernels(Platform("cpu", "AVX2", False), Needs(torch.bfloat16)).fingerprint
+    assert "triton" not in select_kernels(Platform("cpu", "AVX2"), Needs(torch.bfloat16)).fingerprint
 
 
 def test_only_making_a_provider_imports_triton() -> None:

@@ -1,1 +1,1 @@
-"""Native kernels: C++ for each instruction set, chosen when the process starts (see docs/kernels.md)."""
+"""Native kernels: C++ compiled for each instruction set, of which the best is chosen at start (see docs/kernels.md)."""

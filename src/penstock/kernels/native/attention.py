@@ -1,4 +1,4 @@
-"""Attention over pages whose keys and values lie as the multiplications read them (see CacheOp in ops.h)."""
+"""Attention by the native kernels, over pages in the layout that their products read (see CacheOp in cpp/ops.h)."""
 
 from ctypes import addressof, c_int64
 
@@ -8,18 +8,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.native.library import I8, AttentionOp, CacheOp, RotationOp
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import I8, AttentionOp, CacheOp, RotationOp
 
-SEGMENT = 512  # kSegment of ops.h
+SEGMENT = 512  # kSegment in cpp/ops.h
 PAGE_DTYPES = {**DTYPES, torch.int8: I8}
-TILE_QUERIES = 16  # of an item; its rows are these, times the heads that share a KV head
-PARTIALS = 1024  # segments of decoding sequences that may wait to be merged; beyond, a sequence goes through in turn
+TILE_QUERIES = 16  # queries of an item of work; each gives a row for every head that shares a KV head
+PARTIALS = 1024  # segments whose results can be stored for merging; further sequences are one item each
 
 
-class Prepared:
-    """A step's work for one KV group. Made with room for the largest step, it can be filled again for each."""
+class AttentionWork:
+    """A step's items of work for one KV group. Sized for the largest step, so that every step can fill it again."""
 
     def __init__(self, sequences: int, tokens: int, blocks: int, window: int) -> None:
         self.window = window
@@ -29,7 +29,7 @@ class Prepared:
         self.query_start = np.zeros(sequences + 1, np.int64)
         self.context_lens = np.zeros(sequences, np.int64)
         self.tables = np.zeros((sequences, blocks), np.int64)
-        self._divided: tuple[bytes, ...] = ()  # what the items were made for
+        self._divided: tuple[bytes, ...] = ()  # the arguments of the last _divide
 
     def fill(self, batch: AttentionBatch) -> None:
         sequences, blocks = batch.block_tables.shape
@@ -38,25 +38,25 @@ class Prepared:
         self.tables[:sequences, :blocks] = batch.block_tables
         first_segment = batch.first_seen() // SEGMENT
         segments = -(-batch.context_lens // SEGMENT) - first_segment
-        # While sequences decode, the same for hundreds of steps.
+        # The same for hundreds of steps while sequences decode.
         divided = (batch.query_start.tobytes(), first_segment.tobytes(), segments.tobytes())
         if divided != self._divided:
             self._divide(batch.query_lens, first_segment, segments)
             self._divided = divided
 
-    def lasting(self) -> int:
-        """For how many more steps of a token each the same items of work are right; 0 if that cannot be told."""
+    def steps_unchanged(self) -> int:
+        """For how many more decode steps the items of work stay right; 0 if unknown."""
         sequences = len(self._divided[0]) // 8 - 1
         context = self.context_lens[:sequences]
-        left = -context % SEGMENT  # until one reaches into another segment,
-        if self.window:  # or no longer sees one
+        left = -context % SEGMENT  # until a context enters another segment,
+        if self.window:  # or the window leaves one
             left = np.minimum(left, (self.window - 1 - context) % SEGMENT)
         return int(left.min())
 
     def _divide(
         self, lengths: NDArray[np.int64], first_segment: NDArray[np.int64], segments: NDArray[np.int64]
     ) -> None:
-        """Make the items of work, which depend on nothing else."""
+        """Make the items of work from these arguments alone."""
         split = (lengths == 1) & (segments > 1)
         split &= np.cumsum(np.where(split, segments, 0)) <= PARTIALS
         whole, parts = np.flatnonzero(~split), np.flatnonzero(split)
@@ -81,7 +81,7 @@ class Prepared:
 
 
 def _items(sequences: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows (sequence, 0 to its count, 0, 0, 0)."""
+    """Rows (sequence, i, 0, 0, 0) for i from 0 to the sequence's count."""
     rows = np.zeros((int(counts.sum()), 5), np.int64)
     rows[:, 0] = sequences.repeat(counts)
     rows[:, 1] = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
@@ -97,9 +97,9 @@ class NativeAttention:
         self._session = session
         self._partials = torch.empty(0)
 
-    def prepare(self, batch: AttentionBatch, keys: Tensor) -> Prepared:
+    def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionWork:
         sequences, blocks = batch.block_tables.shape
-        prepared = Prepared(sequences, int(batch.query_start[-1]), blocks, batch.window)
+        prepared = AttentionWork(sequences, int(batch.query_start[-1]), blocks, batch.window)
         prepared.fill(batch)
         return prepared
 
@@ -152,7 +152,7 @@ class NativeAttention:
         self._session.run(op, weight, keys, values)
         return query
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Prepared, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: AttentionWork, scale: float) -> Tensor:
         _, kv_heads, block_size, _ = keys.shape
         _, heads, head_dim = query.shape
         out = self._session.empty(query, heads, head_dim, dtype=query.dtype)
@@ -190,4 +190,5 @@ class NativeAttention:
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
         per_word = 4 // pages.itemsize
         rows = pages.transpose(-1, -2) if keys else pages
-        return rows.unflatten(-2, (-1, per_word)).transpose(-1, -2).reshape(pages.shape).contiguous()
+        words = rows.reshape(*rows.shape[:-2], -1, per_word, rows.shape[-1])
+        return words.transpose(-1, -2).reshape(pages.shape).contiguous()

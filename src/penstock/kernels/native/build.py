@@ -1,6 +1,6 @@
 """Compiles the native kernels: when the package is installed, and by `python src/penstock/kernels/native/build.py`.
 
-Imports nothing but the standard library, as it runs before anything is installed.
+Imports only the standard library, as it runs before anything is installed.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).parent
-LIBRARY = HERE / "libpenstock.so"
+LIBRARY = Path(__file__).with_name("libpenstock.so")
+CPP = Path(__file__).with_name("cpp")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
-# GCC 12 takes the "undefined" registers of its own headers for an oversight.
+# GCC 12 warns of the "undefined" registers in its own headers.
 AVX512 = (
     *AVX2,
     *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")),
@@ -35,31 +35,35 @@ FLAGS = (
     "-Wall",
     "-Wextra",
     "-pthread",
+    f"-iquote{CPP}",
 )
-SOURCES: dict[str, tuple[str, ...]] = {  # what takes longest first, so that no processor waits for it in the end
-    "isa_avx512.cpp": AVX512,
-    "isa_avx2.cpp": AVX2,
-    "isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to compile first, to keep all processors busy
+    "isa/isa_avx512.cpp": AVX512,
+    "isa/isa_avx2.cpp": AVX2,
+    "isa/isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "library.cpp": (),
     "pack.cpp": ("-mavx2", "-mf16c", "-ffp-contract=off"),
     "reading.cpp": (),
     "team.cpp": (),
 }
-OPTIONAL = {"isa_amx.cpp": "PENSTOCK_AMX", "isa_avx512.cpp": "PENSTOCK_AVX512"}  # a macro says that it was built
+OPTIONAL = {
+    "isa/isa_amx.cpp": "PENSTOCK_AMX",
+    "isa/isa_avx512.cpp": "PENSTOCK_AVX512",
+}  # defined when the file was built
 
 
 class CannotBuild(Exception):
-    """There is nothing to build with, or for."""
+    """There is no compiler, or no native kernels for this machine."""
 
 
 def digest() -> str:
-    """Of all that the library is made from."""
-    files = sorted((*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)))
+    """The digest of everything that the library is built from."""
+    files = [*sorted((*CPP.rglob("*.cpp"), *CPP.rglob("*.h"))), Path(__file__)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def compiler() -> list[str]:
-    """$CXX, or the first compiler found."""
+    """The compiler's command: $CXX, or the first compiler found."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in ("c++", "g++", "clang++"):
@@ -69,16 +73,16 @@ def compiler() -> list[str]:
 
 
 def _takes(flags: Sequence[str]) -> bool:
-    """Whether the compiler knows the flags."""
+    """True if the compiler accepts the flags."""
     command = [*compiler(), *flags, "-fsyntax-only", "-x", "c++", "-"]
     return subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping[str, Sequence[str]] = SOURCES) -> None:
-    """Compile as many files at once as there are processors, and link them. An optional one is left out where the
+    """Compile as many files at once as there are processors, and link them. An optional file is left out if the
     compiler does not know its flags.
 
-    Raises CannotBuild, or CalledProcessError with the compiler's words.
+    Raises CannotBuild, or CalledProcessError if the compiler fails.
     """
     if platform.machine() not in {"x86_64", "AMD64"} or sys.platform != "linux":
         raise CannotBuild(f"there are no native kernels for {platform.machine()} on {sys.platform}")
@@ -89,15 +93,15 @@ def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping
     sources = {name: extra for name, extra in sources.items() if name not in left_out}
     command += [f"-D{macro}" for name, macro in OPTIONAL.items() if name in sources]
     with tempfile.TemporaryDirectory() as folder:
-        objects = [str(Path(folder, name).with_suffix(".o")) for name in sources]
+        objects = [str(Path(folder, f"{Path(name).stem}.o")) for name in sources]
         compilations = [
-            [*command, *extra, "-c", str(HERE / name), "-o", out]
+            [*command, *extra, "-c", str(CPP / name), "-o", out]
             for (name, extra), out in zip(sources.items(), objects, strict=True)
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as at_once:
             for done in at_once.map(subprocess.run, compilations):
                 done.check_returncode()
-        # Linked beside and moved into place: a process that has the old one loaded keeps it.
+        # Moved into place, so that processes which have the old library loaded keep it.
         linked = Path(folder, "linked.so")
         subprocess.run([*command, "-shared", *objects, "-o", str(linked)], check=True)
         staged = target.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""Where the parts of packed weights lie (see Scheme in ops.h). No torch here, so that weights are read before it is
+"""The sizes and memory of packed weights' parts (see Scheme in cpp/ops.h). Free of torch: weights are read before it is
 imported."""
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Parts = dict[str, NDArray[Any] | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """Of `count` weights [n, k], one behind the other."""
+    """The layout of `count` packed weights [n, k], one behind the other."""
 
     n: int
     k: int
@@ -25,8 +25,8 @@ class Layout:
     count: int = 1
 
     def empty(self, empty: Callable[[tuple[int, ...], Any], NDArray[Any]] = np.empty) -> Parts:
-        """By their names, in the order of `Matrix`, to be filled: only what no row fills, at the end of each weight, is
-        zero already; memory that rows fill is not touched. `empty` gives memory of a shape and a dtype."""
+        """Allocate the parts, by name and in the order of `Matrix`. Padding at the end of each weight is zeroed; memory
+        that rows will fill is not touched. `empty` allocates an array of a shape and a dtype."""
         blocks, padded = num_blocks(self.n, gated=self.gated), padded_width(self.k, self.scheme, self.group)
         by_column = (self.count, blocks, COLUMNS)
         groups = (self.count, blocks, padded // self.group if self.scheme == "int4" else 0, COLUMNS)
@@ -36,7 +36,7 @@ class Layout:
             "column_sums": empty(by_column, np.int32) if self.scheme == "int8" else None,
             "group_scales": empty(groups, np.float16) if self.scheme == "int4" else None,
         }
-        if self.n % COLUMNS:  # gated too: of each half, eight rows fill a block
+        if self.n % COLUMNS:  # also right for gated weights, whose blocks hold eight rows of each half
             for part in parts.values():
                 if part is not None:
                     part[:, -1:] = 0

@@ -1,15 +1,15 @@
-"""Packed weights: multiplied, and looked up as an embedding."""
+"""Products with packed weights, and embedding rows, by the native kernels."""
 
 import torch
 from torch import Tensor
 
 from penstock.config.weights import Scheme
-from penstock.kernels.native.library import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
 from penstock.kernels.native.packing import PackedWeight, pack, with_bias
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
-SCHEMES: dict[torch.dtype, Scheme] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+UNQUANTIZED: dict[torch.dtype, Scheme] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class NativeLinear:
@@ -21,7 +21,7 @@ class NativeLinear:
     def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
         if isinstance(weight, PackedWeight):
             return weight if bias is None else with_bias(weight, bias)
-        return pack(weight, bias, SCHEMES[weight.dtype], gated=gated)
+        return pack(weight, bias, UNQUANTIZED[weight.dtype], gated=gated)
 
     def __call__(self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None) -> Tensor:
         return self._multiply(x, weight, residual, "", weight.n, x.dtype)

@@ -11,11 +11,11 @@ ALIGNMENT = 64  # a cache line
 
 
 class WeightMemory:
-    """Hands out memory in large contiguous pieces. One thread calls.
+    """Allocates arrays from large contiguous chunks. Only one thread may call it.
 
-    It comes from NumPy, which asks for huge pages: a pass over all weights then costs hundreds of entries in the TLB,
-    not hundreds of thousands. What is handed out becomes resident when it is first written, and stays until the last
-    array of its piece is gone.
+    Chunks come from NumPy, which requests huge pages: a pass over all weights then needs hundreds of TLB entries
+    instead of hundreds of thousands. Memory becomes resident when it is first written. A chunk is freed with its last
+    array.
     """
 
     def __init__(self) -> None:
@@ -28,4 +28,5 @@ class WeightMemory:
             self._free = np.empty(max(CHUNK, size + ALIGNMENT), np.uint8)
             padding = -self._free.ctypes.data % ALIGNMENT
         taken, self._free = self._free[padding : padding + size], self._free[padding + size :]
-        return taken.view(dtype).reshape(shape)
+        array: NDArray[Any] = taken.view(dtype).reshape(shape)
+        return array

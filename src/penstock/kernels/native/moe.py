@@ -1,13 +1,13 @@
-"""A mixture of experts: the routing, and the products with the experts that were chosen."""
+"""A mixture of experts by the native kernels: routing, and products with the chosen experts' matrices."""
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.library import EPILOGUES, ExpertsOp, RouteOp
-from penstock.kernels.native.linear import DTYPES, SCHEMES
+from penstock.kernels.native.linear import DTYPES, UNQUANTIZED
 from penstock.kernels.native.packing import PackedWeight, pack_stack
 from penstock.kernels.native.session import Session
-from penstock.kernels.routing import Aside, Routing
+from penstock.kernels.native.structs import EPILOGUES, ExpertsOp, RouteOp
+from penstock.kernels.routing import Routing, SharedExpertOutput
 
 
 class NativeExperts:
@@ -19,7 +19,7 @@ class NativeExperts:
     def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
         if isinstance(weight, PackedWeight):
             return weight
-        return pack_stack(weight, count, SCHEMES[weight.dtype], gated=gated)
+        return pack_stack(weight, count, UNQUANTIZED[weight.dtype], gated=gated)
 
     def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
         routing = Routing(
@@ -39,12 +39,12 @@ class NativeExperts:
         activation: str,
         *,
         first: int = 0,
-        aside: Aside | None = None,
+        shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         out = self._session.empty(x, down.n, dtype=x.dtype)
         tally = torch.zeros(2, dtype=torch.int64)
-        gate = None if aside is None else aside.gate
+        gate = None if shared is None else shared.gate
         op = ExpertsOp(
             self._session.rows(x),
             x.data_ptr(),
@@ -52,7 +52,7 @@ class NativeExperts:
             routing.weights.data_ptr(),
             gate_up.matrix(),
             down.matrix(),
-            None if aside is None else aside.output.data_ptr(),
+            None if shared is None else shared.output.data_ptr(),
             None if gate is None else gate.data_ptr(),
             None if residual is None else residual.data_ptr(),
             out.data_ptr(),

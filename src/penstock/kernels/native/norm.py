@@ -1,10 +1,10 @@
-"""RMSNorm, with the residual that joins before it."""
+"""RMSNorm of x + residual, by the native kernels."""
 
 from torch import Tensor
 
-from penstock.kernels.native.library import NormOp
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.structs import NormOp
 
 
 class NativeNorm:

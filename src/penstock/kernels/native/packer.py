@@ -1,25 +1,25 @@
-"""Packing a weight while it is read: by rows, in any order, from several threads. Torch is not imported before one is
-finished."""
+"""Packs a weight while it is read: by rows, in any order, from several threads. Torch is imported only by `finish`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.config.weights import Scheme, cpu_schemes, unquantized
 from penstock.kernels.native.layout import Layout
-from penstock.kernels.native.library import SCHEMES, PackJob, pack_rows
+from penstock.kernels.native.loader import pack_rows
 from penstock.kernels.native.memory import WeightMemory
+from penstock.kernels.native.structs import SCHEMES, PackJob
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.kernels.native.packing import PackedWeight
 
-STORED = ("float32", "bfloat16", "float16")  # in the order of pack.h
+STORED = ("float32", "bfloat16", "float16")  # in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
 
 
 class NativePacker:
-    """Provides Packer (see kernels/packers.py). The bits are those of packing.pack."""
+    """Provides Packer (see kernels/packers.py), with the bits of packing.pack."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class NativePacker:
         memory: WeightMemory,
         experts: int = 1,
     ) -> None:
-        """For a weight of a shape, which is `experts` weights one below the other."""
+        """`shape` is that of `experts` weights stacked below each other."""
         self._layout = Layout(shape[0] // experts, shape[1], scheme, group, gated, experts)
         self._parts = self._layout.empty(memory.empty)
 
@@ -46,13 +46,13 @@ class NativePacker:
                 raise ValueError(cannot_quantise(bad))
 
     def jobs(self, start: int, count: int, stored: str) -> Iterator[tuple[int, PackJob]]:
-        """Those that pack `count` rows from row `start` on, of a dtype: one of each expert. With each, which of these
-        rows it begins with; where that lies in memory is left open."""
+        """Jobs that pack `count` rows of a dtype from row `start` on, one for each expert, as (first of these rows,
+        job). The caller sets the address of the rows."""
         layout, done = self._layout, 0
         while done < count:
             expert, first = divmod(start + done, layout.n)
             of_it = min(count - done, layout.n - first)
-            # Where the expert's parts begin: all have the same size.
+            # The addresses of this expert's parts: all experts' have the same size.
             parts = (
                 None if whole is None else whole.ctypes.data + expert * (whole.nbytes // layout.count)
                 for whole in self._parts.values()
@@ -69,7 +69,7 @@ class NativePacker:
 
 
 class NativePacking:
-    """Provides Packing (see kernels/packers.py): as the native linear reads weights."""
+    """Provides Packing (see kernels/packers.py) for the native linear."""
 
     def __init__(self, dtype: str, quantization: str, group: int, isa: str) -> None:
         self._matrices, vocabulary = cpu_schemes(dtype, quantization, isa)

@@ -1,4 +1,4 @@
-"""Weights as the native kernels read them (see Scheme in ops.h)."""
+"""Weights packed for the native kernels (see Scheme in cpp/ops.h)."""
 
 from dataclasses import dataclass, replace
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from penstock.config.weights import COLUMNS, LINE_BYTES, Scheme, num_blocks, padded_width
 from penstock.kernels.native.layout import Layout, Parts
-from penstock.kernels.native.library import SCHEMES, Matrix
+from penstock.kernels.native.structs import SCHEMES, Matrix
 
-PIECE = 1 << 22  # elements packed at once: bounds what is in memory besides the result
-# Of int8: no four values that are summed in 16 bits (see docs/kernels.md) have more than 128 above or below zero, each
-# rounded up by a half.
+PIECE = 1 << 22  # elements packed at once: bounds the memory used besides the result
+# int8: AVX2 sums four products in 16 bits (see docs/kernels.md), so the positive values among four must sum to at most
+# 128, and the negative ones too. Rounding adds half of one to each of them: 126 + 4/2.
 MOST_SUMMED = 126
-# Of int16: the products of so many values along k are summed in 32 bits, which hold them as the square root of the sum
-# of their squares is no more than this, in a row of x as in a weight's. Rounding adds 8 at most: 46308² < 2³¹.
+# int16: products of SPAN values along k are summed in 32 bits. They fit, since in a row of x and in a weight's row the
+# root of the sum of their squares is at most MOST_NORM. Rounding adds 8 at most: 46308² < 2³¹.
 SPAN = 256
 MOST_NORM = 46300.0
 MOST_INT16 = 32767.0
@@ -23,7 +23,8 @@ MOST_INT16 = 32767.0
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [n, k] and its bias. Of a gated one, every 16 columns are 8 of the gate and 8 of the other half."""
+    """A packed weight [n, k] and its bias. Every 16 columns of a gated weight are 8 of the gate and 8 of the other
+    half."""
 
     lines: Tensor  # uint8
     column_scales: Tensor | None  # int8, int16: fp32 [n padded]
@@ -35,11 +36,11 @@ class PackedWeight:
     scheme: Scheme
     group: int = 0
     gated: bool = False
-    count: int = 1  # so many weights [n, k] lie one behind the other, all without a bias: those of experts
+    count: int = 1  # weights [n, k] that lie one behind the other, without a bias: those of experts
 
     @property
     def parts(self) -> dict[str, Tensor | None]:
-        """By their names, in the order of `Matrix`: all but the bias."""
+        """The tensors by name, in the order of `Matrix`, without the bias."""
         return {name: getattr(self, name) for name in ("lines", "column_scales", "column_sums", "group_scales")}
 
     @property
@@ -56,7 +57,7 @@ class PackedWeight:
 
 
 def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:
-    """Tensors of the same memory."""
+    """A PackedWeight that shares the memory of the parts."""
     lines, column_scales, column_sums, group_scales = (
         None if part is None else torch.from_numpy(part) for part in parts.values()
     )
@@ -77,7 +78,7 @@ def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:
 
 
 def empty_packed(n: int, k: int, scheme: Scheme, group: int, *, gated: bool, count: int = 1) -> PackedWeight:
-    """`count` weights [n, k] to be filled."""
+    """Memory for `count` weights [n, k]."""
     layout = Layout(n, k, scheme, group, gated, count)
     return packed_weight(layout, layout.empty())
 
@@ -85,10 +86,10 @@ def empty_packed(n: int, k: int, scheme: Scheme, group: int, *, gated: bool, cou
 def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32, gated: bool = False) -> PackedWeight:
     """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first.
 
-    int8 has one scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest. That of
-    int8 lets the largest value be 127, or a little less where neighbours could not be summed in 16 bits. int16 has one
-    per row, the least power of two for which the products of `SPAN` values can be summed in 32 bits.
-    This is what packing means: pack.cpp gives the same bits, faster.
+    int8 has a scale per row, int4 one per `group` values of a row, both symmetric and rounded to the nearest. int8's
+    scale makes the largest value 127, or less if four neighbours could not be summed in 16 bits. int16 has a scale per
+    row: the least power of two for which the products of `SPAN` values can be summed in 32 bits. This is the reference
+    of packing: cpp/pack.cpp gives the same bits, faster.
     """
     n, k = weight.shape
     packed = empty_packed(n, k, scheme, group, gated=gated)
@@ -118,10 +119,10 @@ def pack(weight: Tensor, bias: Tensor | None, scheme: Scheme, *, group: int = 32
 
 
 def pack_stack(weight: Tensor, count: int, scheme: Scheme, *, group: int = 32, gated: bool = False) -> PackedWeight:
-    """Pack `count` dense weights, one below the other."""
+    """Pack `count` dense weights that are stacked below each other."""
     n, k = weight.shape[0] // count, weight.shape[1]
     stack = empty_packed(n, k, scheme, group, gated=gated, count=count)
-    for i, rows in enumerate(weight.split(n)):
+    for i, rows in enumerate(weight.chunk(count)):
         one = pack(rows, None, scheme, group=group, gated=gated)
         for ours, whole in zip(one.tensors, stack.tensors, strict=True):
             whole.view(count, *ours.shape)[i] = ours
@@ -129,13 +130,13 @@ def pack_stack(weight: Tensor, count: int, scheme: Scheme, *, group: int = 32, g
 
 
 def with_bias(weight: PackedWeight, bias: Tensor) -> PackedWeight:
-    """The weight and its dense bias [n]."""
+    """The weight with a dense bias [n]."""
     blocks = num_blocks(weight.n, gated=weight.gated)
     return replace(weight, bias=_rows(bias[:, None], 0, blocks, weight.gated).float().reshape(-1).contiguous())
 
 
 def _rows(weight: Tensor, start: int, stop: int, gated: bool) -> Tensor:
-    """Blocks start to stop: [blocks, 16, k], padded with zeros."""
+    """The rows of blocks start to stop: [blocks, 16, k], padded with zeros."""
     halves = (weight,) if not gated else (weight[: len(weight) // 2], weight[len(weight) // 2 :])
     height = COLUMNS // len(halves)
     parts = []
@@ -148,7 +149,7 @@ def _rows(weight: Tensor, start: int, stop: int, gated: bool) -> Tensor:
 
 def _int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     wide = rows.float()
-    pairs = wide.view(*rows.shape[:2], -1, 2, 2, 2)  # [eight, half, pair, value]: pairs in the same place of the halves
+    pairs = wide.view(*rows.shape[:2], -1, 2, 2, 2)  # [eight, half, pair, value]; pairs at the same place are summed
     sums = [part.clamp_min(0).sum(-1).sum(-2).amax((-1, -2)) for part in (pairs, -pairs)]
     scales = torch.maximum(wide.abs().amax(-1) / 127, torch.maximum(*sums) / MOST_SUMMED)
     values = (wide / scales.clamp_min(1e-30)[..., None]).round_().to(torch.int8)
@@ -168,7 +169,7 @@ def _int16(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _int4(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Eight values a word, the first in the lowest bits. Values are -8 to 7: the scale lets the largest be -8 or 7."""
+    """Eight values per word, the first in the lowest bits. Values are -8 to 7: the scale makes the largest -8 or 7."""
     wide = rows.float().view(*rows.shape[:2], -1, group)
     largest = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))[..., 0]
     scales = (largest / -8 + 0.0).half()  # a group of zeros has no sign

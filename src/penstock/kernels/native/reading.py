@@ -1,5 +1,5 @@
-"""Reading weights from files and packing them by native threads (see reading.h): nothing of Python takes part, so that
-it goes on beside whatever keeps the interpreter busy."""
+"""Native threads that read weights from files and pack them (see cpp/reading.h). They need no lock of Python's and so
+run while the interpreter is busy."""
 
 import ctypes
 import os
@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
 
-from penstock.kernels.native.library import LIBRARY, PackJob
+from penstock.kernels.native.loader import LIBRARY
 from penstock.kernels.native.packer import cannot_quantise
+from penstock.kernels.native.structs import PackJob
 
-AT_ONCE = 4  # jobs that who waits does between two looks at how far all are
+AT_ONCE = 4  # jobs that the waiting thread does between two progress reports
 
 
 class ReadJob(ctypes.Structure):
-    """Rows that lie together in a file, and what packs them."""
+    """Rows that lie together in a file, and the job that packs them."""
 
     _fields_ = (("pack", PackJob), ("offset", c_int64), ("bytes", c_int64), ("file", c_int32))
 
@@ -24,19 +25,19 @@ class _Failure(ctypes.Structure):
 
 
 class ReadFailed(Exception):
-    """`job` is the number of the one that failed."""
+    """Weights could not be read or packed. `job` is the index of the job that failed."""
 
     def __init__(self, job: int, reason: str) -> None:
         super().__init__(reason)
         self.job = job
 
 
-class Reading:
-    """Begins with being made. The jobs' files must stay open, and the memory they pack into allocated, until it is
-    closed. One thread calls."""
+class WeightReader:
+    """Native threads that do read jobs. They start at once. Until `close`, the jobs' files must stay open and the
+    memory that they pack into allocated. Only one thread may call it."""
 
     def __init__(self, jobs: Sequence[ReadJob], threads: int) -> None:
-        """The threads have the lowest priority: they take what others leave them."""
+        """The threads have the lowest priority, so other work on the machine comes first."""
         self._threads = threads
         self._jobs = (ReadJob * len(jobs))(*jobs)
         self._handle = _functions().penstock_read(self._jobs, len(jobs), threads)
@@ -44,8 +45,8 @@ class Reading:
             raise MemoryError("no memory to read weights")
 
     def finish(self, advance: Callable[[int], None]) -> None:
-        """Take part in it until all is read, with the other processors: now it is waited for. `advance` is told of more
-        bytes that are read. Raises ReadFailed."""
+        """Block until all jobs are done, and speed them up: this thread takes part, and threads of ordinary priority
+        are added. `advance` is called with the number of bytes done since its last call. Raises ReadFailed."""
         before = done = 0
         library = _functions()
         library.penstock_read_hurry(self._handle, min(self._threads, len(os.sched_getaffinity(0)) - 1))
@@ -59,7 +60,7 @@ class Reading:
             raise ReadFailed(failure.job, _reason(failure))
 
     def close(self) -> None:
-        """What has not begun is left undone."""
+        """Stop. Jobs that have not started are dropped."""
         if self._handle:
             _functions().penstock_read_end(self._handle)
             self._handle = None
@@ -77,7 +78,7 @@ def _reason(failure: _Failure) -> str:
 
 @cache
 def _functions() -> ctypes.CDLL:
-    """Of the library, which `instruction_sets` has found to be ours."""
+    """The reading functions of the library, whose version `instruction_sets` has checked."""
     library = ctypes.CDLL(str(LIBRARY))
     library.penstock_read.restype = c_void_p
     library.penstock_read.argtypes = (c_void_p, c_int64, ctypes.c_int)

@@ -1,7 +1,7 @@
-"""Running ops at once, or recording them to be run again: what a CUDA graph is to a GPU.
+"""Runs ops at once, or records them into a program that can be run again, like a CUDA graph.
 
-While a program is recorded nothing is computed. Its tensors have room for the most rows, every op gets the addresses
-of its tensors, and how many rows there are stands in a cell that a later run may change.
+Nothing is computed while a program is recorded. Its tensors are sized for the most rows, ops hold the addresses of
+their tensors, and the number of rows is read from a cell, which may change between runs.
 """
 
 import ctypes
@@ -18,66 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.library import (
-    ADVANCE,
-    ATTENTION,
-    CACHE,
-    EMBEDDING,
-    EXPERTS,
-    FILL,
-    FINITE,
-    LINEAR,
-    NORM,
-    ROTATION,
-    ROUTE,
-    SAMPLE,
-    AdvanceOp,
-    AttentionOp,
-    CacheOp,
-    EmbeddingOp,
-    Engine,
-    ExpertsOp,
-    FillOp,
-    FiniteOp,
-    LinearOp,
-    NormOp,
-    Op,
-    RotationOp,
-    RouteOp,
-    SampleOp,
-    instruction_sets,
-)
+from penstock.kernels.native.loader import instruction_sets
+from penstock.kernels.native.structs import OPS, AnyOp, CacheOp, LinearOp, TaggedOp
+from penstock.kernels.native.team import ThreadTeam
 
-AnyOp = (
-    EmbeddingOp
-    | NormOp
-    | LinearOp
-    | RotationOp
-    | CacheOp
-    | AttentionOp
-    | SampleOp
-    | RouteOp
-    | ExpertsOp
-    | FillOp
-    | AdvanceOp
-    | FiniteOp
-)
-_CODES: dict[type[Any], tuple[int, str]] = {
-    EmbeddingOp: (EMBEDDING, "embedding"),
-    NormOp: (NORM, "norm"),
-    LinearOp: (LINEAR, "linear"),
-    RotationOp: (ROTATION, "rotation"),
-    CacheOp: (CACHE, "cache"),
-    AttentionOp: (ATTENTION, "attention"),
-    SampleOp: (SAMPLE, "sample"),
-    RouteOp: (ROUTE, "route"),
-    ExpertsOp: (EXPERTS, "experts"),
-    FillOp: (FILL, "fill"),
-    AdvanceOp: (ADVANCE, "advance"),
-    FiniteOp: (FINITE, "finite"),
-}
+_CODES: dict[type[Any], tuple[int, str]] = {kind: (code, name) for code, (name, kind) in enumerate(OPS)}
 _NAMES = dict(_CODES.values())
-_PRODUCTS = {  # by what was before: a program of the head's begins within a layer
+_PRODUCTS = {  # a product's label, by that of the op before; "": a program of the head begins within a layer
     "": "output",
     "attention": "output",
     "gate_up": "down",
@@ -87,15 +34,15 @@ _PRODUCTS = {  # by what was before: a program of the head's begins within a lay
 
 
 class TimedOp(NamedTuple):
-    """An op of a program that was profiled."""
+    """An op of a profiled program."""
 
-    label: str  # what it is, and of a product which: "qkv", "head", ... (see _labels)
+    label: str  # the kind of op, or which product it is: "qkv", "head", ... (see _labels)
     op: AnyOp
     seconds: float
 
 
 class _Arena:
-    """Memory for a program's tensors: what one tensor no longer needs, a later one gets."""
+    """Memory for a program's tensors. Memory that a tensor no longer needs is used again."""
 
     def __init__(self) -> None:
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
@@ -107,7 +54,7 @@ class _Arena:
             self._all.append(torch.empty(size, dtype=torch.uint8))
             self._free[size].append(self._all[-1])
         memory = self._free[size].pop()
-        # The tensor holds the array, and the array is gone only when no view of the tensor is left.
+        # The tensor keeps the array alive, so the array is freed only with the last view of the tensor.
         array = (c_uint8 * size).from_address(memory.data_ptr())
         weakref.finalize(array, self._free[size].append, memory).atexit = False
         return torch.frombuffer(array, dtype=dtype).view(shape)
@@ -117,20 +64,21 @@ class _Arena:
 
 
 class Program:
-    """Ops in order, and the cells that say how many rows they have. Between ops, Python may be called."""
+    """Ops in order, with the cells that hold their numbers of rows. Python functions may be called between ops."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, team: ThreadTeam) -> None:
+        self._team = team
         self._arena = _Arena()
         self._cells: dict[int, c_int64] = {}  # by the address of a tensor's memory
         self._kept: list[Any] = []
-        self._recorded: list[Op] = []
-        self._calls: list[tuple[int, Callable[[], None]]] = []  # each after so many ops
-        self._ops: ctypes.Array[Op] | None = None
-        self._segments: list[tuple[Any, int, Callable[[], None] | None]] = []  # ops, how many, and what is called then
+        self._recorded: list[TaggedOp] = []
+        self._calls: list[tuple[int, Callable[[], None]]] = []  # (after how many ops, function)
+        self._ops: ctypes.Array[TaggedOp] | None = None
+        # (ops, how many, function to call after them)
+        self._segments: list[tuple[Any, int, Callable[[], None] | None]] = []
 
     def input(self, tensor: Tensor, rows: c_int64) -> Tensor:
-        """Declare a tensor that is filled before a run, and the cell that says how many of its rows count."""
+        """Declare a tensor that the caller fills before each run, and the cell that holds its number of rows."""
         self._cells[tensor.untyped_storage().data_ptr()] = rows
         self._kept.append(tensor)
         return tensor
@@ -143,32 +91,32 @@ class Program:
         self._cells[tensor.untyped_storage().data_ptr()] = rows
         return tensor
 
-    def append(self, op: Op, keep: Sequence[Any]) -> None:
+    def append(self, op: TaggedOp, keep: Sequence[Any]) -> None:
         self._recorded.append(op)
         self._kept.extend(keep)
 
     def call(self, function: Callable[..., None], tensors: Sequence[Tensor]) -> None:
-        """Call a function of tensors, of as many rows as count then, between the ops before and those after."""
-        # By their addresses: the memory of a tensor that is held is given to no other.
+        """Call a function between the ops before and those after, on the tensors' rows in use at that time."""
+        # By address: holding the tensors themselves would keep their memory from being used again.
         each = [(_at(tensor), self.cell(tensor)) for tensor in tensors]
         self._calls.append((len(self._recorded), lambda: function(*(memory[: cell.value] for memory, cell in each))))
 
     def extend(self, program: "Program") -> None:
-        """Append what another does, which has ended."""
+        """Append the ops and calls of another program, whose recording has ended."""
         self._calls += [(len(self._recorded) + place, call) for place, call in program._calls]
         self._recorded += program._recorded
         self._kept.append(program)
 
-    def replace(self, place: int, op: "AnyOp") -> None:
-        """Put an op in the place of one of its kind, after the end."""
+    def replace(self, place: int, op: AnyOp) -> None:
+        """Replace an op by another of its kind, after the recording has ended."""
         assert self._ops is not None, "the recording has not ended"
         setattr(self._ops[place].op, _CODES[type(op)][1], op)
 
     def end(self) -> None:
-        self._ops = (Op * len(self._recorded))(*self._recorded)
+        self._ops = (TaggedOp * len(self._recorded))(*self._recorded)
         begin = 0
         for end, call in (*self._calls, (len(self._recorded), None)):
-            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(Op)), end - begin, call))
+            self._segments.append((ctypes.byref(self._ops, begin * ctypes.sizeof(TaggedOp)), end - begin, call))
             begin = end
 
     def __len__(self) -> int:
@@ -176,43 +124,43 @@ class Program:
 
     @property
     def buffers(self) -> int:
-        """How many pieces of memory its tensors share."""
+        """How many buffers its tensors share."""
         return len(self._arena)
 
     def run(self) -> None:
-        """All ops, with what the cells and the inputs hold now."""
+        """Run all ops on the present values of cells and inputs."""
         assert self._ops is not None, "the recording has not ended"
         for ops, count, call in self._segments:
             if count:
-                self._engine.run(ops, count)
+                self._team.run(ops, count)
             if call is not None:
                 call()
 
     def profile(self) -> list[float]:
-        """Run; gives the seconds that each op took, for `timed`. Costs a look at the clock per op more than `run`."""
+        """`run`, and return the seconds that each op took, for `timed`. Slower by one reading of the clock per op."""
         assert self._ops is not None, "the recording has not ended"
         seconds: list[float] = []
         for ops, count, call in self._segments:
-            seconds += self._engine.profile(ops, count)
+            seconds += self._team.profile(ops, count)
             if call is not None:
                 call()
         return seconds
 
     def timed(self, seconds: Sequence[float]) -> list[TimedOp]:
-        """The ops, with what they took."""
+        """The ops with their labels and seconds."""
         ops: list[AnyOp] = [getattr(entry.op, _NAMES[entry.code]) for entry in self._recorded]
         return [TimedOp(*each) for each in zip(_labels(ops), ops, seconds, strict=True)]
 
 
 def _at(tensor: Tensor) -> Tensor:
-    """The same memory, without keeping it from being used again."""
+    """A tensor of the same memory, which does not keep it from being used again."""
     memory = (c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 def _labels(ops: Sequence[AnyOp]) -> list[str]:
-    """Products go by what stands around them: a layer's are before the cache, after attention, gated, and the next;
-    those of a mixture that are not its experts' stand before and after the routing."""
+    """Label ops. A product is recognised by the ops around it: "qkv" comes before the cache op, "output" after
+    attention, "down" after the gated one; a mixture's router and shared gate come before and after the routing."""
     labels: list[str] = []
     last = ""
     for i, op in enumerate(ops):
@@ -231,22 +179,22 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
 
 
 class Session:
-    """What the native providers share: an engine, and whether ops are run or recorded."""
+    """The state that native providers share: a team of threads, and the program that is being recorded, if any."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, team: ThreadTeam) -> None:
+        self.team = team
         self._program: Program | None = None
-        self._rows = c_int64()  # of an op that runs at once
-        self._one = (Op * 1)()
+        self._rows = c_int64()  # the rows of an op that runs at once
+        self._one = (TaggedOp * 1)()
 
     def wake(self) -> None:
-        """A step begins: have threads awake when its first op comes."""
-        self.engine.wake()
+        """Wake the threads, as a step begins: its first op comes soon."""
+        self.team.wake()
 
     @contextmanager
     def record(self) -> Iterator[Program]:
         assert self._program is None, "one recording at a time"
-        self._program = program = Program(self.engine)
+        self._program = program = Program(self.team)
         try:
             yield program
         finally:
@@ -254,33 +202,33 @@ class Session:
         program.end()
 
     def rows(self, tensor: Tensor) -> int:
-        """The address of how many rows the tensor has."""
+        """The address of the tensor's number of rows."""
         if self._program is not None:
             return ctypes.addressof(self._program.cell(tensor))
         self._rows.value = tensor.shape[0]
         return ctypes.addressof(self._rows)
 
     def empty(self, like: Tensor, *row: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of as many rows as `like`, each of shape `row`."""
+        """A tensor with as many rows as `like`, each of shape `row`."""
         shape = (like.shape[0], *row)
         if self._program is not None:
             return self._program.empty(shape, dtype, self._program.cell(like))
         return torch.empty(shape, dtype=dtype)
 
     def run(self, op: AnyOp, *keep: Any) -> None:
-        """Run or record. `keep` is what the op points to that nobody else holds as long as a program may be run."""
+        """Run or record an op. `keep`: objects that the op points to, to be kept alive as long as the program."""
         code, name = _CODES[type(op)]
         if self._program is None:
             self._one[0].code = code
             setattr(self._one[0].op, name, op)
-            self.engine.run(self._one, 1)
+            self.team.run(self._one, 1)
             return
-        entry = Op(code)
+        entry = TaggedOp(code)
         setattr(entry.op, name, op)
         self._program.append(entry, keep)
 
     def call(self, function: Callable[..., None], *tensors: Tensor) -> None:
-        """Call a function, which may change the tensors: at once, or whenever what is recorded is run."""
+        """Call a function, which may change the tensors: at once, or on every run of the recorded program."""
         if self._program is None:
             function(*tensors)
         else:
@@ -288,12 +236,12 @@ class Session:
 
 
 def native_session(isa: str = "", threads: int = 0) -> Session:
-    """The process's one team of threads: of the best instruction set and as many as torch uses, unless told."""
+    """The process's session, by default with the best instruction set and as many threads as torch uses."""
     return _session(isa or instruction_sets()[0], threads or torch.get_num_threads())
 
 
 @cache
 def _session(isa: str, threads: int) -> Session:
     cpus = sorted(os.sched_getaffinity(0))
-    # With a thread for each processor, each stays on its own; with fewer, others decide who runs where.
-    return Session(Engine(isa, threads, cpus if 1 < threads == len(cpus) else ()))
+    # One thread per processor: each is pinned to its own. With fewer the operating system places them.
+    return Session(ThreadTeam(isa, threads, cpus if 1 < threads == len(cpus) else ()))

@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs, in Triton (see docs/gpu.md). Only what a provider's maker imports may import triton."""
+"""Kernels for NVIDIA GPUs, in Triton (see docs/gpu.md). These modules are imported only when a provider is made."""

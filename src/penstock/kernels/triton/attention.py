@@ -1,7 +1,7 @@
-"""Paged attention on a GPU: split over the cache while few sequences decode, by tiles of queries otherwise.
+"""Paged attention on a GPU: contexts are divided among programs while few sequences decode, queries otherwise.
 
-The heads that share a KV head are rows of a tile, times its queries. Grids depend on how many sequences and tokens
-there are and never on their contexts, which are read on the device: a captured graph serves any.
+A tile has a row for each of its queries and each head that shares the KV head. Grids depend on the numbers of sequences
+and tokens but not on contexts, which are read on the device: so a captured graph serves all contexts.
 """
 
 from dataclasses import dataclass, replace
@@ -17,28 +17,28 @@ from penstock.kernels.triton.attention_kernels import attend, merge
 from penstock.kernels.triton.store import rotation, store
 from penstock.kernels.triton.tiles import precision
 
-SEGMENTS = 16  # that a decoding sequence's context is cut into while there are too few of them to fill the GPU:
-SPLIT_BELOW = 128  # programs without a cut, one to a sequence and KV head
-MIN_ROWS = 16  # of a tile: what tensor cores multiply at once
+SEGMENTS = 16  # parts of a decoding sequence's context, while sequences are too few to fill the GPU:
+SPLIT_BELOW = 128  # up to so many pairs of a sequence and a KV head
+MIN_ROWS = 16  # of a tile: tensor cores multiply this many at once
 MAX_ROWS = 128
-MAX_KEYS = 64  # of a block of the context
-FIXED_ROWS = 64  # of every tile where bits must not depend on what else is in the step
-WARP_BYTES = 4096  # of a tile's queries: its result is 64 registers of each thread, or 32 of fp32's, which cost more
-# Of loads in flight; what a block table says must be there before what it points to can be asked for.
+MAX_KEYS = 64  # per iteration
+FIXED_ROWS = 64  # of every tile when bits must not depend on the rest of the step
+WARP_BYTES = 4096  # of a tile's queries: the result then takes 64 registers per thread, or 32 for fp32
+# Stages of loads in flight: a block table's entry must arrive before its keys can be loaded.
 DECODE_STAGES = 5
 PREFILL_STAGES = 3
 LOG2_E = 1.4426950408889634
 
 
 class TritonAttention:
-    """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key, or value, in a row. In fp8 a head's
-    part of a block has the scales of its tokens behind it."""
+    """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key or value in a row. In fp8 the scales
+    of a head's tokens lie behind its part of the block."""
 
     reads_whole_blocks = False
 
     def __init__(self, *, fixed: bool = False) -> None:
-        """With `fixed`, the bits of a query's result depend on its own context alone: all are computed as prompts are,
-        in tiles of one shape, each over keys from the first on. So it is the same in a chunk of any length."""
+        """With `fixed`, the bits of a query's result depend only on its own context, in a chunk of any length: all
+        queries are computed as a prompt's, in tiles of one shape, each over all keys from the first one seen."""
         self._fixed = fixed
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> StepSequences:
@@ -81,7 +81,7 @@ class TritonAttention:
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if prepared.decodes and self._fixed:
-            # Nobody has several queries before these: their columns of `sequences` say so.
+            # In their columns of `sequences` the number of queries before them is 0, as a fixed launch needs it.
             ones = replace(prepared, decodes=0, prompts=prepared.decodes, prompt_queries=0)
             _prefill(query, keys, values, ones, scale, out, fixed=True)
         elif prepared.decodes:
@@ -103,7 +103,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences
         partial = torch.empty(count, heads, segments, head_dim, dtype=torch.float32, device=query.device)
         sums = torch.empty(2, count, heads, segments, dtype=torch.float32, device=query.device)
     rows = max(triton.next_power_of_2(heads // keys.shape[1]), MIN_ROWS)
-    shape = Shape(True, count, 1, segments, rows)
+    shape = TileShape(True, count, 1, segments, rows)
     _attend(query, keys, values, prepared, scale, out, (partial, sums), shape)
     if segments > 1:
         merge[(count, heads)](
@@ -123,7 +123,7 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences
 def _prefill(
     query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float, out: Tensor, *, fixed: bool
 ) -> None:
-    """Fill in the rows of the sequences of several queries."""
+    """Compute the rows of sequences with several queries."""
     group = query.shape[1] // keys.shape[1]
     most = MAX_ROWS // _times(query)
     if fixed:
@@ -133,18 +133,18 @@ def _prefill(
             max(triton.next_power_of_2(prepared.longest * group), MIN_ROWS), max(most, triton.next_power_of_2(group))
         )
     tiles = prepared.prompt_queries // (rows // group) + prepared.prompts
-    _attend(query, keys, values, prepared, scale, out, (None, None), Shape(False, tiles, rows // group, 1, rows))
+    _attend(query, keys, values, prepared, scale, out, (None, None), TileShape(False, tiles, rows // group, 1, rows))
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Of a launch."""
+class TileShape:
+    """The tiles of a launch."""
 
-    decode: bool  # tiles are the sequences of one query; else, parts of the others
+    decode: bool  # a tile is a sequence with one query; else some queries of a sequence with several
     tiles: int
-    queries: int  # of a tile
+    queries: int  # per tile
     segments: int
-    rows: int  # of a tile: its queries, each times the heads that share a KV head, padded
+    rows: int  # per tile: queries times heads that share a KV head, padded
 
 
 def _attend(
@@ -155,7 +155,7 @@ def _attend(
     scale: float,
     out: Tensor,
     parts: tuple[Tensor | None, Tensor | None],
-    shape: Shape,
+    shape: TileShape,
 ) -> None:
     _, kv_heads, block_size, _ = keys.shape
     _, heads, head_dim = query.shape
@@ -198,10 +198,10 @@ def _attend(
 
 
 def _times(query: Tensor) -> int:
-    """How many times the bytes of 128 elements of 16 bits a head is, at least once: a tile has as many heads fewer."""
+    """The bytes of a head as a multiple of 256, at least 1. Tiles are made smaller by this factor."""
     return max(_width(query.shape[2]) * query.itemsize // 256, 1)
 
 
 def _width(head_dim: int) -> int:
-    """Of a tile of heads."""
+    """The padded width of a head."""
     return max(1 << (head_dim - 1).bit_length(), 16)

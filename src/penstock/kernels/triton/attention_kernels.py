@@ -3,17 +3,17 @@
 import triton
 import triton.language as tl
 
-# What differs from step to step must not be compiled for.
+# Arguments that change from step to step: Triton must not compile for their values.
 _COUNTS = ["capacity", "decodes", "prompts", "table_stride"]
 _STAGED = ["sequences", "tables"]
 
 
 @triton.jit
 def _place(sequences, capacity, decodes, prompts, tile, QUERIES: tl.constexpr):
-    """(sequence, first of its queries) of a tile of QUERIES among those of sequences with several queries.
+    """(sequence, first of its queries) for a tile of QUERIES queries, among the sequences with several queries.
 
-    A sequence that has b queries before it begins at tile b // QUERIES + its number: it never needs more, and what is
-    left over is empty.
+    The n-th sequence, with b queries before it, begins at tile b // QUERIES + n. This leaves room for all tiles of the
+    sequences before it; tiles left over are empty.
     """
     low = decodes
     high = decodes + prompts
@@ -62,14 +62,14 @@ def attend(
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """A tile of queries, one KV head and one segment of the context to a program."""
+    """Each program computes one tile of queries, for one KV head and one segment of the context."""
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
     if DECODE:
         sequence = tl.program_id(0)
         first = 0
     else:
-        # The last tiles of a prompt see the most: they begin first.
+        # The last tiles of a prompt see the most keys, so they start first.
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
         sequence, first = _place(sequences, capacity, decodes, prompts, tile, QUERIES)
     token = tl.load(sequences + sequence).to(tl.int64)
@@ -93,7 +93,7 @@ def attend(
     )
 
     end = context - count + tl.minimum(first + QUERIES, count)
-    seen = 0  # the first key that the tile sees: what a table says of blocks before it means nothing
+    seen = 0  # the first key that the tile sees: table entries of blocks before it are undefined
     if WINDOW > 0:
         seen = tl.maximum(context - count + first - WINDOW + 1, 0)
     begin = seen // KEYS * KEYS
@@ -123,7 +123,7 @@ def attend(
             visible &= key_at[None, :] > query_at[:, None] - WINDOW
         scores = tl.where(visible, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # while a row has seen nothing
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # while a row has seen no key
         weights = tl.exp2(scores - reference[:, None])
         decay = tl.exp2(largest - reference)
         total = total * decay + tl.sum(weights, 1)
@@ -156,7 +156,7 @@ def merge(
     SEGMENTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The segments of one decoding sequence and head into its result."""
+    """Merge the segments of one decoding sequence and head."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     segment = tl.arange(0, SEGMENTS)

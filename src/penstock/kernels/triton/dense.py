@@ -1,4 +1,4 @@
-"""Products with weights as they are, cut up alike for any number of rows: where cuBLAS would choose by it."""
+"""Products with dense weights, divided in one way for any number of rows, unlike cuBLAS's."""
 
 import torch
 import triton
@@ -7,27 +7,27 @@ from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import cut, precision
+from penstock.kernels.triton.tiles import precision, tile_product
 
-DEPTH_BYTES = 128  # of a tile along k
+DEPTH_BYTES = 128  # of an iteration along k
 
 
 def dense_linear(
     x: Tensor, weight: DenseWeight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = True
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product."""
     rows, (n, k) = len(x), weight.weight.shape
     depth = DEPTH_BYTES // x.itemsize
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    division = cut(rows, n, k, fixed=fixed)
+    tiling = tile_product(rows, n, k, fixed=fixed)
     return launch(
         _dense,
         (x, weight.weight),
         weight.bias,
         residual,
         out,
-        division,
-        (k, x.stride(0), division.span(k, depth)),
+        tiling,
+        (k, x.stride(0), tiling.span(k, depth)),
         PRECISION=precision(x.dtype),
         DEPTH=depth,
     )
@@ -44,7 +44,7 @@ def _dense(
     n,
     k,
     stride,
-    span,  # of a part of k
+    span,  # length of a part of k
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -52,7 +52,7 @@ def _dense(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """A tile of the product and a part of k to a program."""
+    """Each program computes one tile of the product over one part of k."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)

@@ -1,4 +1,4 @@
-"""Products of rows and weights of eight bits each, int8 (W8A8) or fp8, whose sums are scaled by row and column."""
+"""Products of 8-bit rows with 8-bit weights, int8 (W8A8) or fp8. Sums are scaled by row and column."""
 
 import torch
 import triton
@@ -7,18 +7,18 @@ from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
 from penstock.kernels.triton.quantized import QuantizedRows
-from penstock.kernels.triton.tiles import cut
+from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import QuantizedWeight
 
-DEPTH = 128  # of a tile along k
-LIBRARY_ROWS = 64  # from more rows on fp8 is multiplied by torch's library, which does not divide k among programs
-LIBRARY_MULTIPLE = 16  # that it asks n and k to be of
+DEPTH = 128  # of an iteration along k
+LIBRARY_ROWS = 64  # fp8 of more rows is multiplied by torch's library, which does not divide k among programs
+LIBRARY_MULTIPLE = 16  # n and k must be multiples of this for the library
 
 
 def eight_bit_linear(
     x: QuantizedRows, weight: QuantizedWeight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = False
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product."""
     rows, (n, k) = len(x.values), weight.shape
     if x.values.is_cuda and not fixed and _suits_library(x, weight, dtype):
         product = torch._scaled_mm(
@@ -32,21 +32,21 @@ def eight_bit_linear(
         )
         return product if residual is None else product.add_(residual)
     out = torch.empty(rows, n, dtype=dtype, device=x.values.device)
-    division = cut(rows, n, k, fixed=fixed)
+    tiling = tile_product(rows, n, k, fixed=fixed)
     return launch(
         _eight_bits,
         (x.values, x.scales, weight.values, weight.scales),
         weight.bias,
         residual,
         out,
-        division,
-        (k, division.span(k, DEPTH)),
+        tiling,
+        (k, tiling.span(k, DEPTH)),
         DEPTH=DEPTH,
     )
 
 
 def _suits_library(x: QuantizedRows, weight: QuantizedWeight, dtype: torch.dtype) -> bool:
-    """torch._scaled_mm scales by row and column on Hopper and later, and then gives bf16."""
+    """True if torch._scaled_mm can be used. It scales by row and column only on Hopper and later, and returns bf16."""
     n, k = weight.shape
     return (
         x.values.dtype == torch.float8_e4m3fn
@@ -69,14 +69,14 @@ def _eight_bits(
     rows,
     n,
     k,
-    span,  # of a part of k
+    span,  # length of a part of k
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """A tile of the product and a part of k to a program."""
+    """Each program computes one tile of the product over one part of k."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)

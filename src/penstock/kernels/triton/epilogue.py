@@ -1,5 +1,5 @@
-"""What products of every kind share: how they are launched, what is added to them, and the sum of parts where k was
-divided among programs."""
+"""The launch of a product, the bias and residual that are added to it, and the sum of parts if k was divided among
+programs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.tiles import Cut
+from penstock.kernels.triton.tiles import ProductTiling
 
 COLUMNS = 512
 
@@ -20,20 +20,20 @@ def launch(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
-    cut: Cut,
+    tiling: ProductTiling,
     sizes: Sequence[int],
     **constants: Any,
 ) -> Tensor:
-    """`out` [rows, n], filled by a product's kernel that is cut up so, plus bias [n] and residual [rows, n].
+    """`out` [rows, n], filled by a product's kernel with this tiling, plus bias [n] and residual [rows, n].
 
-    The kernel takes its operands, bias, residual, where its sums go, rows, n, and the `sizes` that are its own.
+    The kernel takes its operands, bias, residual, output, rows, n, and the `sizes` of its own.
     """
     rows, n = out.shape
     if not rows:
         return out
-    whole = cut.parts == 1
-    product = out if whole else torch.empty(cut.parts, rows, n, dtype=torch.float32, device=out.device)
-    kernel[(*cut.tiles, cut.parts)](
+    whole = tiling.parts == 1
+    product = out if whole else torch.empty(tiling.parts, rows, n, dtype=torch.float32, device=out.device)
+    kernel[(*tiling.tiles, tiling.parts)](
         *operands,
         bias,
         residual,
@@ -43,17 +43,17 @@ def launch(
         *sizes,
         HAS_BIAS=whole and bias is not None,
         HAS_RESIDUAL=whole and residual is not None,
-        ROWS=cut.tile.rows,
-        COLUMNS=cut.tile.columns,
-        num_warps=cut.tile.warps,
-        num_stages=cut.tile.stages,
+        ROWS=tiling.tile.rows,
+        COLUMNS=tiling.tile.columns,
+        num_warps=tiling.tile.warps,
+        num_stages=tiling.tile.stages,
         **constants,
     )
     return out if whole else _add_parts(product, bias, residual, out)
 
 
 def _add_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
-    """fp32 [parts, rows, n] to `out` [rows, n], in their order, then bias [n] and residual [rows, n]."""
+    """Sum fp32 [parts, rows, n] in order into `out` [rows, n], and add bias [n] and residual [rows, n]."""
     count, rows, n = parts.shape
     _sum_parts[(rows, triton.cdiv(n, COLUMNS))](
         parts,
@@ -73,7 +73,7 @@ def _add_parts(parts: Tensor, bias: Tensor | None, residual: Tensor | None, out:
 
 @triton.jit
 def finish(product, row, column, rows, n, bias, residual, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr):
-    """fp32 [row, column] plus what is added to it."""
+    """fp32 [row, column] plus bias and residual."""
     if HAS_BIAS:
         product += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
     if HAS_RESIDUAL:

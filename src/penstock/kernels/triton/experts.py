@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.routing import Aside, Routing
+from penstock.kernels.routing import Routing, SharedExpertOutput
 from penstock.kernels.triton.grouped import ExpertStack, multiply
 from penstock.kernels.triton.routing import route, sort_by_expert
 from penstock.kernels.triton.tiles import FIXED, Tile
@@ -42,7 +42,7 @@ class TritonExperts:
         activation: str,
         *,
         first: int = 0,
-        aside: Aside | None = None,
+        shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty_like(x)
@@ -57,16 +57,16 @@ class TritonExperts:
             outputs,
             routing.experts,
             routing.weights,
-            None if aside is None else aside.output,
-            None if aside is None else aside.gate,
+            None if shared is None else shared.output,
+            None if shared is None else shared.gate,
             residual,
             out,
             x.shape[1],
             first,
             gate_up.count,
             SLOTS=slots,
-            HAS_ASIDE=aside is not None,
-            HAS_GATE=aside is not None and aside.gate is not None,
+            HAS_SHARED=shared is not None,
+            HAS_GATE=shared is not None and shared.gate is not None,
             HAS_RESIDUAL=residual is not None,
             COLUMNS=COLUMNS,
             num_warps=4,
@@ -83,7 +83,7 @@ def _join(
     outputs,
     experts,
     weights,
-    aside,
+    shared,
     gate,
     residual,
     out,
@@ -91,7 +91,7 @@ def _join(
     first,
     count,
     SLOTS: tl.constexpr,
-    HAS_ASIDE: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     HAS_GATE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -107,8 +107,8 @@ def _join(
         here = (expert >= 0) & (expert < count)
         part = tl.load(outputs + assignment * width + column, mask=inside & here, other=0.0).to(tl.float32)
         total += part * tl.load(weights + assignment)
-    if HAS_ASIDE:
-        part = tl.load(aside + token * width + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_SHARED:
+        part = tl.load(shared + token * width + column, mask=inside, other=0.0).to(tl.float32)
         if HAS_GATE:
             part *= tl.sigmoid(tl.load(gate + token))
         total += part

@@ -1,4 +1,4 @@
-"""Gated activations: activation(gate) * up, and their rows quantised while they are at hand."""
+"""Gated activations: activation(gate) * up, and the same with the rows quantised by the same kernel."""
 
 import torch
 import triton
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
 
-COLUMNS = 1024  # of a program
-QUANTIZED_COLUMNS = 4096  # at once, of a program that has the whole row
+COLUMNS = 1024  # per program
+QUANTIZED_COLUMNS = 4096  # per iteration of a program, which has a whole row
 
 
 def gate(gate_up: Tensor, activation: str) -> Tensor:
@@ -23,7 +23,7 @@ def gate(gate_up: Tensor, activation: str) -> Tensor:
 
 
 def quantized_gate(gate_up: Tensor, activation: str, dtype: torch.dtype) -> QuantizedRows:
-    """The same in fp8 or int8: the bits of quantising what `gate` gives."""
+    """`gate`, quantised to fp8 or int8, with the bits of quantize_rows."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = QuantizedRows.empty(gate_up, width, dtype)
     if rows:
@@ -43,18 +43,19 @@ def quantized_gate(gate_up: Tensor, activation: str, dtype: torch.dtype) -> Quan
 
 @triton.jit
 def activate(gates, ups, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
-    """Of fp32 values; the activation is rounded to the dtype before it multiplies, as torch's is."""
+    """activation(gates) * ups of fp32 values. The activation is rounded to the dtype before the product, as in
+    torch."""
     if ACTIVATION == "silu":
         active = gates * tl.sigmoid(gates)
     else:
-        # tanh(x) = 2 sigmoid(2x) - 1, so that gelu is a sigmoid too.
+        # 0.5 (1 + tanh(u)) is sigmoid(2u).
         active = gates * tl.sigmoid(1.5957691216057308 * (gates + 0.044715 * gates * gates * gates))
     return (active.to(DTYPE).to(tl.float32) * ups).to(DTYPE)
 
 
 @triton.jit
 def _gated(gate_up, column, width, ACTIVATION: tl.constexpr):
-    """The product at some columns of the row that starts at gate_up."""
+    """Some columns of the row that starts at gate_up."""
     inside = column < width
     gates = tl.load(gate_up + column, mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(gate_up + width + column, mask=inside, other=0.0).to(tl.float32)
@@ -73,7 +74,7 @@ def _gate(gate_up, out, width, stride, ACTIVATION: tl.constexpr, COLUMNS: tl.con
 def _quantized_gate(
     gate_up, values, scales, width, stride, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """One row a program, computed twice: the second time from the cache."""
+    """Each program computes one row twice, the second time from the cache."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros([COLUMNS], tl.float32)
     poison = tl.zeros([COLUMNS], tl.float32)

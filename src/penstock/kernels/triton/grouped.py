@@ -1,4 +1,4 @@
-"""Products of tiles of rows, each with the matrix of its own expert: as it is, or in int8, fp8 or int4."""
+"""Products of tiles of rows, each with the matrix of its own expert: dense, int8, fp8 or int4."""
 
 from dataclasses import dataclass
 
@@ -10,23 +10,23 @@ from penstock.kernels.triton.gate import activate
 from penstock.kernels.triton.int4 import COLUMNS as INT4_COLUMNS
 from penstock.kernels.triton.int4 import RUN_BYTES, widen
 from penstock.kernels.triton.quantized import quantize_rows
-from penstock.kernels.triton.routing import Sorted
+from penstock.kernels.triton.routing import SortedAssignments
 from penstock.kernels.triton.tiles import Tile, precision
 from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
 
-DEPTH_BYTES = 128  # of a tile along k
+DEPTH_BYTES = 128  # of an iteration along k
 
 
 @dataclass(frozen=True)
 class ExpertStack:
-    """Matrices [out, in] of one shape, below each other in one weight [count * out, in]."""
+    """Matrices [out, in] of one shape, stacked in one weight [count * out, in]."""
 
     weight: Weight
     count: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of each."""
+        """The shape of one matrix."""
         n, k = self.weight.shape
         return n // self.count, k
 
@@ -39,23 +39,23 @@ def multiply(
     x: Tensor,
     stack: ExpertStack,
     assignments: int,
-    tiles: Sorted,
+    tiles: SortedAssignments,
     tile: Tile,
     *,
     activation: str = "",
     slots: int = 1,
 ) -> Tensor:
-    """A row for each assignment, from those of x, of which `slots` assignments share one. With an activation, matrices
-    are a gate and below it what it gates. Rows of assignments to experts elsewhere are not written.
+    """A row for each assignment. Each row of x serves `slots` assignments. With an activation, a matrix is the gate,
+    and below it the projection that it gates. Rows of assignments to experts of other ranks are not written.
 
-    Sums run over all of k in one order, in fp32 (int8: exact); rows for eight bits are quantised here.
+    Sums run over all of k in one order, in fp32 (int8: exact). Rows for 8-bit matrices are quantised here.
     """
     weight, (n, k) = stack.weight, stack.shape
     columns = n // 2 if activation else n
     out = x.new_empty(assignments, columns)
     if isinstance(weight, Int4Weight):
         tile = tile._replace(columns=INT4_COLUMNS)
-    # A gated product has two sums.
+    # A gated product needs two sums.
     tile = tile._replace(columns=tile.columns // 2) if activation else tile
     grid = len(tiles.experts), triton.cdiv(columns, tile.columns)
     common = {
@@ -111,7 +111,7 @@ def multiply(
 
 @triton.jit
 def _store(out, sums, others, assignment, column, columns, real, within, ACTIVATION: tl.constexpr):
-    """fp32 tiles of the product, and of what it gates, to rows of `out`."""
+    """Store fp32 tiles of the product, and of the projection that it gates, to rows of `out`."""
     dtype = out.dtype.element_ty
     if ACTIVATION != "":
         sums = activate(sums.to(dtype).to(tl.float32), others.to(dtype).to(tl.float32), ACTIVATION, dtype)
@@ -131,7 +131,7 @@ def _grouped(
     n,
     k,
     columns,
-    SCALED: tl.constexpr,  # whether both sides are of eight bits
+    SCALED: tl.constexpr,  # whether x and weight have 8-bit values
     ACTIVATION: tl.constexpr,
     SLOTS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -139,7 +139,7 @@ def _grouped(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """A tile of one expert's rows and some columns to a program. Neighbouring programs share the expert's columns."""
+    """Each program computes some columns for a tile of one expert's rows. Neighbours share the expert's columns."""
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
@@ -193,7 +193,7 @@ def _grouped_int4(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """As `_grouped`. A run of 32 bytes is 64 values: two products. All experts' columns lie beside each other."""
+    """`_grouped` for int4. A run of 32 bytes is 64 values, two products. All experts' columns lie side by side."""
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return

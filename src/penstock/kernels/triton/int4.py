@@ -1,4 +1,4 @@
-"""Products of 16-bit activations with int4 weights (W4A16), which are widened on their way to tensor cores."""
+"""Products of 16-bit activations with int4 weights (W4A16), which are widened before tensor cores multiply them."""
 
 import torch
 import triton
@@ -6,28 +6,28 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.epilogue import launch, store_product
-from penstock.kernels.triton.tiles import cut, precision
+from penstock.kernels.triton.tiles import precision, tile_product
 from penstock.kernels.triton.weights import Int4Weight
 
 RUN_BYTES = 32  # weights.HALF
-COLUMNS = 128  # of a tile: with bytes for two values, a tile of few columns would ask for too little at once
+COLUMNS = 128  # of a tile: a byte holds two values, so narrower tiles would have too few bytes in flight
 
 
 def int4_linear(
     x: Tensor, weight: Int4Weight, residual: Tensor | None, dtype: torch.dtype, *, fixed: bool = False
 ) -> Tensor:
-    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tiles.cut."""
+    """x [rows, k] to [rows, n] of the dtype, plus bias and a residual of that shape. `fixed`: see tile_product."""
     rows, (n, k) = len(x), weight.shape
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
-    division, runs = cut(rows, n, k, COLUMNS, fixed=fixed), weight.values.shape[0] // RUN_BYTES
+    tiling, runs = tile_product(rows, n, k, COLUMNS, fixed=fixed), weight.values.shape[0] // RUN_BYTES
     return launch(
         _int4,
         (x, weight.values, weight.scales),
         weight.bias,
         residual,
         out,
-        division,
-        (k, x.stride(0), division.span(runs, 2), runs),
+        tiling,
+        (k, x.stride(0), tiling.span(runs, 2), runs),
         GROUP=weight.group,
         PRECISION=precision(x.dtype),
     )
@@ -37,8 +37,8 @@ def int4_linear(
 def widen(nibbles, scale, DTYPE: tl.constexpr):
     """Values 0 to 15, meaning -8 to 7, times their scale.
 
-    128 + v is the bits of 128 with v in the last four of bf16's seven bits of mantissa: no conversion from integers, of
-    which a multiprocessor does few. One multiply-add then takes off 136 and scales.
+    bf16's bits of 128 with v in the last four bits of the mantissa are 128 + v. This avoids conversions from integers,
+    which are slow on a multiprocessor. One multiply-add then subtracts 136 and scales.
     """
     shifted = ((nibbles.to(tl.uint32) | 0x4300) << 16).to(tl.float32, bitcast=True)
     return (shifted * scale - 136.0 * scale).to(DTYPE)
@@ -56,7 +56,7 @@ def _int4(
     n,
     k,
     stride,
-    span,  # runs of a part of k
+    span,  # runs per part of k
     runs,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -65,7 +65,8 @@ def _int4(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A tile of the product and a part of k to a program. A run of 32 bytes is 64 values: two products."""
+    """Each program computes one tile of the product over one part of k. A run of 32 bytes is 64 values, two
+    products."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(2)

@@ -1,4 +1,4 @@
-"""Products with weights: dense ones by torch's library (cuBLAS on a GPU), quantised ones by kernels of their own."""
+"""Products with weights: dense ones by torch (cuBLAS on a GPU), quantised ones by Triton kernels."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.elementwise import embedding
-from penstock.kernels.linear import BLOCK_ELEMENTS, DenseWeight
+from penstock.kernels.linear import SMALL_WEIGHT, DenseWeight
 from penstock.kernels.triton.dense import dense_linear
 from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
@@ -19,13 +19,13 @@ Rows = Tensor | QuantizedRows
 
 
 class TritonLinear:
-    """Provides Linear (see kernels/linear.py), of weights that are packed as weights.py says too.
+    """Provides Linear (see kernels/linear.py) for dense weights and for those of weights.py.
 
-    Rows for a weight of eight bits may be quantised already: by the norm before, or by `gated`, which leaves them so
-    for a weight of its own scheme to read.
+    Rows for an 8-bit weight may be quantised already: by the norm before it, or by `gated`, for a weight of the same
+    scheme.
 
-    With `fixed`, the bits of a row do not depend on how many others there are: no product is cut up by their number,
-    and none is left to a library, which may.
+    With `fixed`, the bits of a row do not depend on the number of rows: products are divided in one way, and torch's
+    library, which chooses by that number, is not used.
     """
 
     def __init__(self, *, fixed: bool = False) -> None:
@@ -46,9 +46,8 @@ class TritonLinear:
         return gate(product, activation)
 
     def logits(self, x: Rows, weight: Weight) -> Tensor:
-        """Of a small weight, as a router's, not rounded to x's dtype on the way: that would choose between experts."""
-        small = isinstance(weight, DenseWeight) and weight.weight.numel() <= BLOCK_ELEMENTS
-        if small and isinstance(x, Tensor):
+        """A small weight, such as a router's, gives fp32 at once: rounding to x's dtype could choose another expert."""
+        if isinstance(weight, DenseWeight) and isinstance(x, Tensor) and weight.weight.numel() <= SMALL_WEIGHT:
             return dense_linear(x, weight, None, torch.float32)
         return self._multiply(x, weight, None, torch.float32)
 
@@ -62,14 +61,14 @@ class TritonLinear:
         own = token_ids - (first or 0)
         elsewhere = (own < 0) | (own >= len(weight.values))
         own = own.masked_fill(elsewhere, 0)
-        # As bytes: torch gathers few types of eight bits.
+        # As bytes, since torch gathers few 8-bit types.
         values = weight.values.view(torch.uint8).index_select(0, own).view(weight.values.dtype)
         scales = weight.scales.index_select(0, own).masked_fill(elsewhere, 0.0)
         found = (values.float() * scales[:, None]).to(dtype)
         return found if scale == 1.0 else found.mul_(torch.tensor(scale, dtype=dtype))
 
     def _multiply(self, x: Rows, weight: Weight, residual: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-        """To rows of the dtype; None: that of the activations."""
+        """x weight^T in the dtype, by default that of the activations."""
         if isinstance(weight, QuantizedWeight):
             rows = quantize_rows(x, weight.values.dtype) if isinstance(x, Tensor) else x
             return eight_bit_linear(rows, weight, residual, dtype or x.dtype, fixed=self._fixed)

@@ -1,4 +1,4 @@
-"""RMSNorm with the residual that joins before it, and the rows quantised while they are at hand."""
+"""RMSNorm of x + residual, and the same with the rows quantised by the same kernel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.kernels.triton.quantized import LIMITS, QuantizedRows, quantize, row_scale
 from penstock.kernels.triton.weights import QuantizedWeight
 
-ELEMENTS_OF_WARP = 256  # 16 bytes of bf16 to a thread
+ELEMENTS_OF_WARP = 256  # 16 bytes of bf16 per thread
 
 Rows = Tensor | QuantizedRows
 
@@ -27,7 +27,7 @@ class TritonNorm:
         return normed, _launch(x, residual, weight, normed, None, eps, offset)
 
     def before(self, weight: Any) -> Callable[..., tuple[Rows, Tensor]]:
-        """The norm of rows that only products with the packed weight read: it gives them as these read them."""
+        """The norm for rows that only products with `weight` read: quantised, if these read quantised rows."""
         if isinstance(weight, QuantizedWeight):
             return partial(self.quantized, dtype=weight.values.dtype)
         return self
@@ -35,7 +35,7 @@ class TritonNorm:
     def quantized(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, dtype: torch.dtype
     ) -> tuple[QuantizedRows, Tensor]:
-        """The same, with the norm in fp8 or int8: the bits of quantising what `__call__` gives."""
+        """`__call__` with the norm quantised to fp8 or int8, with the bits of quantize_rows."""
         normed = QuantizedRows.empty(x, x.shape[1], dtype)
         return normed, _launch(x, residual, weight, normed.values, normed.scales, eps, offset)
 
@@ -43,7 +43,7 @@ class TritonNorm:
 def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, normed: Tensor, scales: Tensor | None, eps: float, offset: float
 ) -> Tensor:
-    """x + residual, or x itself; fills the rest."""
+    """Fill `normed` and `scales`, and return x + residual, or x without one."""
     rows, width = x.shape
     total = x if residual is None else torch.empty_like(x)
     if rows:
@@ -80,10 +80,10 @@ def _norm(
     offset,
     HAS_RESIDUAL: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-    LIMIT: tl.constexpr,  # of quantised values; 0: not quantised
+    LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: not quantised
     COLUMNS: tl.constexpr,
 ):
-    """A row of contiguous tensors to a program. Roundings are those of the reference."""
+    """Each program computes one row of contiguous tensors. It rounds where the reference does."""
     dtype = x.dtype.element_ty
     first = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, COLUMNS)

@@ -1,4 +1,4 @@
-"""Activations quantised by rows: what the quantised products read, and what norms and gates may write at once."""
+"""Activations quantised by rows, which quantised products read. Norms and gates can write them directly."""
 
 from typing import NamedTuple
 
@@ -7,28 +7,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # what a row's largest magnitude becomes
-BLOCK = 4096  # columns at once
+LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # the quantised value of a row's largest magnitude
+BLOCK = 4096  # columns per iteration
 WARPS = 8
 
 
 class QuantizedRows(NamedTuple):
-    """Rows of values times a scale each."""
+    """Rows of values, with a scale each."""
 
     values: Tensor  # fp8 e4m3 or int8 [rows, width]
     scales: Tensor  # fp32 [rows, 1]: 0 for a row of zeros, NaN for one with a value that is not finite
-    dtype: torch.dtype  # that the rows had, and products of them have
+    dtype: torch.dtype  # of the rows before, and of products of them
 
     @classmethod
     def empty(cls, like: Tensor, width: int, dtype: torch.dtype) -> "QuantizedRows":
-        """Room for as many rows as `like` has."""
+        """Memory for as many rows as `like` has."""
         rows = like.shape[0]
         values, scales = like.new_empty((rows, width), dtype=dtype), like.new_empty((rows, 1), dtype=torch.float32)
         return cls(values, scales, like.dtype)
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> QuantizedRows:
-    """x [rows, width] in fp8 or int8."""
+    """x [rows, width] quantised to fp8 or int8."""
     out = QuantizedRows.empty(x, x.shape[1], dtype)
     if len(x):
         block = min(triton.next_power_of_2(x.shape[1]), BLOCK)
@@ -40,8 +40,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> QuantizedRows:
 
 @triton.jit
 def row_scale(largest, poison, LIMIT: tl.constexpr):
-    """(scale, its inverse) of a row, given its largest magnitude and a sum of zeros that is NaN if any value is not
-    finite: maxima ignore NaN."""
+    """(scale, its inverse) of a row. `poison` is 0, or NaN if a value of the row is not finite: maxima ignore NaN."""
     sound = largest + poison
     return sound / LIMIT, tl.where(sound == 0.0, 0.0, LIMIT / tl.where(sound == 0.0, 1.0, sound))
 
@@ -51,14 +50,14 @@ def quantize(values, inverse, DTYPE: tl.constexpr):
     """fp32 values to fp8, or to int8 rounded to the nearest."""
     scaled = values * inverse
     if DTYPE.is_int():
-        # The sum's last bit is worth one, so that adding 1.5 * 2**23 rounds. What is no number has its scale to say so.
+        # Adding 1.5 * 2**23 rounds to whole numbers. A value that is not finite becomes 0: the row's scale is then NaN.
         scaled = tl.where(tl.abs(scaled) < 128.0, (scaled + 12582912.0) - 12582912.0, 0.0)
     return scaled.to(DTYPE)
 
 
 @triton.jit
 def _quantize_rows(x, values, scales, width, stride, LIMIT: tl.constexpr, COLUMNS: tl.constexpr):
-    """One row a program, read twice: the second time from the cache."""
+    """Each program reads one row twice, the second time from the cache."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     largest = tl.zeros([COLUMNS], tl.float32)

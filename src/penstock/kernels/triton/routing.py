@@ -1,4 +1,4 @@
-"""Which experts a token goes through, and the tokens sorted by expert: tiles of rows that share a matrix."""
+"""The routing of tokens to experts, and tokens sorted by expert, in tiles of rows that share a matrix."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from penstock.kernels.routing import Routing
 
-LOGITS = 1024  # of a program
-ASSIGNMENTS = 1024  # looked at together
+LOGITS = 1024  # per program
+ASSIGNMENTS = 1024  # per iteration
 
 
 def route(logits: Tensor, slots: int, *, normalize: bool) -> Routing:
@@ -38,17 +38,18 @@ def route(logits: Tensor, slots: int, *, normalize: bool) -> Routing:
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """Assignments of a token to an expert, numbered token * slots + slot, by expert: those of one fill whole tiles."""
+class SortedAssignments:
+    """Assignments of tokens to experts, numbered token * slots + slot and sorted by expert. Each expert has whole
+    tiles."""
 
-    order: Tensor  # int32 [tiles * rows of a tile]: assignments; where a tile is not full, -1
-    experts: Tensor  # int32 [tiles]: the expert of each, counted from the first one here; -1: the tile is empty
+    order: Tensor  # int32 [tiles * rows per tile]: assignments; -1: none
+    experts: Tensor  # int32 [tiles]: the expert of each, counted from the first of this rank; -1: the tile is empty
 
 
-def sort_by_expert(experts: Tensor, first: int, count: int, rows: int) -> Sorted:
-    """Of int64 experts [tokens, slots], those from `first` to `first` + `count` - 1, in tiles of so many rows.
+def sort_by_expert(experts: Tensor, first: int, count: int, rows: int) -> SortedAssignments:
+    """Sort the assignments to experts `first` to `first` + `count` - 1, of int64 experts [tokens, slots], into tiles.
 
-    There are as many tiles as there might need to be: how many are, only the device knows.
+    The number of tiles is an upper bound, as only the device has the exact number.
     """
     assignments = experts.numel()
     tiles = min(triton.cdiv(assignments, rows) + count, assignments)
@@ -70,7 +71,7 @@ def sort_by_expert(experts: Tensor, first: int, count: int, rows: int) -> Sorted
             CHUNK=ASSIGNMENTS,
             num_warps=4,
         )
-    return Sorted(order, of_tile)
+    return SortedAssignments(order, of_tile)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -86,7 +87,7 @@ def _route(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Some tokens to a program: the best expert that is left, slot by slot."""
+    """Each program routes some tokens: slot by slot, it takes the best expert that is left."""
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     expert = tl.arange(0, COLUMNS)[None, :]
     slot = tl.arange(0, WIDTH)[None, :]
@@ -100,7 +101,7 @@ def _route(
     kept = tl.zeros([ROWS, WIDTH], tl.float32)
     for nth in tl.static_range(SLOTS):
         best = tl.max(tl.where(left, values, float("-inf")), 1)[:, None]
-        # Of equals the first. Where all is NaN none is, and any will do.
+        # The first of equals. If all logits are NaN there is none, and any expert will do.
         place = tl.min(tl.where(left & (values == best), expert, experts - 1), 1)[:, None]
         found = tl.where(slot == nth, place, found)
         kept = tl.where(slot == nth, tl.exp(best - top) / mass, kept)
@@ -114,7 +115,7 @@ def _route(
 
 @triton.jit(do_not_specialize=["assignments", "first"])
 def _count(experts, counts, assignments, first, CHUNK: tl.constexpr):
-    """How many assignments an expert has."""
+    """Count the assignments of an expert."""
     own = tl.program_id(0)
     total = tl.zeros([CHUNK], tl.int32)
     for start in range(0, assignments, CHUNK):
@@ -137,7 +138,7 @@ def _place(
     COUNTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """An expert's assignments, in ascending order, into tiles of its own, after those of the experts before it."""
+    """Write an expert's assignments, in ascending order, to its tiles, which follow those of the experts before it."""
     own = tl.program_id(0)
     each = tl.arange(0, COUNTS)
     tiles = tl.cdiv(tl.load(counts + each, mask=each < count, other=0), TILE)

@@ -1,4 +1,5 @@
-"""Rotary positions, and what stands between a projection and attention: norm and rotate heads, store the cache."""
+"""Rotary positions, and the ops between projection and attention: norm and rotation of heads, and the KV cache's
+store."""
 
 import torch
 import triton
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.triton.quantized import LIMITS, quantize, row_scale
 
-TILE_ELEMENTS = 1024  # of heads in a program of four warps
+TILE_ELEMENTS = 1024  # per program of four warps
 
 
 def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def store(
     qkv: Tensor,
     heads: int,
     weight: Tensor | None,
-    turns: Tensor,
+    cos_sin: Tensor,
     keys: Tensor,
     values: Tensor,
     blocks: Tensor,
@@ -32,8 +33,8 @@ def store(
     eps: float,
     offset: float,
 ) -> Tensor:
-    """See PagedAttention.store; a token whose block is negative is not stored. Pages are of the dtype of qkv, or fp8:
-    then a head's part of a block has its tokens' fp32 scales behind it, which widens the pages' last dimension."""
+    """PagedAttention.store. A token with a negative block is not stored. Pages have qkv's dtype or fp8. In fp8 the fp32
+    scales of a head's tokens lie behind its part of the block, which widens the pages' last dimension."""
     _, kv_heads, block_size, _ = keys.shape
     tokens, head_dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
     query = qkv.new_empty(tokens, heads, head_dim)
@@ -45,7 +46,7 @@ def store(
     _store[(triton.cdiv(tokens * (heads + 2 * kv_heads), rows),)](
         qkv,
         weight,
-        turns,
+        cos_sin,
         blocks,
         offsets,
         query,
@@ -83,7 +84,7 @@ def _rotation(positions, frequencies, out, half, HALF: tl.constexpr):
 
 @triton.jit
 def _store_half(pages, where, part, inverse, mask, LIMIT: tl.constexpr):
-    """Half of each head's elements, as the pages hold them."""
+    """Store half of each head's elements to pages."""
     if LIMIT == 0.0:
         tl.store(pages + where, part.to(pages.dtype.element_ty), mask=mask)
     else:
@@ -94,7 +95,7 @@ def _store_half(pages, where, part, inverse, mask, LIMIT: tl.constexpr):
 def _store(
     qkv,
     weight,
-    turns,
+    cos_sin,
     blocks,
     offsets,
     query,
@@ -113,12 +114,12 @@ def _store(
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-    LIMIT: tl.constexpr,  # of quantised pages; 0: they are of the dtype of qkv
+    LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: pages have qkv's dtype
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Some rows, each a head of a token, to a program: queries, keys and values alike. A head is two halves, which the
-    rotation exchanges."""
+    """Each program computes some rows. A row is one head of one token: a query, key or value. A head is two halves,
+    which the rotation exchanges."""
     dtype = qkv.dtype.element_ty
     width = heads + 2 * kv_heads
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -143,10 +144,10 @@ def _store(
             normed_high = ((high * scale).to(dtype).to(tl.float32) * factor_high).to(dtype).to(tl.float32)
         low = tl.where(turned[:, None], normed_low, low)
         high = tl.where(turned[:, None], normed_high, high)
-    angles = turns + token[:, None] * HEAD_DIM + place[None, :]
+    angles = cos_sin + token[:, None] * HEAD_DIM + place[None, :]
     cos = tl.load(angles, mask=turning, other=1.0)
     sin = tl.load(angles + HEAD_DIM // 2, mask=turning, other=0.0)
-    # Rounded, as queries are and pages may be: quantising starts from what other pages would hold.
+    # Rounded to qkv's dtype: fp8 pages are quantised from the values that other pages hold.
     turned_low = (low * cos - high * sin).to(dtype).to(tl.float32)
     turned_high = (high * cos + low * sin).to(dtype).to(tl.float32)
 

@@ -1,11 +1,11 @@
-"""How products are cut up: tiles and the division of k. Chosen here once: nothing is tuned while serving."""
+"""How products are divided among programs: by tiles, and along k. Nothing is tuned while serving."""
 
 from typing import NamedTuple
 
 import torch
 import triton
 
-MULTIPROCESSORS = 132  # of an H100 or H200: what the division of k aims to keep busy,
+MULTIPROCESSORS = 132  # of an H100 or H200: what the tiling of k aims to keep busy,
 WAVES = 2  # so many times over
 MOST_PARTS = 8
 LEAST_K = 512  # of a part
@@ -19,47 +19,50 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    16: Tile(16, 64, 4, 5),  # few rows: the weights' bytes are what counts, and many programs to ask for them
+    16: Tile(16, 64, 4, 5),  # few rows: bound by the weights' bytes, so many programs load them
     32: Tile(32, 64, 4, 4),
     64: Tile(64, 128, 4, 4),
     128: Tile(128, 128, 8, 3),
 }
-FIXED = TILES[64]  # for every number of rows, where bits must not depend on it: tensor cores still wait for the weights
+FIXED = TILES[64]  # for any number of rows when bits must not depend on it; still bound by the weights' bytes
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Of products of tiles of a dtype, as tl.dot names it. Of fp32 in three products by tensor cores, which lose its
-    last bit or two: without them a tile's operands would fill the registers several times over."""
+    """The precision of tl.dot for a dtype. fp32 is computed by three products on tensor cores, which loses the last bit
+    or two. Without tensor cores, a tile's operands would need several times the registers."""
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
-class Cut(NamedTuple):
-    """Of a product."""
+class ProductTiling(NamedTuple):
+    """How a product is divided among programs."""
 
     tile: Tile
     tiles: tuple[int, int]  # along rows and columns
-    parts: int  # that k is divided into
+    parts: int  # of k
 
     def span(self, length: int, unit: int) -> int:
-        """Of a part of what is so long and divided into them: a multiple of `unit`."""
-        return triton.cdiv(triton.cdiv(length, unit), self.parts) * unit
+        """The length of a part, a multiple of `unit`, when `length` is divided into the parts."""
+        span: int = triton.cdiv(triton.cdiv(length, unit), self.parts) * unit
+        return span
 
 
 def select_tile(rows: int) -> Tile:
-    """The least tile that holds all rows, or the largest."""
+    """The smallest tile that holds all rows, or the largest tile."""
     return next((tile for most, tile in TILES.items() if rows <= most), TILES[128])
 
 
-def cut(rows: int, n: int, k: int, columns: int = 0, *, fixed: bool = False) -> Cut:
-    """Of [rows, k] times [k, n], with tiles of so many columns, or the usual. A fixed one is the same for any rows."""
+def tile_product(rows: int, n: int, k: int, columns: int = 0, *, fixed: bool = False) -> ProductTiling:
+    """The tiling of [rows, k] times [k, n], optionally with a tile's `columns`. A fixed one is the same for all
+    rows."""
     tile = FIXED if fixed else select_tile(rows)
     if columns:
         tile = tile._replace(columns=columns)
     tiles = triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.columns)
-    return Cut(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k))
+    return ProductTiling(tile, tiles, parts_of(tiles[1] * (1 if fixed else tiles[0]), k))
 
 
 def parts_of(programs: int, k: int) -> int:
-    """Into how many parts k is divided where so many programs would have all of it. A power of two: few to compile."""
+    """The number of parts of k, when `programs` would cover the tiles. A power of two, so that few kernels are
+    compiled."""
     wanted = min(MULTIPROCESSORS * WAVES // max(programs, 1), k // LEAST_K, MOST_PARTS)
     return 1 << (max(wanted, 1).bit_length() - 1)

@@ -1,31 +1,29 @@
-"""Weights as a GPU's products read them, and their packing: plain torch, on whatever device the rows are.
+"""Quantised weights for a GPU's products, and their packing in plain torch, on any device.
 
-Values are those of the CPU's schemes (see native/packing.py): symmetric, rounded to the nearest, int8 with a scale per
-output column, int4 with one (fp16) per group of values along k; and fp8 e4m3, as int8. How they lie:
+Values are those of the CPU's schemes (see native/packing.py): symmetric and rounded to the nearest. int8 has a scale per
+output column, int4 one (fp16) per group of values along k. fp8 (e4m3) has scales like int8. Layouts:
 
-- int8 and fp8: [n, k], as a checkpoint has them. Tensor cores take both operands with k contiguous.
-- int4: bytes [padded k / 2, n] of two values each, plus 8. Byte 32 b + j of a column has value 64 b + j in its low
-  half and value 64 b + 32 + j in its high half: each half of a tile of bytes is a tile of consecutive values, and
+- int8 and fp8: [n, k], as in a checkpoint. Tensor cores read both operands with k contiguous.
+- int4: bytes [padded k / 2, n] of two values plus 8 each. Byte 32 b + j of a column has value 64 b + j in its low half
+  and value 64 b + 32 + j in its high half, so each half of a tile of bytes is a tile of consecutive values, and
   neighbouring threads read neighbouring columns. Scales are [padded k / group, n]. k is padded to a multiple of 128.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import INT4_MULTIPLE
+from penstock.config.weights import INT4_MULTIPLE, Scheme
 from penstock.kernels.linear import DenseWeight
 
-Scheme = Literal["fp8", "int8", "int4"]
 HALF = 32  # values in one half of a run of bytes
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """fp8 or int8 [n, k]."""
+    """A weight of fp8 or int8 values [n, k]."""
 
     values: Tensor
     scales: Tensor  # fp32 [n]
@@ -43,6 +41,8 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class Int4Weight:
+    """A weight [n, k] of int4 values."""
+
     values: Tensor  # uint8 [padded k / 2, n]
     scales: Tensor  # fp16 [padded k / group, n]
     group: int
@@ -64,7 +64,7 @@ Weight = DenseWeight | QuantizedWeight | Int4Weight
 def empty_weight(
     n: int, k: int, scheme: Scheme, group: int, device: torch.device | str
 ) -> QuantizedWeight | Int4Weight:
-    """Room for a weight [n, k]."""
+    """Memory for a weight [n, k]."""
     if scheme != "int4":
         dtype = torch.float8_e4m3fn if scheme == "fp8" else torch.int8
         values = torch.empty(n, k, dtype=dtype, device=device)
@@ -75,14 +75,13 @@ def empty_weight(
 
 
 def put_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
-    """Quantise rows [count, k] into the weight from row `start` on. ValueError where one is not finite or too large."""
+    """Quantise rows [count, k] into the weight from row `start` on. ValueError if one is not finite or too large."""
     write_rows(weight, start, rows)
     check_rows(weight, start, start + len(rows))
 
 
 def check_rows(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None = None) -> None:
-    """Raise ValueError where a row that was written from `start` to before `stop` is not finite or too large. Waits
-    for the device."""
+    """Raise ValueError if one of the rows [start, stop) is not finite or too large. Blocks on the device."""
     if not bool(torch.isfinite(weight.scales[..., start:stop]).all()):
         last = (weight.scales.shape[-1] if stop is None else stop) - 1
         raise ValueError(
@@ -91,7 +90,7 @@ def check_rows(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int |
 
 
 def write_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -> None:
-    """`put_rows` without the check. Of a row that is not finite or too large a scale is not finite either."""
+    """`put_rows` without the check. A row that is not finite or too large gets a scale that is not finite."""
     part = slice(start, start + len(rows))
     wide = rows.to(weight.values.device).float()
     if isinstance(weight, Int4Weight):
@@ -106,14 +105,14 @@ def write_rows(weight: QuantizedWeight | Int4Weight, start: int, rows: Tensor) -
 
 
 def pack(weight: Tensor, scheme: Scheme, group: int = 32, bias: Tensor | None = None) -> QuantizedWeight | Int4Weight:
-    """A dense weight [n, k] and its bias [n], quantised where they are."""
+    """Quantise a dense weight [n, k] with its bias [n], on its device."""
     packed = empty_weight(weight.shape[0], weight.shape[1], scheme, group, weight.device)
     put_rows(packed, 0, weight)
     return packed if bias is None else replace(packed, bias=bias)
 
 
 def dense(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None = None) -> Tensor:
-    """fp32 rows [start, stop) of what a weight stands for."""
+    """The dequantised rows [start, stop) of a weight, in fp32."""
     if isinstance(weight, QuantizedWeight):
         return weight.values[start:stop].float() * weight.scales[start:stop, None]
     runs = weight.values[:, start:stop].unflatten(0, (-1, HALF))
@@ -123,8 +122,8 @@ def dense(weight: QuantizedWeight | Int4Weight, start: int = 0, stop: int | None
 
 
 def _int4(rows: Tensor, group: int, padded: int) -> tuple[Tensor, Tensor]:
-    """(bytes [count, padded / 2], scales [count, padded / group]) of fp32 rows. The scale lets the largest value of a
-    group be -8 or 7."""
+    """(bytes [count, padded / 2], scales [count, padded / group]) of fp32 rows. The scale makes the largest value of a
+    group -8 or 7."""
     groups = F.pad(rows, (0, padded - rows.shape[1])).unflatten(1, (-1, group))
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
     scales = (largest / -8 + 0.0).half()  # a group of zeros has no sign

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.config import EngineConfig, detect_hardware, size_memory
 from penstock.families import load_spec, model_facts
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import DTYPES, NativePacking
 from penstock.runtime.loading.numa import interleave_memory
 from penstock.weights.matrices import MatrixReader

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import Chosen, EditRows
-from penstock.kernels.native.attention import Prepared
-from penstock.kernels.native.library import FiniteOp
+from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
+from penstock.kernels.native.structs import FiniteOp
 from penstock.models import Hidden
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.sampling.sampler import Sampler
@@ -32,7 +32,7 @@ class RecordedStep:
         step: EagerStep,
         kernels: NativeStep,
         session: Session,
-        attention: Sequence[Prepared],
+        attention: Sequence[AttentionWork],
         token_ids: Tensor,
         sampler: Sampler | None,
         *,

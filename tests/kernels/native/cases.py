@@ -1,14 +1,20 @@
 """All that the native kernels can do, on small inputs of odd sizes: for a process of its own, which a fault may end.
 
-    python -m tests.kernels.native_cases plain|guarded|short|overrun THREADS...
+    python -m tests.kernels.native.cases plain|guarded|whole|part THREADS...
 
-"plain" runs every case: with another build of the library, its sanitizer looks on. "guarded" runs each three times,
-between forbidden pages as well (see guarded.py), which must give the same bits. "short" and "overrun" are to fail: the
-kernels get less memory than they were told, guarded or not. A line names each case before it runs.
+"plain" runs every case; with a sanitized build of the library (PENSTOCK_LIBRARY) the sanitizer checks them. "guarded"
+runs each case three times, two of them between forbidden pages (see guarded.py), which must give the same bits. A line
+names each case before it runs.
+
+"whole" and "part" are controls that must fail. They run on the best instruction set only (PENSTOCK_ISA selects one),
+first with tensors of the right size, then with one that is too short. "whole" reads past it with a load of a whole
+vector, which the address sanitizer reports. "part" reads past it with a load of some lanes, between forbidden pages:
+the sanitizer does not instrument AVX512's masked loads.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,19 +24,21 @@ from torch import Tensor
 from penstock.config.weights import Scheme
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.native.attention import NativeAttention
-from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 from penstock.runtime.sampler import Sampler
-from tests.kernels.guarded import GuardedSession
+from tests.kernels.native.guarded import GuardedSession
 from tests.runtime.test_sampler import some_choice
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAKERS: dict[str, Callable[[Session], Any]] = {"rms_norm": NativeNorm, "store_kv": NativeAttention}
 MAKERS |= {"paged_attention": NativeAttention, "route": NativeExperts}
+RIGHT_SIZE = "ran on tensors of the right size"
 Case = tuple[str, Callable[[Session], list[Tensor]]]
 
 
@@ -56,15 +64,6 @@ class QuantizedExperts(NativeExperts):
     def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
         assert isinstance(weight, Tensor)
         return pack_stack(weight, count, self._scheme, gated=gated)
-
-
-class Overrun(Session):
-    """Which tells an op of one row more than there is."""
-
-    def rows(self, tensor: Tensor) -> int:
-        address = super().rows(tensor)
-        self._rows.value += 1
-        return address
 
 
 def cases() -> Iterator[Case]:
@@ -144,14 +143,29 @@ def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
     return run
 
 
+def overrun_whole_vectors(engine: ThreadTeam) -> None:
+    """A product whose weight has 16 columns fewer than it says: the kernel reads their lines."""
+    linear, weight = NativeLinear(Session(engine)), pack(torch.ones(16, 72), None, "f32")
+    linear(torch.ones(3, 72), weight)
+    print(RIGHT_SIZE, flush=True)
+    linear(torch.ones(3, 72), replace(weight, n=32))
+
+
+def overrun_part_of_a_vector(engine: ThreadTeam) -> None:
+    """A norm of 24 columns, one whole vector and 8 lanes of another: of the last lane a byte is forbidden."""
+    for short in (0, 1):
+        session = GuardedSession(engine, at_end=True, short={"x": short})
+        NativeNorm(session)(torch.ones(1, 24), None, torch.ones(24), 1e-6, 0.0)
+        print(RIGHT_SIZE, flush=True)
+
+
+CONTROLS = {"whole": overrun_whole_vectors, "part": overrun_part_of_a_vector}
+
+
 def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
     for isa in instruction_sets():
-        engine = Engine(isa, threads)
-        short = 64 if way == "short" else 0
-        guarded = () if way == "plain" else [GuardedSession(engine, at_end=end, short=short) for end in (True, False)]
-        if way == "overrun":
-            NativeNorm(Overrun(engine))(torch.ones(3, 72), None, torch.ones(72), 1e-6, 0.0)
-            return
+        engine = ThreadTeam(isa, threads)
+        guarded = () if way == "plain" else [GuardedSession(engine, at_end=end) for end in (True, False)]
         for name, run in inputs:
             print(f"{isa}, {threads} threads: {name}", flush=True)
             results = run(Session(engine))
@@ -162,6 +176,10 @@ def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
 
 
 if __name__ == "__main__":
-    drawn = tuple(cases())  # once for every instruction set and number of threads
-    for count in sys.argv[2:]:
-        main(sys.argv[1], int(count), drawn)
+    way, counts = sys.argv[1], list(map(int, sys.argv[2:]))
+    if way in CONTROLS:
+        CONTROLS[way](ThreadTeam(instruction_sets()[0], counts[0]))
+    else:
+        drawn = tuple(cases())  # once for every instruction set and number of threads
+        for count in counts:
+            main(way, count, drawn)

@@ -7,7 +7,7 @@ or a write one byte past it ends the process with a segmentation fault. What an 
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ctypes import c_int, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
@@ -15,13 +15,13 @@ import numpy as np
 from torch import Tensor
 
 from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, num_blocks, padded_width
-from penstock.kernels.native.library import (
+from penstock.kernels.native.session import AnyOp, Session
+from penstock.kernels.native.structs import (
     F32,
     SCHEMES,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
-    Engine,
     ExpertsOp,
     LinearOp,
     Matrix,
@@ -31,7 +31,7 @@ from penstock.kernels.native.library import (
     SampleEdits,
     SampleOp,
 )
-from penstock.kernels.native.session import AnyOp, Session
+from penstock.kernels.native.team import ThreadTeam
 
 PAGE = mmap.PAGESIZE
 
@@ -68,12 +68,12 @@ class Room:
 
 
 class GuardedSession(Session):
-    """`short`: bytes that the first tensor of every op is given too few, to see that the guard works."""
+    """`short`: by a tensor's name, how many bytes too few it gets, to see that the guard works."""
 
-    def __init__(self, engine: Engine, *, at_end: bool, short: int = 0) -> None:
+    def __init__(self, engine: ThreadTeam, *, at_end: bool, short: Mapping[str, int] | None = None) -> None:
         super().__init__(engine)
         self._at_end = at_end
-        self._short = short
+        self._short = short or {}
 
     def run(self, op: AnyOp, *keep: Any) -> None:
         guarded = type(op).from_buffer_copy(op)
@@ -82,7 +82,7 @@ class GuardedSession(Session):
             if given := getattr(extent.owner, extent.field):
                 room = Room(extent.size, at_end=self._at_end)
                 ctypes.memmove(room.address, given, extent.size)
-                setattr(extent.owner, extent.field, room.address + (0 if moved else self._short))
+                setattr(extent.owner, extent.field, room.address + self._short.get(extent.field, 0))
                 moved.append((extent, given, room))
         pools = self._pools(guarded, keep)
         super().run(guarded)
@@ -151,8 +151,8 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "weights", rows * op.slots * 4)
         yield from _of_matrix(op.gate_up, gated=True, count=op.held)
         yield from _of_matrix(op.down, count=op.held)
-        yield Extent(op, "aside_gate", rows * 4)
-        for field, written in (("x", False), ("aside", False), ("residual", False), ("out", True)):
+        yield Extent(op, "shared_gate", rows * 4)
+        for field, written in (("x", False), ("shared", False), ("residual", False), ("out", True)):
             yield Extent(op, field, rows * op.down.n * size, written)
         yield Extent(op, "tally", 16, True)
     elif isinstance(op, RotationOp):

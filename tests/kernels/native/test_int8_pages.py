@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.kernels import AttentionBatch
 from penstock.kernels.attention import ReferenceAttention
 from penstock.kernels.native.attention import NativeAttention
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import native_session
 
 SIZE, KV_HEADS, GROUP, DIM = 16, 2, 3, 48

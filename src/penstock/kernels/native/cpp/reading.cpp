@@ -14,11 +14,11 @@ constexpr int kLowest = 19;  // of a thread's priority
 
 }  // namespace
 
-Reading::Reading(const ReadJob* jobs, int64_t count, int threads) : jobs_(jobs), count_(count) { start(threads, true); }
+WeightReader::WeightReader(const ReadJob* jobs, int64_t count, int threads) : jobs_(jobs), count_(count) { start(threads, true); }
 
-void Reading::hurry(int threads) { start(threads, false); }
+void WeightReader::hurry(int threads) { start(threads, false); }
 
-void Reading::start(int threads, bool lowest) {
+void WeightReader::start(int threads, bool lowest) {
   try {
     threads_.reserve(threads_.size() + threads);
     for (int i = 0; i < threads; ++i) {
@@ -33,25 +33,25 @@ void Reading::start(int threads, bool lowest) {
   }
 }
 
-Reading::~Reading() {
-  begun_ = count_;
+WeightReader::~WeightReader() {
+  next_job_ = count_;
   join();
 }
 
-bool Reading::help() { return next(buffer_); }
+bool WeightReader::help() { return next(buffer_); }
 
-ReadFailure Reading::wait() {
+ReadFailure WeightReader::wait() {
   join();
   return failure_;
 }
 
-void Reading::join() {
+void WeightReader::join() {
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
 
-bool Reading::next(std::vector<uint8_t>& buffer) {
-  const int64_t job = begun_++;
+bool WeightReader::next(std::vector<uint8_t>& buffer) {
+  const int64_t job = next_job_++;
   if (job >= count_) return false;
   try {
     perform(job, buffer);
@@ -61,7 +61,7 @@ bool Reading::next(std::vector<uint8_t>& buffer) {
   return true;
 }
 
-void Reading::perform(int64_t index, std::vector<uint8_t>& buffer) {
+void WeightReader::perform(int64_t index, std::vector<uint8_t>& buffer) {
   const ReadJob& job = jobs_[index];
   if (buffer.size() < static_cast<size_t>(job.bytes)) buffer.resize(job.bytes);
   for (int64_t read = 0; read < job.bytes;) {
@@ -79,8 +79,8 @@ void Reading::perform(int64_t index, std::vector<uint8_t>& buffer) {
 }
 
 // The first one counts; no more jobs begin.
-void Reading::fail(const ReadFailure& failure) {
-  begun_ = count_;
+void WeightReader::fail(const ReadFailure& failure) {
+  next_job_ = count_;
   const std::lock_guard<std::mutex> lock(failing_);
   if (failure_.job < 0) failure_ = failure;
 }

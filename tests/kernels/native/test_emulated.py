@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.native.library import LOWER, instruction_sets
-from tests.kernels.conftest import built_for_all
+from tests.kernels.native.conftest import of_instruction_set
 
 HERE = Path(__file__).parent
 TESTS = (
-    "test_ops.py",
+    "../test_ops.py",
     "test_linear_schemes.py",
-    "test_moe.py",
+    "../test_moe.py",
     "test_attention_rows.py",
+    "test_exact.py",
     "test_int8_pages.py",
-    "../runtime/test_native_sampler.py",
+    "../../runtime/test_native_sampler.py",
 )
 # Of their tests, by a part of the name. What AMX does with fp32, the sampler's logits among it, is what AVX512 does.
 CHOSEN = {
@@ -29,10 +29,8 @@ CHOSEN = {
 @pytest.mark.long
 @pytest.mark.parametrize("isa", list(CHOSEN))
 def test_kernels(isa: str, request: pytest.FixtureRequest) -> None:
-    environment = {**os.environ, LOWER: isa}
-    if isa not in instruction_sets():
-        environment["PENSTOCK_LIBRARY"] = str(built_for_all(request.config))
+    environment = {**os.environ, **of_instruction_set(isa, request.config)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN[isa]]
     tests = [str(HERE / name) for name in TESTS]
-    done = subprocess.run([*command, *tests], env=environment, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[1])
+    done = subprocess.run([*command, *tests], env=environment, stdout=subprocess.PIPE, text=True, cwd=HERE.parents[2])
     assert done.returncode == 0, done.stdout

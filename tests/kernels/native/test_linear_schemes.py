@@ -9,10 +9,10 @@ from torch import Tensor
 
 from penstock.config.weights import Scheme
 from penstock.kernels.linear import ACTIVATIONS
-from penstock.kernels.native.library import Engine
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.packing import PackedWeight, pack
 from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.native.team import ThreadTeam
 
 PLAIN: list[Scheme] = ["f32", "bf16", "int16", "int8"]
 SCHEMES: list[tuple[Scheme, int]] = [*((scheme, 0) for scheme in PLAIN), *(("int4", group) for group in (32, 64, 128))]
@@ -176,7 +176,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(
     gated = epilogue == "silu"
     weight = pack(drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), scheme, group=group or 32, gated=gated)
     x, residual = drawn(max(ROWS), k, dtype=dtype), drawn(max(ROWS), n, dtype=dtype)
-    engine = Engine(native_session().engine.isa, 2)
+    engine = ThreadTeam(native_session().team.isa, 2)
     of_all = []
     for product in (linear, NativeLinear(Session(engine))):
 

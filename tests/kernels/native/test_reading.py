@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacker
 from penstock.kernels.native.packing import pack
-from penstock.kernels.native.reading import ReadFailed, Reading, ReadJob
+from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
 
@@ -52,7 +52,7 @@ def packer_of(scheme: str = "int8") -> NativePacker:
 @pytest.mark.parametrize("scheme", ["f32", "bf16", "int16", "int8", "int4"])
 def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: str, threads: int) -> None:
     packer, told = packer_of(scheme), []
-    reading = Reading(jobs_of(packer, file), threads)
+    reading = WeightReader(jobs_of(packer, file), threads)
     reading.finish(told.append)
     reading.close()
     assert sum(told) == weight.nbytes and min(told) >= 0
@@ -62,7 +62,7 @@ def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: s
 
 def failure(file: int, *, threads: int = 2) -> ReadFailed:
     packer = packer_of()
-    reading = Reading(jobs_of(packer, file), threads)
+    reading = WeightReader(jobs_of(packer, file), threads)
     with pytest.raises(ReadFailed) as caught:
         reading.finish(lambda count: None)
     reading.close()
@@ -93,15 +93,15 @@ def test_rows_that_cannot_be_quantised_are_counted(file: int, weight: Tensor) ->
 
 def test_it_may_be_closed_before_all_is_read(file: int) -> None:
     packer = packer_of()
-    reading = Reading(jobs_of(packer, file, rows=1), 2)
+    reading = WeightReader(jobs_of(packer, file, rows=1), 2)
     reading.close()
     reading.close()
-    Reading(jobs_of(packer, file, rows=1), 2).__del__()
+    WeightReader(jobs_of(packer, file, rows=1), 2).__del__()
 
 
 def test_nothing_to_read_is_read_at_once() -> None:
     told: list[int] = []
-    reading = Reading([], 2)
+    reading = WeightReader([], 2)
     reading.finish(told.append)
     reading.close()
     assert sum(told) == 0

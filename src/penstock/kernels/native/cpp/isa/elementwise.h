@@ -192,15 +192,15 @@ void cache_as(Worker& worker, const CacheOp& op) {
     for (int64_t row = begin; row < end; ++row) {
       const T* heads = static_cast<const T*>(op.qkv) + row * all * dim;
       const T* weight = static_cast<const T*>(op.weight);
-      const float* turn = op.rotation + row * dim;
+      const float* cos_sin = op.rotation + row * dim;
       T* query = static_cast<T*>(op.query) + row * op.heads * dim;
       for (int64_t head = 0; head < op.heads; ++head) {
-        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, turn, op, query + head * dim, scratch);
+        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, cos_sin, op, query + head * dim, scratch);
       }
       const int64_t page = op.blocks[row] * op.block_stride, at = op.offsets[row];
       for (int64_t head = 0; head < op.kv_heads; ++head) {
         const int64_t place = op.heads + head;
-        rotate(heads + place * dim, weight ? weight + place * dim : nullptr, turn, op, key, scratch);
+        rotate(heads + place * dim, weight ? weight + place * dim : nullptr, cos_sin, op, key, scratch);
         const T* value = heads + (place + op.kv_heads) * dim;
         Page* keys = static_cast<Page*>(op.keys) + page + head * op.head_stride;
         Page* values = static_cast<Page*>(op.values) + page + head * op.head_stride;

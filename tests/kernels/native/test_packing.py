@@ -232,15 +232,15 @@ def test_the_native_provider_packs_and_others_keep_tensors() -> None:
     assert packing((32, 64), "router").finish().scheme == "bf16"
     assert packing((32, 64), "gated", 2).finish().count == 2
     for isa, scheme in (("avx2", "int16"), ("avx512", "int16"), ("amx", "bf16")):
-        packing = select_packing(Platform("cpu", "AVX2", False, isa), Needs(torch.bfloat16))
+        packing = select_packing(Platform("cpu", "AVX2", isa), Needs(torch.bfloat16))
         assert packing((32, 64), "matrix").finish().scheme == packing((32, 64), "gated").finish().scheme == scheme
         assert packing((32, 64), "vocabulary").finish().scheme == packing((32, 64), "router").finish().scheme == "bf16"
-    without = select_packing(Platform("cpu", "AVX2", False), Needs(torch.bfloat16))((32, 64), "matrix").finish()
+    without = select_packing(Platform("cpu", "AVX2"), Needs(torch.bfloat16))((32, 64), "matrix").finish()
     assert isinstance(without, Tensor) and without.dtype == torch.bfloat16
 
 
 def test_quantising_takes_native_kernels_and_a_dtype_of_theirs() -> None:
     with pytest.raises(CannotQuantize, match=r"--quantization int8 needs the native kernels.*C\+\+ compiler.* none$"):
-        select_packing(Platform("cpu", "AVX2", False), Needs(torch.bfloat16), "int8")
+        select_packing(Platform("cpu", "AVX2"), Needs(torch.bfloat16), "int8")
     with pytest.raises(CannotQuantize, match="do not compute in float16; set --dtype bfloat16"):
-        select_packing(Platform("cpu", "AVX2", False, "avx2"), Needs(torch.float16), "int8")
+        select_packing(Platform("cpu", "AVX2", "avx2"), Needs(torch.float16), "int8")

@@ -90,7 +90,7 @@ struct RouteOp {
 };
 
 // out = the sum of down(gated(gate_up(x))) of a token's experts, times their weights and in the order of its slots;
-// then + aside, times the sigmoid of its gate; then + residual. Experts [first, first + held) are here: their matrices
+// then + shared, times the sigmoid of its gate; then + residual. Experts [first, first + held) are here: their matrices
 // lie one behind the other, and each begins with a block of its own.
 struct ExpertsOp {
   const int64_t* rows;
@@ -99,8 +99,8 @@ struct ExpertsOp {
   const float* weights;   // [rows][slots]
   Matrix gate_up;         // of the first expert, as of a LinearOp with an epilogue
   Matrix down;
-  const void* aside;        // or null
-  const float* aside_gate;  // [rows], or null
+  const void* shared;        // or null
+  const float* shared_gate;  // [rows], or null
   const void* residual;     // or null
   void* out;
   int64_t* tally;  // [2]: how many times the matrices of an expert were read, and for how many rows in all

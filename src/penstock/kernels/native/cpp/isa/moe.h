@@ -225,7 +225,7 @@ void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, 
       const int64_t to = from + kPiece < hidden ? from + kPiece : hidden;
       const int32_t* position = groups.position + item / pieces * op.slots;
       const float* weights = op.weights + token * op.slots;
-      const F16 gate = op.aside_gate == nullptr ? splat(1.0f) : sigmoid(splat(op.aside_gate[token]));
+      const F16 gate = op.shared_gate == nullptr ? splat(1.0f) : sigmoid(splat(op.shared_gate[token]));
       for (int64_t i = from; i < to; i += 16) {
         const int64_t at = token * hidden + i, left = to - i;
         F16 total = zero_f();
@@ -233,7 +233,7 @@ void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, 
           if (position[slot] < 0) continue;
           total = fma(load_part(outputs + position[slot] * hidden + i, left), splat(weights[slot]), total);
         }
-        if (op.aside != nullptr) total = fma(load_part(static_cast<const T*>(op.aside) + at, left), gate, total);
+        if (op.shared != nullptr) total = fma(load_part(static_cast<const T*>(op.shared) + at, left), gate, total);
         if (op.residual != nullptr) total = add(total, load_part(static_cast<const T*>(op.residual) + at, left));
         store_part(static_cast<T*>(op.out) + at, total, left);
       }

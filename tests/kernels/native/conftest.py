@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compiler, digest
-from penstock.kernels.native.library import instruction_sets
+from penstock.kernels.native.loader import LOWER, instruction_sets
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # The other two of the undefined behaviours' checks find what the address sanitizer finds, at twice the time to compile.
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
 STRICT = ("-fno-sanitize-recover=all", "-g1")
+SETS = ("amx", "avx512", "avx2")
 EMULATION = Path(__file__).with_name("emulation")
 
 
@@ -33,7 +34,7 @@ def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
     """The library of all instruction sets: those this processor lacks against emulated instructions. Built once for
     what it is made from, by the first process that asks for it."""
     emulated = dict.fromkeys(
-        (file for file in OPTIONAL if file[len("isa_") : -len(".cpp")] not in instruction_sets()),
+        (file for file in OPTIONAL if Path(file).stem.removeprefix("isa_") not in instruction_sets()),
         (*AVX2, f"-I{EMULATION}", "-Wno-psabi"),
     )
     # What is seconds to compile is fast enough.
@@ -50,6 +51,13 @@ def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
     return library
 
 
+def of_instruction_set(isa: str, config: pytest.Config) -> dict[str, str]:
+    """The environment of a process whose best instruction set is this one, emulated where the processor lacks it."""
+    if isa in instruction_sets():
+        return {LOWER: isa}
+    return {LOWER: isa, "PENSTOCK_LIBRARY": str(built_for_all(config))}
+
+
 @pytest.fixture(scope="session")
 def sanitized(request: pytest.FixtureRequest) -> Path:
     """The library of all instruction sets with the address and undefined behaviour sanitizers."""
@@ -59,10 +67,10 @@ def sanitized(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def run_cases() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run_cases(way, *threads, **environment) runs tests.kernels.native_cases in a process of its own."""
+    """run_cases(way, *threads, **environment) runs tests.kernels.native.cases in a process of its own."""
 
     def run(way: str, *threads: int, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.native_cases", way, *map(str, threads)]
+        command = [sys.executable, "-X", "faulthandler", "-m", "tests.kernels.native.cases", way, *map(str, threads)]
         return subprocess.run(
             command,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},

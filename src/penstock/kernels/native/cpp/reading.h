@@ -28,15 +28,15 @@ struct ReadFailure {
   int32_t error;
 };
 
-class Reading {
+class WeightReader {
  public:
   // Begins, with threads of the lowest priority. The jobs must stay where they are until this is gone. With fewer threads
   // where the system refuses some.
-  Reading(const ReadJob* jobs, int64_t count, int threads);
+  WeightReader(const ReadJob* jobs, int64_t count, int threads);
   // What has not begun is left undone.
-  ~Reading();
-  Reading(const Reading&) = delete;
-  Reading& operator=(const Reading&) = delete;
+  ~WeightReader();
+  WeightReader(const WeightReader&) = delete;
+  WeightReader& operator=(const WeightReader&) = delete;
 
   // Goes on with so many more threads, of ordinary priority: somebody waits.
   void hurry(int threads);
@@ -56,7 +56,7 @@ class Reading {
 
   const ReadJob* const jobs_;
   const int64_t count_;
-  std::atomic<int64_t> begun_{0}, done_{0};
+  std::atomic<int64_t> next_job_{0}, done_{0};
   std::mutex failing_;
   ReadFailure failure_{-1, 0, 0, 0};
   std::vector<uint8_t> buffer_;  // of who helps

@@ -1,45 +1,39 @@
-"""The providers of a model's ops, chosen for what it needs of the machine it runs on."""
+"""Chooses the provider of each op for a model on a machine."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
-from penstock.kernels.elementwise import RMS_NORM
+from penstock.kernels.elementwise import RmsNorm
 from penstock.kernels.flashinfer import check_attention, installed_version
-from penstock.kernels.gathered_attention import PAGED_ATTENTION, STORE_KV
-from penstock.kernels.linear import EMBEDDING, GATED_LINEAR, LINEAR, LOGITS, Linear
-from penstock.kernels.moe import EXPERTS, ROUTE, Experts
+from penstock.kernels.linear import Linear
+from penstock.kernels.moe import Experts
 from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.ops import EXPERTS, LINEAR, OPS, PAGED_ATTENTION, RMS_NORM
 from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
-from penstock.kernels.routing import Aside, Routing
-
-OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION)
+from penstock.kernels.routing import Routing, SharedExpertOutput
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a model calls. Signatures and meaning: see the protocols, and the op's reference."""
+    """The functions that a model calls. Signatures and meaning are those of the protocols and of the references."""
 
     linear: Linear
-    rms_norm: Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Tensor, Tensor]]
+    rms_norm: RmsNorm
     attention: PagedAttention
     experts: Experts
-    fingerprint: str  # which provider computes which op: part of what makes two results comparable bit for bit
-    session: Session | None = None  # what can record them, where all are native
+    fingerprint: str  # which provider computes which op: results of equal fingerprints can be compared bit for bit
+    session: Session | None = None  # records the ops; None unless all providers are native
 
-    def norm_before(self, weight: Any) -> Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]:
-        """`rms_norm` for rows that only products with a packed weight read: as these read them, where it can give them
-        so. Without a weight it is `rms_norm` itself."""
+    def norm_before(self, weight: Any) -> RmsNorm:
+        """`rms_norm` for rows that only products with `weight` read: they may come quantised, as these read them."""
         before = getattr(self.rms_norm, "before", None)
         return self.rms_norm if before is None else before(weight)
 
 
 def select_kernels(platform: Platform, needs: Needs) -> Kernels:
-    """The best provider of every op for a model's needs."""
+    """Select the best provider of every op for a model's needs."""
     chosen = {op.name: op.select(platform, needs) for op in (LINEAR, RMS_NORM, PAGED_ATTENTION, EXPERTS)}
     fingerprint = ",".join(f"{name}={provider.name}" for name, provider in chosen.items())
     if platform.isa:
@@ -52,7 +46,7 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
 
 
 def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
-    """Raise CannotQuantize where no attention on this platform reads pages of the dtype, as torch names it."""
+    """Raise CannotQuantize if no attention on this platform reads pages of the dtype (torch's name of it)."""
     if kv_dtype == "float8_e4m3fn":
         _check_fp8_pages(platform, needs)
     if kv_dtype == "int8" and PAGED_ATTENTION.select(platform, needs).name != "native":
@@ -70,7 +64,7 @@ def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
             f"--kv-cache-dtype fp8 needs the attention of our GPU kernels, but on this {platform.device} device it is "
             f"{provider}; leave it at auto"
         )
-    if odd := [dim for dim in needs.head_dims if dim % 4]:  # scales, of four bytes, lie behind the heads'
+    if odd := [dim for dim in needs.head_dims if dim % 4]:  # 4-byte scales lie behind each head's bytes
         raise CannotQuantize(
             f"--kv-cache-dtype fp8 needs head sizes that are multiples of 4, not {odd[0]}; leave it at auto"
         )
@@ -78,7 +72,6 @@ def _check_fp8_pages(platform: Platform, needs: Needs) -> None:
 
 __all__ = [
     "OPS",
-    "Aside",
     "AttentionBatch",
     "CannotQuantize",
     "DensePacker",
@@ -94,6 +87,7 @@ __all__ = [
     "Platform",
     "Provider",
     "Routing",
+    "SharedExpertOutput",
     "check_attention",
     "check_kv_dtype",
     "detect_platform",

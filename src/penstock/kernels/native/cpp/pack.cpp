@@ -206,9 +206,9 @@ void place(const uint8_t* const* rows, int64_t count, int64_t words, uint8_t* ou
 
 // -- a job -------------------------------------------------------------------------------------------------------
 
-class Packing {
+class RowPacker {
  public:
-  explicit Packing(const PackJob& job)
+  explicit RowPacker(const PackJob& job)
       : job_(job),
         padded_(padded_k(Matrix{nullptr, nullptr, nullptr, nullptr, job.n, job.k, job.scheme, job.group})),
         lines_(padded_ / values_per_line(job.scheme)),
@@ -217,12 +217,12 @@ class Packing {
                                         (job.scheme == Scheme::f32 && job.stored == Stored::f32))),
         wide_(static_cast<float*>(std::malloc(padded_ * sizeof(float)))),
         words_(static_cast<uint8_t*>(std::malloc(kOctet * lines_ * 4))) {}
-  ~Packing() {
+  ~RowPacker() {
     std::free(wide_);
     std::free(words_);
   }
-  Packing(const Packing&) = delete;
-  Packing& operator=(const Packing&) = delete;
+  RowPacker(const RowPacker&) = delete;
+  RowPacker& operator=(const RowPacker&) = delete;
 
   int64_t run() {
     if (wide_ == nullptr || words_ == nullptr) return -1;
@@ -297,6 +297,6 @@ class Packing {
 
 }  // namespace
 
-int64_t pack_rows(const PackJob& job) { return Packing(job).run(); }
+int64_t pack_rows(const PackJob& job) { return RowPacker(job).run(); }
 
 }  // namespace penstock

@@ -21,7 +21,7 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-#ifdef PENSTOCK_EMULATED  // the tests' build: see tests/kernels/emulation
+#ifdef PENSTOCK_EMULATED  // the tests' build: see tests/kernels/native/emulation
 [[maybe_unused]] bool has_avx512() { return true; }
 [[maybe_unused]] bool has_amx() { return true; }
 #else
@@ -61,8 +61,8 @@ const Choice kBestFirst[] = {
 
 }  // namespace
 
-struct Engine {
-  Engine(const Isa& isa, int threads, const std::vector<int>& cpus) : isa(isa), team(threads, cpus) {}
+struct ThreadTeam {
+  ThreadTeam(const Isa& isa, int threads, const std::vector<int>& cpus) : isa(isa), team(threads, cpus) {}
 
   void run(const Op* ops, int64_t count) {
     reserve(ops, count);
@@ -150,11 +150,11 @@ const char* penstock_digest() { return PENSTOCK_DIGEST; }
 int64_t penstock_op_bytes() { return sizeof(Op); }
 
 // Null where the processor lacks the instruction set, or threads or memory are refused.
-Engine* penstock_start(const char* isa, int threads, const int* cpus, int cpu_count) {
+ThreadTeam* penstock_start(const char* isa, int threads, const int* cpus, int cpu_count) {
   try {
     for (const Choice& choice : kBestFirst) {
       if (std::strcmp(choice.isa->name, isa) == 0 && choice.supported()) {
-        return new Engine(*choice.isa, threads, std::vector<int>(cpus, cpus + cpu_count));
+        return new ThreadTeam(*choice.isa, threads, std::vector<int>(cpus, cpus + cpu_count));
       }
     }
   } catch (const std::exception&) {
@@ -163,7 +163,7 @@ Engine* penstock_start(const char* isa, int threads, const int* cpus, int cpu_co
 }
 
 // Runs ops in order. One thread calls. Returns 0, or 1 when memory ran out before anything was done.
-int penstock_run(Engine* engine, const Op* ops, int64_t count) {
+int penstock_run(ThreadTeam* engine, const Op* ops, int64_t count) {
   try {
     engine->run(ops, count);
     return 0;
@@ -173,7 +173,7 @@ int penstock_run(Engine* engine, const Op* ops, int64_t count) {
 }
 
 // The same, and what each op took: [count].
-int penstock_profile(Engine* engine, const Op* ops, int64_t count, double* seconds) {
+int penstock_profile(ThreadTeam* engine, const Op* ops, int64_t count, double* seconds) {
   try {
     engine->profile(ops, count, seconds);
     return 0;
@@ -183,35 +183,35 @@ int penstock_profile(Engine* engine, const Op* ops, int64_t count, double* secon
 }
 
 // The threads that sleep shall be awake for what is run soon.
-void penstock_wake(Engine* engine) { engine->team.wake(); }
+void penstock_wake(ThreadTeam* engine) { engine->team.wake(); }
 
-void penstock_stop(Engine* engine) { delete engine; }
+void penstock_stop(ThreadTeam* engine) { delete engine; }
 
 int64_t penstock_pack(const PackJob* job) { return pack_rows(*job); }
 
 // Null where memory is refused.
-Reading* penstock_read(const ReadJob* jobs, int64_t count, int threads) {
+WeightReader* penstock_read(const ReadJob* jobs, int64_t count, int threads) {
   try {
-    return new Reading(jobs, count, threads);
+    return new WeightReader(jobs, count, threads);
   } catch (const std::exception&) {
     return nullptr;
   }
 }
 
 // Goes on with so many threads more, that do not wait for others.
-void penstock_read_hurry(Reading* reading, int threads) { reading->hurry(threads); }
+void penstock_read_hurry(WeightReader* reading, int threads) { reading->hurry(threads); }
 
 // Does up to `most` jobs in the calling thread; the bytes that are packed by now. Less than `most`: none is left.
-int64_t penstock_help(Reading* reading, int64_t most) {
+int64_t penstock_help(WeightReader* reading, int64_t most) {
   while (most-- > 0 && reading->help()) {
   }
   return reading->done();
 }
 
 // Waits for what has begun. `failure` is the first one.
-void penstock_read_wait(Reading* reading, ReadFailure* failure) { *failure = reading->wait(); }
+void penstock_read_wait(WeightReader* reading, ReadFailure* failure) { *failure = reading->wait(); }
 
-void penstock_read_end(Reading* reading) { delete reading; }
+void penstock_read_end(WeightReader* reading) { delete reading; }
 
 }  // extern "C"
 #pragma GCC visibility pop

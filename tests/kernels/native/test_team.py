@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.native.library import Engine, instruction_sets
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import pack
 from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
 
 WIDTH, COLUMNS, MOST_ROWS = 40, 72, 3
 PROGRAMS = 2000
@@ -42,13 +43,13 @@ class Tiny:
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine(instruction_sets()[0], 4)
+def engine() -> ThreadTeam:
+    return ThreadTeam(instruction_sets()[0], 4)
 
 
-def test_thousands_of_tiny_programs_give_what_one_thread_gives(engine: Engine) -> None:
+def test_thousands_of_tiny_programs_give_what_one_thread_gives(engine: ThreadTeam) -> None:
     """Most find a worker asleep, or not yet back from the program before."""
-    ours, theirs = Tiny(Session(engine)), Tiny(Session(Engine(engine.isa, 1)))
+    ours, theirs = Tiny(Session(engine)), Tiny(Session(ThreadTeam(engine.isa, 1)))
     generator = torch.Generator().manual_seed(1)
     for i in range(PROGRAMS):
         x = torch.randn(i % (MOST_ROWS + 1), WIDTH, generator=generator)
@@ -57,7 +58,7 @@ def test_thousands_of_tiny_programs_give_what_one_thread_gives(engine: Engine) -
             time.sleep(0.002)  # longer than a worker waits awake
 
 
-def test_an_idle_team_sleeps(engine: Engine) -> None:
+def test_an_idle_team_sleeps(engine: ThreadTeam) -> None:
     Tiny(Session(engine))(torch.ones(2, WIDTH))
     began = time.process_time()
     time.sleep(0.5)
@@ -66,7 +67,7 @@ def test_an_idle_team_sleeps(engine: Engine) -> None:
 
 def test_stopping_ends_the_threads() -> None:
     before = threads_of_this_process()
-    engine = Engine(instruction_sets()[0], 4)
+    engine = ThreadTeam(instruction_sets()[0], 4)
     Tiny(Session(engine))(torch.ones(2, WIDTH))
     assert threads_of_this_process() == before + 3
     engine.close()

@@ -1,0 +1,76 @@
+"""Loads the compiled library and finds the instruction sets it has for this processor."""
+
+import ctypes
+import logging
+import os
+from ctypes import c_double, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from penstock.kernels.native.structs import PackJob, TaggedOp
+
+LIBRARY = Path(os.environ.get("PENSTOCK_LIBRARY", Path(__file__).parent / "libpenstock.so"))  # tests use other builds
+LOWER = "PENSTOCK_ISA"  # for tests: names an instruction set below the best; "none": no native kernels
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """The loaded library, or None, with one warning, when it was not built or was built from another version."""
+    if not LIBRARY.exists():
+        logger.warning(
+            "the native kernels were not built, so torch's are used, which are several times slower: "
+            "install a C++ compiler and reinstall penstock"
+        )
+        return None
+    library = ctypes.CDLL(str(LIBRARY))
+    library.penstock_isa.restype = ctypes.c_char_p
+    library.penstock_digest.restype = ctypes.c_char_p
+    library.penstock_op_bytes.restype = c_int64
+    library.penstock_start.restype = c_void_p
+    library.penstock_start.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
+    library.penstock_run.argtypes = (c_void_p, c_void_p, c_int64)
+    library.penstock_profile.argtypes = (c_void_p, c_void_p, c_int64, ctypes.POINTER(c_double))
+    library.penstock_wake.argtypes = (c_void_p,)
+    library.penstock_stop.argtypes = (c_void_p,)
+    library.penstock_pack.restype = c_int64
+    library.penstock_pack.argtypes = (c_void_p,)
+    if library.penstock_op_bytes() != ctypes.sizeof(TaggedOp):
+        logger.warning("%s is of another version of penstock, so torch's kernels are used: reinstall penstock", LIBRARY)
+        return None
+    return library
+
+
+def built_from() -> str:
+    """The digest of the sources that the library was built from, or "" without a library."""
+    library = native_library()
+    return library.penstock_digest().decode() if library else ""
+
+
+@cache
+def instruction_sets() -> tuple[str, ...]:
+    """The instruction sets that were built and that this processor has, the best first, from PENSTOCK_ISA's on."""
+    library = native_library()
+    found: list[str] = []
+    while library and (name := library.penstock_isa(len(found))):
+        found.append(name.decode())
+    lower = os.environ.get(LOWER, "")
+    if lower == "none":
+        return ()
+    if lower and found:
+        if lower not in found:
+            raise ValueError(f"{LOWER}={lower}: this build and processor have {', '.join(found)} (or none)")
+        return tuple(found[found.index(lower) :])
+    return tuple(found)
+
+
+def pack_rows(job: PackJob) -> int:
+    """Pack a job's rows without Python's lock. Returns how many of them cannot be quantised."""
+    library = native_library()
+    if library is None:
+        raise OSError("the native kernels were not built")
+    bad = int(library.penstock_pack(ctypes.byref(job)))
+    if bad < 0:
+        raise MemoryError("no memory to pack weights")
+    return bad

@@ -1,0 +1,135 @@
+"""The ops of a model: each with its reference, and with its providers, the best first.
+
+This module is the only one that imports both the definitions (elementwise.py, linear.py, moe.py, attention.py) and the
+providers. Triton, which not every machine has, is imported when a provider is made.
+"""
+
+from functools import partial
+
+import torch
+
+from penstock.kernels.attention import (
+    PagedAttention,
+    ReferenceAttention,
+    attention_inputs,
+    run_attention,
+    run_store,
+    store_inputs,
+)
+from penstock.kernels.elementwise import RmsNorm, rms_norm, rms_norm_inputs
+from penstock.kernels.flashinfer import DTYPES as FLASHINFER_DTYPES
+from penstock.kernels.flashinfer import FlashInferAttention, library, unsupported_head_dims
+from penstock.kernels.linear import (
+    Linear,
+    TorchLinear,
+    embedding_inputs,
+    gated_inputs,
+    linear_inputs,
+    logits_inputs,
+    run_embedding,
+    run_gated,
+    run_linear,
+    run_logits,
+)
+from penstock.kernels.moe import Experts, TorchExperts, experts_inputs, route_inputs, run_experts, run_route
+from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.moe import NativeExperts
+from penstock.kernels.native.norm import NativeNorm
+from penstock.kernels.native.session import native_session
+from penstock.kernels.registry import (
+    EXACT,
+    ROUNDING,
+    Needs,
+    Op,
+    Platform,
+    Provider,
+    has_fixed_triton,
+    has_native,
+    has_triton,
+    reference,
+)
+
+
+def _triton_norm() -> RmsNorm:
+    from penstock.kernels.triton.norm import TritonNorm
+
+    return TritonNorm()
+
+
+def _triton_linear(*, fixed: bool = False) -> Linear:
+    from penstock.kernels.triton.linear import TritonLinear
+
+    return TritonLinear(fixed=fixed)
+
+
+def _triton_experts(*, fixed: bool = False) -> Experts:
+    from penstock.kernels.triton.experts import TritonExperts
+
+    return TritonExperts(fixed=fixed)
+
+
+def _triton_attention(*, fixed: bool = False) -> PagedAttention:
+    from penstock.kernels.triton.attention import TritonAttention
+
+    return TritonAttention(fixed=fixed)
+
+
+def _flashinfer_attention() -> PagedAttention:
+    return FlashInferAttention(_triton_attention(), library().BatchPrefillWithPagedKVCacheWrapper)
+
+
+def _has_native_attention(platform: Platform, needs: Needs) -> bool:
+    whole_lines = needs.block_size % 16 == 0 and all(dim % 16 == 0 for dim in needs.head_dims)
+    return has_native(platform, needs) and whole_lines
+
+
+def _has_flashinfer(platform: Platform, needs: Needs) -> bool:
+    wanted = needs.attention == "flashinfer" and not needs.deterministic
+    readable = needs.dtype in FLASHINFER_DTYPES and not unsupported_head_dims(needs)
+    return wanted and readable and has_triton(platform, needs)
+
+
+# One provider computes all ops of a group, each by another of its methods.
+_NORM = (
+    Provider("native", lambda: NativeNorm(native_session()), has_native),
+    Provider("triton", _triton_norm, has_triton),
+)
+_LINEAR = (
+    Provider("native", lambda: NativeLinear(native_session()), has_native),
+    Provider("triton_fixed", partial(_triton_linear, fixed=True), has_fixed_triton),
+    Provider("triton", _triton_linear, has_triton),
+)
+_EXPERTS = (
+    Provider("native", lambda: NativeExperts(native_session()), has_native),
+    Provider("triton_fixed", partial(_triton_experts, fixed=True), has_fixed_triton),
+    Provider("triton", _triton_experts, has_triton),
+)
+_ATTENTION = (
+    Provider("native", lambda: NativeAttention(native_session()), _has_native_attention),
+    Provider("flashinfer", _flashinfer_attention, _has_flashinfer),
+    Provider("triton_fixed", partial(_triton_attention, fixed=True), has_fixed_triton),
+    Provider("triton", _triton_attention, has_triton),
+)
+
+_TORCH_LINEAR = reference(TorchLinear)
+_TORCH_EXPERTS = reference(lambda: TorchExperts(TorchLinear()))
+_TORCH_ATTENTION = reference(ReferenceAttention)
+
+# Two products, one after the other, and a rounding between them.
+_TWICE = {dtype: 2 * tolerance for dtype, tolerance in ROUNDING.items()}
+_SEVERAL_ROUNDINGS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+RMS_NORM = Op("rms_norm", reference(lambda: rms_norm), ROUNDING, rms_norm_inputs, _NORM)
+LINEAR = Op("linear", _TORCH_LINEAR, ROUNDING, linear_inputs, _LINEAR, run_linear)
+GATED_LINEAR = Op("gated_linear", _TORCH_LINEAR, ROUNDING, gated_inputs, _LINEAR, run_gated)
+LOGITS = Op("logits", _TORCH_LINEAR, ROUNDING, logits_inputs, _LINEAR, run_logits)
+EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run_embedding)
+ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
+EXPERTS = Op("experts", _TORCH_EXPERTS, _TWICE, experts_inputs, _EXPERTS, run_experts)
+STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _ATTENTION, run_store)
+PAGED_ATTENTION = Op(
+    "paged_attention", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, attention_inputs, _ATTENTION, run_attention
+)
+
+OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION)
