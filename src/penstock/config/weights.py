@@ -1,8 +1,8 @@
 """Bytes of weights in memory, as the native kernels pack them and as a GPU's kernels do. The native kernels allocate by
 these sizes.
 
-`Scheme` in kernels/native/cpp/ops.h describes the native layout: blocks of 16 columns, lines of 64 bytes. A GPU's layout is
-described in kernels/triton/weights.py.
+`Scheme` in kernels/native/cpp/ops.h describes the native layout: blocks of 16 columns, lines of 64 bytes.
+kernels/triton/weights.py describes a GPU's layout.
 """
 
 from typing import Literal

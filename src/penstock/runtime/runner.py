@@ -367,7 +367,7 @@ class ModelRunner:
         if self._attention:
             for prepared, batch in zip(self._attention, seen, strict=True):
                 prepared.fill(batch)
-            return self._attention, min(prepared.lasting() for prepared in self._attention)
+            return self._attention, min(prepared.steps_unchanged() for prepared in self._attention)
         attention = self._kernels.attention
         if self._device.shared:
             keys = [self.pages.group_keys(group) for group in range(len(seen))]
