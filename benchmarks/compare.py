@@ -40,11 +40,11 @@ def peer(command: str, cases: str) -> list[Row]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def rate(row: Row) -> float:
-    """Tokens a second: output tokens, or the prompts' where there is but one output token."""
-    count, _, lengths = str(row["case"]).partition("x")
+def tokens_counted(case: str) -> int:
+    """The tokens that a case's rate counts: output tokens, or the prompts' tokens if each has one output token."""
+    count, _, lengths = case.partition("x")
     prompt, _, output = lengths.partition("/")
-    return int(count) * int(prompt if output == "1" else output) / float(row["elapsed_s"])
+    return int(count) * int(prompt if output == "1" else output)
 
 
 def medians_of(runs: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
@@ -79,7 +79,7 @@ def main() -> None:
         for name, measure in engines.items():
             for row in measure():
                 case = str(row["case"])
-                rates[name].setdefault(case, []).append(round(rate(row), 2))
+                rates[name].setdefault(case, []).append(round(tokens_counted(case) / float(row["elapsed_s"]), 2))
                 print(f"run {run + 1}: {name} {case}: {rates[name][case][-1]} tok/s", file=sys.stderr, flush=True)
                 if name in mine:
                     details[name][case] = row

@@ -296,8 +296,6 @@ def main() -> None:
     peaks = {"bandwidth_tb_s": H200.bandwidth / 1e12, "bf16_pflop_s": H200.bf16_flops / 1e15}
     roofline = rounded({**peaks, "fp8_pflop_s": H200.fp8_flops / 1e15})
     result = {"benchmark": "gpu", **machine(args.device), "roofline": roofline}
-    if "COMMIT" in os.environ:  # of a copy of the tree that has no history
-        result["commit"] = os.environ["COMMIT"]
     write({**result, "failures": failures, "figures": figures}, args.json)
     if failures:
         raise SystemExit(f"without all figures: {', '.join(failures)}")
