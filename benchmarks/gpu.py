@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_checkpoint import roomiest
-from gpu_roofline import H200
+from gpu_figures.checkpoint import roomiest
+from gpu_figures.roofline import H200
 from results import parser, write
 
 # Of each group, at most.
@@ -67,8 +67,8 @@ def sizes(tiny: bool) -> Sizes:
 
 
 def ops(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
-    import gpu_ops
-    from gpu_peaks import measure
+    from gpu_figures import ops as gpu_ops
+    from gpu_figures.peaks import measure
 
     peaks = measure(device, 256, 1 << 24) if chosen.tiny else measure(device)
     yield {"name": "peaks", "bandwidth_tb_s": peaks.bandwidth / 1e12, "bf16_tflop_s": peaks.bf16_flops / 1e12} | {
@@ -84,7 +84,7 @@ def ops(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
 
 def flashinfer(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
     """Attention of prompts by FlashInfer, beside Triton's. Compiling may take it longer than all else here."""
-    import gpu_ops
+    from gpu_figures import ops as gpu_ops
 
     from penstock.kernels.flashinfer import library
 
@@ -102,7 +102,7 @@ def llama_fp8(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def _llama(chosen: Sizes, device: Any, saturated: str, kind: str, decode_target: float) -> Iterator[dict[str, Any]]:
-    from gpu_engine import Engine
+    from gpu_figures.engine import Engine
 
     from penstock.bench.workload import Case, parse_cases
 
@@ -132,7 +132,7 @@ def attempt(name: str, measure: Callable[[], Iterator[dict[str, Any]]]) -> Itera
 
 
 def _decode(engine: Any, kind: str, case: Any, target: float = 0.0) -> Iterator[dict[str, Any]]:
-    from gpu_engine import mean_context
+    from gpu_figures.engine import mean_context
 
     between, on_device = engine.run(case).decoding()
     least = engine.decode_seconds(H200, case.count, mean_context(case))
@@ -169,7 +169,7 @@ def _fp8(device: Any) -> dict[str, str]:
 
 def qwen3(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
     """At batch 1; and what --deterministic costs, there and with many sequences."""
-    from gpu_engine import Engine, mean_context
+    from gpu_figures.engine import Engine, mean_context
 
     from penstock.bench.workload import parse_cases
 
@@ -192,11 +192,11 @@ def qwen3(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
 def ready(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
     """From the start of a process to an engine that has read a checkpoint, which lies in the page cache or in memory,
     and captured its graphs."""
-    from gpu_checkpoint import write_checkpoint
+    from gpu_figures.checkpoint import write_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         size = write_checkpoint(Path(folder), chosen.llama, device)
-        command = [sys.executable, str(Path(__file__).parent / "gpu_checkpoint.py"), folder, device.type]
+        command = [sys.executable, str(Path(__file__).parent / "gpu_figures" / "checkpoint.py"), folder, device.type]
         began = time.perf_counter()
         subprocess.run(command, check=True)
         seconds = time.perf_counter() - began

@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from affinity import probing
+from op_timing.cost import OpCost, op_cost
+from op_timing.step_timer import StepBreakdown, StepTimer, longest_sequence
 from results import parser, write
 
 from penstock.bench.roofline import Machine, Probe, between
-from penstock.bench.step import Breakdown, Steps, room
-from penstock.bench.work import Work, work
 from penstock.cli.prepare import prepare
 from penstock.config import EngineConfig
 from penstock.config.weights import stored_as
-from penstock.messages import NewSequence, SamplingParams, StepPlan
-from penstock.messages import Work as Unit
+from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
 from penstock.runtime.load import load_runner
 from penstock.runtime.pages import SCALE_BYTES
 from penstock.runtime.runner import ModelRunner
@@ -49,14 +48,14 @@ def fill(runner: ModelRunner) -> None:
         pages[2:] = block
 
 
-def decode(runner: ModelRunner, machine: Machine, steps: int) -> list[Breakdown]:
+def decode(runner: ModelRunner, machine: Machine, steps: int) -> list[StepBreakdown]:
     """For each number of sequences."""
-    decoding = Steps(runner, CONTEXT, SEQUENCES, steps)
+    decoding = StepTimer(runner, CONTEXT, SEQUENCES, steps)
     fill(runner)
     return decoding.measure(machine)
 
 
-def row(found: Breakdown, machine: Machine) -> dict[str, Any]:
+def row(found: StepBreakdown, machine: Machine) -> dict[str, Any]:
     attention, whole = (next(line for line in found.lines if line.name == name) for name in ("attention", "step"))
     moved = (whole.gb_s or 0.0) * whole.us * 1e3  # bytes
     return {
@@ -73,7 +72,7 @@ class Prefill(NamedTuple):
     """Some of the prompt's chunks."""
 
     chunks: int
-    done: Work
+    done: OpCost
     seconds: float
     attention_seconds: float
 
@@ -96,23 +95,23 @@ def prefill(runner: ModelRunner, chunks: int) -> Prefill:
     tables = tuple(tuple(range(1, 1 + -(-len(tokens) // size))) for _ in runner.capacity.groups)
     sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
     last = PROMPT // CHUNK - 1
-    done, seconds, attention = Work(), 0.0, 0.0
+    done, seconds, attention = OpCost(), 0.0, 0.0
     for i in range(chunks):
         first = round(i * last / max(1, chunks - 1)) * CHUNK
         new = NewSequence(100 + i, tokens, PROMPT, first, tables, sampling, 0)
         with runner.profile() as timed:
-            result = runner.execute(StepPlan(1000 + i, work=(Unit(new.seq, CHUNK, False),), new=(new,)))
+            result = runner.execute(StepPlan(1000 + i, work=(Work(new.seq, CHUNK, False),), new=(new,)))
         assert result is not None, "one rank reports"
         seconds += result.timing.total
         for label, op, took in timed:
-            done += work(op)
+            done += op_cost(op)
             attention += took if label == "attention" else 0.0
     return Prefill(chunks, done, seconds, attention)
 
 
 def engine_of(args: argparse.Namespace) -> EngineConfig:
     flags = {
-        "max_model_len": max(room(CONTEXT, SEQUENCES, args.steps), PROMPT + CHUNK),
+        "max_model_len": max(longest_sequence(CONTEXT, SEQUENCES, args.steps), PROMPT + CHUNK),
         "max_num_seqs": max(SEQUENCES) + args.chunks,
         "max_num_batched_tokens": CHUNK,
         "kv_cache_dtype": args.kv_cache_dtype,

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from affinity import unpinned
 from make_model import SHAPES, write_model
+from op_timing.cost import OpCost
+from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart, StepTimer
 from results import parser, write
 
 from penstock.bench.roofline import Machine, measure
-from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps
-from penstock.bench.work import Work
 from penstock.config import EngineConfig
 from penstock.messages import StepPlan
 from penstock.runtime.load import load_runner
@@ -40,7 +40,7 @@ DTYPES = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 class Round(NamedTuple):
-    steps: list[Breakdown]  # for each number of rows
+    steps: list[StepBreakdown]  # for each number of rows
     machine: Machine  # as it was before and after, on average; or as fast as the experts were read
     best: float  # bytes a second of the fastest read, which a step cannot count on
     steady: bool  # before and after agree
@@ -83,7 +83,7 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     done = []
     runner = load_runner(config, progress=False)
     for _ in range(count):
-        decoding = Steps(runner, CONTEXT, rows, steps)
+        decoding = StepTimer(runner, CONTEXT, rows, steps)
         before = reads()
         found = decoding.measure(Machine(before[0], flops))
         after = reads()
@@ -97,18 +97,18 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     return done
 
 
-def least_us(line: Line, machine: Machine) -> float:
+def least_us(line: StepPart, machine: Machine) -> float:
     """What reading what was needed must take, or multiplying it; 0 of the host's work."""
-    done = Work((line.gb_s or 0.0) * 1e9, (line.gflop_s or 0.0) * 1e9)
+    done = OpCost((line.gb_s or 0.0) * 1e9, (line.gflop_s or 0.0) * 1e9)
     return line.us * done.least_seconds(machine)
 
 
-def times_roofline(line: Line, machine: Machine) -> float:
+def times_roofline(line: StepPart, machine: Machine) -> float:
     """How many times as long it took as it must."""
     return line.us / least_us(line, machine)
 
 
-def times_ops(step: Breakdown, machine: Machine) -> float:
+def times_ops(step: StepBreakdown, machine: Machine) -> float:
     """How many times as long a step took as its ops must, one after the other: of some, multiplying takes longer than
     reading."""
     return step.us / sum(least_us(line, machine) for line in step.lines if line.name != WHOLE)
@@ -122,11 +122,11 @@ def figures(shape: str, quantization: str, index: int, done: list[Round]) -> dic
         raise SystemExit(f"bandwidth held still in {len(done)} of {taken} rounds, {LEAST_STEADY} are needed: try again")
     steps = [each.steps[index] for each in done]
 
-    def median(of: Callable[[Breakdown, Machine], float], digits: int) -> float:
+    def median(of: Callable[[StepBreakdown, Machine], float], digits: int) -> float:
         values = (of(step, each.machine) for step, each in zip(steps, done, strict=True))
         return round(statistics.median(values), digits)
 
-    def line(step: Breakdown, name: str) -> Line:
+    def line(step: StepBreakdown, name: str) -> StepPart:
         return next(each for each in step.lines if each.name == name)
 
     names = [each.name for each in steps[0].lines if each.name not in {WHOLE, *HOST}]

@@ -6,11 +6,16 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import typer
+
 CORES = len(os.sched_getaffinity(0))  # read at import: native kernels pin the thread that starts them
+JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 
 
 def provenance(peers: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -43,11 +48,26 @@ def commit_of(folder: Path) -> str:
 
 def write(result: Mapping[str, Any], path: Path | None, *, peers: Mapping[str, str] | None = None) -> None:
     """Prints the figures with their provenance, and writes the same to `path` if one is given."""
-    text = json.dumps({**provenance(peers), **result}, indent=2)
-    print(text)
+    print(_text(result, peers))
+    save(result, path, peers=peers)
+
+
+def save(result: Mapping[str, Any], path: Path | str | None, *, peers: Mapping[str, str] | None = None) -> None:
+    """Writes the figures with their provenance to `path`; does nothing if that is None."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(_text(result, peers) + "\n")
+
+
+def run_command(command: Callable[..., None]) -> None:
+    """Runs a script's command with the flags of the command line. An error in these is one line, and the status 2."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -55,6 +75,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return made
+
+
+def _text(result: Mapping[str, Any], peers: Mapping[str, str] | None) -> str:
+    return json.dumps(msgspec.to_builtins({**provenance(peers), **result}), indent=2)
 
 
 def _output(command: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from penstock.bench.roofline import Machine
 from penstock.cli.embedded import default_model
 from penstock.messages import EngineError
 from tests.cli.conftest import Told
@@ -16,6 +15,5 @@ def test_why_it_does_not_is_one_clear_line(
         raise EngineError("the engine met its end")
 
     monkeypatch.setattr("penstock.cli.engine.launch", launch)
-    monkeypatch.setattr("penstock.cli.bench.measure", lambda *_, **__: Machine(1e9, 1e9))
     done = told(*command)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "penstock: the engine met its end\n")

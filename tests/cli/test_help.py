@@ -21,7 +21,7 @@ def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
 def test_help_imports_nothing_heavy() -> None:
     """Of all commands, one after the other in one process."""
     commands = [[], ["serve"], ["run"], ["plan"], ["bench"]]
-    commands += [["bench", one] for one in ("throughput", "latency", "kernels", "step", "serve")]
+    commands += [["bench", one] for one in ("throughput", "latency", "serve")]
     code = (
         "import sys; from penstock.cli.main import app\n"
         f"for command in {commands!r}:\n"
@@ -68,15 +68,10 @@ def test_version(told: Told) -> None:
         (("bench", "throughput", "--cases", "1x8/8,1x99999/4"), ("--cases 1x99999/4 takes 100003", "at most 2048")),
         (("bench", "latency", "--cases", "1x50/15", "--max-model-len", "64"), ("--cases 1x50/15 takes 65", "is 64")),
         (("bench", "latency", "--cases", "1x2/2", "--max-model-len", "32"), ("warm-up takes 40", "--max-model-len")),
-        (("bench", "step", "--context", "99999"), ("--context 99999", "at most 2048")),
-        (("bench", "step", "--rows", "1,0"), ("--rows", "1,0")),
-        (("bench", "kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
-        (("bench", "kernels", "--isa", "mmx"), ("--isa", "mmx")),
         (("bench", "serve", "--slo", "speed=1"), ("ttft", "speed=1")),
         (("bench", "serve", "--slo", "ttft=soon"), ("ttft=soon", "in seconds")),
         (("bench", "serve", "--request-rate", "0"), ("--request-rate", "0")),
         (("bench", "serve", "--output-len", "9-3"), ("--output-len", "LOW-HIGH", "9-3")),
-        (("bench", "kernels", "--threads", "9999"), ("--threads 9999", "cores")),
         (("run", "Once upon a time"), ("'Once upon a time'", "before the prompt", "standard input")),
         (("plan", __file__), ("test_help.py is a file", "folder")),
         (("plan", "--json", "no-such-folder/plan.json"), ("--json", "no-such-folder")),

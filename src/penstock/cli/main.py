@@ -121,39 +121,6 @@ def latency(
     offline(model, cases, runs, json_file, flags, columns="latency")
 
 
-@bench.command(help="Where the time of a step goes, decoding or a prompt's: op by op, and what the host takes.")
-@takes(ENGINE)
-def step(
-    *,
-    model: Annotated[str | None, MODEL] = None,
-    rows: Annotated[str, typer.Option(help="Sequences in a step, comma-separated: steps of each.")] = "1,8,32",
-    context: Annotated[int, typer.Option(min=0, help="Tokens that each has in the KV cache.")] = 256,
-    prompt: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Each computes N tokens of its prompt. Default: 0, they decode.")
-    ] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each; medians are shown.")] = 40,
-    plot: Annotated[str | None, typer.Option(metavar="FILE.svg", help="Also draw the steps here.")] = None,
-    json_file: Annotated[str | None, JSON] = None,
-    flags: Flags,
-) -> None:
-    from penstock.cli.bench import step as command
-
-    command(model, rows, context, prompt, steps, plot, json_file, flags)
-
-
-@bench.command(help="Every native op by itself: GB/s, GFLOP/s and share of the roofline, read from memory.")
-def kernels(
-    *,
-    isa: Annotated[str | None, typer.Option(help="Instruction set. Default: the best here.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Threads that compute. Default: every core.")] = 0,
-    ops: Annotated[str | None, typer.Option(metavar="NAME,...", help="Only these.")] = None,
-    json_file: Annotated[str | None, JSON] = None,
-) -> None:
-    from penstock.cli.bench import kernels as command
-
-    command(isa, threads, ops, json_file)
-
-
 @bench.command("serve", help="Load a running server over HTTP: latencies, rates and goodput as its users see them.")
 def bench_serve(
     *,

@@ -12,7 +12,7 @@ from rich.table import Table
 from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file, write_file
-from penstock.cli.prepare import Found, find, memory_table
+from penstock.cli.prepare import FoundModel, find, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.devices import Devices, parse_devices, this_machine, with_link
@@ -73,7 +73,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
 
 
-def _devices(found: Found, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
+def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
     """What the model is planned for, also as settings are resolved for it: figures of hardware are a CPU's unless
     --device is cuda."""
     asked = found.given.settings.device
@@ -87,7 +87,7 @@ def _devices(found: Found, hardware: str | None, link: str | None) -> tuple[Hard
     return devices.machine(here), devices
 
 
-def _splits(found: Found, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
+def _splits(found: FoundModel, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
     """Those that fit, of every possible one and the one asked for."""
     settings = found.given.settings
     group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
@@ -169,7 +169,7 @@ def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _as_json(found: Found, resolved: Resolved, splits: list[PlannedSplit], devices: Devices) -> dict[str, Any]:
+def _as_json(found: FoundModel, resolved: Resolved, splits: list[PlannedSplit], devices: Devices) -> dict[str, Any]:
     return {
         "model": msgspec.to_builtins(model_facts(found.spec)),
         "hardware": msgspec.to_builtins(devices),
@@ -180,7 +180,7 @@ def _as_json(found: Found, resolved: Resolved, splits: list[PlannedSplit], devic
     }
 
 
-def _split_json(found: Found, planned: PlannedSplit, devices: Devices) -> dict[str, Any]:
+def _split_json(found: FoundModel, planned: PlannedSplit, devices: Devices) -> dict[str, Any]:
     engine = planned.resolved.engine
     costs = {"decode": (planned.decode, (1, 1)), "prefill": (planned.prefill, (engine.max_num_batched_tokens, 0))}
     steps = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModel:
     """A model's folder, what it is, and the settings it will run with."""
 
     folder: Path
@@ -30,7 +30,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModel:
     """A model's folder, what it is, whole and divided, and what was said about how to run it."""
 
     folder: Path
@@ -38,7 +38,7 @@ class Found:
     divide: Divide
     given: Given
 
-    def changed(self, source: str, **changes: object) -> "Found":
+    def changed(self, source: str, **changes: object) -> "FoundModel":
         """The same with other settings, which `source` has said."""
         sources = {**self.given.sources, **dict.fromkeys(changes, source)}
         return replace(self, given=Given(self.given.settings.model_copy(update=changes), sources))
@@ -48,7 +48,7 @@ class Found:
         return resolve(self.given, self.divide, hardware, folder=str(self.folder))
 
 
-def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
+def find(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
     """The model, and the settings that were given.
 
     A hub id is downloaded, without its weights where those are not wanted. Raises ConfigError, UnsupportedModel and
@@ -60,10 +60,10 @@ def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
     named = given.settings.model
     folder = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(folder)
-    return Found(folder, spec, lru_cache(partial(rank_facts, spec)), given)
+    return FoundModel(folder, spec, lru_cache(partial(rank_facts, spec)), given)
 
 
-def prepare(model: str | None, flags: Flags) -> Prepared:
+def prepare(model: str | None, flags: Flags) -> PreparedModel:
     """Everything that can be known before a process is started or a weight is read.
 
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
@@ -71,12 +71,12 @@ def prepare(model: str | None, flags: Flags) -> Prepared:
     return prepare_found(find(model, flags))
 
 
-def prepare_found(found: Found) -> Prepared:
+def prepare_found(found: FoundModel) -> PreparedModel:
     """As `prepare`, of a model that has been found."""
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
     check_runs(resolved, hardware)
-    return Prepared(found.folder, found.spec, model_facts(found.spec), resolved)
+    return PreparedModel(found.folder, found.spec, model_facts(found.spec), resolved)
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:

@@ -10,7 +10,7 @@ from penstock.cli.options import Flags
 from penstock.engine.spawned import Spawned
 
 if TYPE_CHECKING:
-    from penstock.cli.prepare import Prepared
+    from penstock.cli.prepare import PreparedModel
 
 
 def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> None:
@@ -44,7 +44,7 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
             sys.exit(1)
 
 
-async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, started: float) -> None:
+async def _main(prepared: "PreparedModel", spawned: Spawned, sock: socket.socket, started: float) -> None:
     import asyncio
     import logging
     import os

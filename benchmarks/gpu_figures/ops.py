@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_peaks import seconds_of
-from gpu_roofline import Peaks
 from torch import Tensor
 
+from gpu_figures.peaks import seconds_of
+from gpu_figures.roofline import Peaks
 from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.kernels.linear import DenseWeight

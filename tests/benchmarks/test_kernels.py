@@ -1,10 +1,10 @@
 """`bench kernels` with everything small: every op is measured in every type that it has."""
 
+import op_timing.kernel_cases as bench
 import pytest
 import torch
+from op_timing.kernel_cases import OPS, measure_kernels
 
-import penstock.bench.kernels as bench
-from penstock.bench.kernels import OPS, measure_kernels
 from penstock.bench.roofline import Machine
 from penstock.kernels.native.session import native_session
 

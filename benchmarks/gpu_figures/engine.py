@@ -10,8 +10,8 @@ from statistics import median
 from typing import Any
 
 import torch
-from gpu_roofline import Peaks
 
+from gpu_figures.roofline import Peaks
 from penstock.bench.roofline import Machine, least_seconds
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig

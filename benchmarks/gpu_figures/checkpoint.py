@@ -1,4 +1,4 @@
-"""A checkpoint of random weights; and an engine loaded from it, by `gpu_checkpoint.py FOLDER DEVICE`."""
+"""Writes a checkpoint of random weights; `checkpoint.py FOLDER DEVICE` loads an engine from one."""
 
 import json
 import shutil

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
-from gpu_roofline import Peaks
+
+from gpu_figures.roofline import Peaks
 
 COPY_BYTES = 4 << 30
 SIZE = 8192  # of the square matrices
