@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend import Limits
+from penstock.frontend import RequestLimits
 from tests.frontend.conftest import NAME, Site
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
@@ -288,7 +288,7 @@ async def test_a_parameter_that_must_be_there(site: Site, path: str, missing: st
 
 @pytest.mark.parametrize("path", GOOD)
 async def test_a_body_beyond_the_limit(make_site: Callable[..., Site], path: str) -> None:
-    site = make_site(limits=Limits(max_body_bytes=1000))
+    site = make_site(limits=RequestLimits(max_body_bytes=1000))
     error = await refused(site, path, b" " * 1001, 413)
     assert "1000 bytes" in error["message"] and "--max-body-size" in error["message"]
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.frontend.asgi import ASGIApp, Message, Receive, Scope, Send, Visit, header, respond, visit
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
@@ -54,7 +54,7 @@ class Access:
         *,
         lifecycle: Lifecycle,
         metrics: Metrics,
-        limits: Limits,
+        limits: RequestLimits,
         api_keys: Sequence[str],
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],

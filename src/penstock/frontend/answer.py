@@ -10,7 +10,7 @@ from typing import Protocol
 from penstock.frontend.asgi import Headers, Send, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import Generation, Update, Usage
-from penstock.frontend.turns import in_turn
+from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
@@ -91,7 +91,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
 
 async def _chunk(codec: Codec, update: Update, usage: Usage) -> bytes:
     """A first update of a choice, which may have its prompt's logprobs to spell out."""
-    return await in_turn(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
+    return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
 async def collect(generation: Generation, codec: Codec, send: Send) -> None:
@@ -107,7 +107,7 @@ async def collect(generation: Generation, codec: Codec, send: Send) -> None:
                 answer.add(update)
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
-    body = await in_turn(partial(codec.whole, ordered, generation.usage), size)
+    body = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
     await respond(send, 200, body)
 
 

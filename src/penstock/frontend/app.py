@@ -23,7 +23,7 @@ from penstock.frontend.call import Call, Context
 from penstock.frontend.disconnect import while_connected
 from penstock.frontend.errors import APIError, ClientGone, as_api_error
 from penstock.frontend.generation import Generation
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError
 from penstock.observe.metrics import Metrics
@@ -34,14 +34,16 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ENDED = "the engine has ended (the server's log says why)"
 
 
-def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limits: Limits | None = None) -> Access:
+def create_app(
+    model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None
+) -> Access:
     """An ASGI app that serves one model.
 
     Its `lifecycle` says how it is used, and takes it out of use. With an API key, everything but health, version and
     metrics asks for it. Without one, and on loopback, it answers to loopback's names only, so that no web page can
     reach it by a name of its own. It counts in `metrics`, which must not have a model of this name yet.
     """
-    limits = limits or Limits.of(config)
+    limits = limits or RequestLimits.of(config)
     site = _Site(model, limits, metrics.model(model.name, model.client), config.seed)
     lifecycle = Lifecycle()
     hot: dict[str, ASGIApp] = {
@@ -83,7 +85,7 @@ class _Site:
     """What every route of a model needs."""
 
     model: ServedModel
-    limits: Limits
+    limits: RequestLimits
     metrics: ModelMetrics
     seed: int | None
 

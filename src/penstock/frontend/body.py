@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.frontend.asgi import Receive, Scope
 from penstock.frontend.errors import APIError, ClientGone, invalid
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 
 T = TypeVar("T")
 
@@ -26,7 +27,7 @@ _TYPES = {  # msgspec's names, in JSON's words
 }
 
 
-async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limits: RequestLimits) -> bytes:
     """The whole body. Raises APIError 408, 413 or 415, before more than the limit is held, and ClientGone."""
     length = _check_headers(scope["headers"], limits)
     try:
@@ -54,7 +55,21 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
 
 
-def _check_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> int | None:
+def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Raises APIError 400 for a parameter that the server knows but does not support.
+
+    `harmless` has these parameters with the values that ask for nothing, which are accepted. `where` is the path of
+    `fields` in the body.
+    """
+    for name, accepted in harmless.items():
+        value = getattr(fields, name, None)
+        if value is not None and value not in accepted:
+            raise invalid(
+                f"{where}{name} is not supported by this server; leave it out", where + name, "unsupported_parameter"
+            )
+
+
+def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> int | None:
     """The content length, where given."""
     length: int | None = None
     for name, value in headers:
@@ -75,7 +90,7 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or kind.endswith(b"+json") or not kind
 
 
-async def _read(receive: Receive, length: int | None, limits: Limits) -> bytes:
+async def _read(receive: Receive, length: int | None, limits: RequestLimits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -92,7 +107,7 @@ async def _read(receive: Receive, length: int | None, limits: Limits) -> bytes:
             return b"".join(chunks)
 
 
-def _too_large(limits: Limits) -> APIError:
+def _too_large(limits: RequestLimits) -> APIError:
     return APIError(
         413,
         f"the body is larger than {limits.max_body_bytes} bytes; send less, or raise the server's --max-body-size",

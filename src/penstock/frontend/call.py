@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from penstock.frontend.answer import Codec
 from penstock.frontend.generation import Part
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
 
 
@@ -14,7 +14,7 @@ class Context:
     """What a codec needs to know beside the body."""
 
     model: ServedModel
-    limits: Limits
+    limits: RequestLimits
     id: str  # unique; engine requests and the answer's id are made of it
     created: int  # seconds since the epoch
     tenant: str = ""  # of the API key, empty where there are no keys

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from penstock.messages import EngineError, QueueFull, RequestRejected
-
-ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 
 INTERNAL_ERROR = "internal_error"  # the code of what nobody foresaw
 
@@ -47,14 +44,6 @@ class APIError(Exception):
             fields.append((b"connection", b"close"))
         return fields
 
-    @property
-    def type(self) -> ErrorType:
-        if self.status >= 500:
-            return "server_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "authentication_error" if self.status in (401, 403) else "invalid_request_error"
-
 
 class ClientGone(Exception):
     """The client closed the connection before its answer was complete. Nobody is left to tell."""
@@ -66,6 +55,11 @@ class GenerationFailed(Exception):
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
     return APIError(400, message, param=param, code=code)
+
+
+def digits(value: int) -> str:
+    """An integer for an error message. A huge one is described, as writing it out would take long."""
+    return str(value) if abs(value) < 2**64 else f"an integer of {value.bit_length()} bits"
 
 
 def as_api_error(error: Exception, retry_after: int) -> APIError:

@@ -5,7 +5,7 @@ import msgspec
 from penstock.config import ServerConfig
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of requests and connections. Sizes in bytes, times in seconds."""
 
     max_body_bytes: int = 4 << 20
@@ -26,6 +26,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: int = 1  # what 429 and 503 advise
 
     @classmethod
-    def of(cls, config: ServerConfig) -> "Limits":
+    def of(cls, config: ServerConfig) -> "RequestLimits":
         """What the operator may set, as he set it; the rest by default."""
         return cls(**{name: getattr(config, name) for name in cls.__struct_fields__ if hasattr(config, name)})

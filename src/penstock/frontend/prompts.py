@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontend.errors import invalid
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
-from penstock.frontend.turns import in_turn
 from penstock.text import ChatTemplateError, TokenizerError
 
 CHARS_PER_TOKEN = 256  # more than the longest token of any vocabulary in use, so that only hopeless texts are refused
@@ -21,7 +21,7 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
-        ids = await in_turn(encode, len(text))
+        ids = await offload_if_large(encode, len(text))
     except TokenizerError as error:
         raise invalid(f"{param}: {error}", param) from error
     if not ids:
@@ -60,7 +60,7 @@ async def encode_chat(
         return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     try:
-        return tuple(await in_turn(encode, body_size))
+        return tuple(await offload_if_large(encode, body_size))
     except (ChatTemplateError, TokenizerError) as error:
         raise invalid(f"messages: {error}", "messages") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 
 # Sent by hand: there is no request yet for the app to answer.
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -18,7 +18,7 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection of a client that sends a request too slowly, or does not read its answer."""
 
-    def __init__(self, limits: Limits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: RequestLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._receiving: asyncio.TimerHandle | None = None

@@ -26,7 +26,7 @@ from jinja2.visitor import NodeTransformer
 from penstock.text.growth import FILTERS, METHODS, Measure, TooLarge, materialise, operator_size, text_size
 
 
-class Limits(NamedTuple):
+class RenderLimits(NamedTuple):
     seconds: float = 2.0  # for one rendering
     size: int = 8 << 20  # characters or items of any one value, and characters of the prompt
 
@@ -51,7 +51,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = _RenderContext
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RenderLimits) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,

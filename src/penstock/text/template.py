@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 
 from penstock.text.errors import ChatTemplateError
-from penstock.text.sandbox import Limits, RenderEnvironment
+from penstock.text.sandbox import RenderEnvironment, RenderLimits
 
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark; its blank tells whether the template strips messages
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first or second
@@ -27,7 +27,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         tool_source: str | None = None,
-        limits: Limits = Limits(),
+        limits: RenderLimits = RenderLimits(),
     ) -> None:
         """Raises ChatTemplateError where a source does not compile."""
         self._special_tokens = dict(special_tokens)

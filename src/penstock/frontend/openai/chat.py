@@ -6,18 +6,19 @@ from typing import Any
 import msgspec
 import orjson
 
+from penstock.frontend import sse
 from penstock.frontend.answer import Answer
-from penstock.frontend.body import decode
+from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, Context
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import Update, Usage
+from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai import events
-from penstock.frontend.openai.logprobs import chat_logprobs, prompt_logprobs
-from penstock.frontend.openai.models import check_model
+from penstock.frontend.openai.logprobs import prompt_logprobs
+from penstock.frontend.openai.options import read_options
 from penstock.frontend.openai.protocol import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
-from penstock.frontend.openai.requests import make_parts, output_room
-from penstock.frontend.openai.sampling import check_common, check_logprobs, choices, refuse_unsupported
 from penstock.frontend.prompts import encode_chat
+from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
@@ -27,14 +28,14 @@ _decoder = msgspec.json.Decoder(ChatFields)
 async def read_chat(body: bytes, context: Context) -> Call:
     """Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    check_model(context.model, fields.model)
-    check_common(fields, context.limits)
+    context.model.check_name(fields.model)
+    options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
     param, wanted = _max_tokens(fields)
     prompt_ids = await encode_messages(fields, context, len(body))
-    room = output_room(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
-    parts = make_parts(context, fields, [prompt_ids], [room], k, fields.prompt_logprobs)
-    return Call(parts, ChatCodec(context, fields, k, prompt_ids), bool(fields.stream), "chat")
+    limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
+    parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs)
+    return Call(parts, ChatCodec(context, fields, options.n, k, prompt_ids), bool(fields.stream), "chat")
 
 
 async def encode_messages(fields: ChatFields | TokenizeFields, context: Context, body_size: int) -> tuple[int, ...]:
@@ -108,9 +109,9 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
 class ChatCodec:
     """Chat completions, as OpenAI spells them."""
 
-    stream_type = events.STREAM_TYPE
+    stream_type = sse.CONTENT_TYPE
 
-    def __init__(self, context: Context, fields: ChatFields, k: int | None, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, context: Context, fields: ChatFields, n: int, k: int | None, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = context.model.tokenizer
         self._k = k
         self._prompt_logprobs = fields.prompt_logprobs
@@ -119,7 +120,7 @@ class ChatCodec:
         rest = {"created": context.created, "model": context.model.name}
         self._fields = {**self._id, "object": "chat.completion", **rest}
         self._frame = events.Frame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
-        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(choices(fields))]
+        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(n)]
 
     def opening(self) -> bytes:
         """The role, for each choice."""
@@ -171,5 +172,5 @@ class ChatCodec:
         }
 
     def _logprobs(self, packed: bytes | bytearray) -> dict[str, Any]:
-        content = [] if self._k is None else chat_logprobs(self._tokenizer, packed, self._k)
+        content = [] if self._k is None else token_logprobs(self._tokenizer, packed, self._k)
         return {"content": content, "refusal": None}

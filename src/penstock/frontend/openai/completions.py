@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from penstock.frontend import sse
 from penstock.frontend.answer import Answer
 from penstock.frontend.body import decode
 from penstock.frontend.call import Call, Context
@@ -12,11 +13,10 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import Part, Update, Usage
 from penstock.frontend.openai import events
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from penstock.frontend.openai.models import check_model
+from penstock.frontend.openai.options import read_options
 from penstock.frontend.openai.protocol import CompletionFields
-from penstock.frontend.openai.requests import make_parts, output_room
-from penstock.frontend.openai.sampling import check_common, check_logprobs, choices
 from penstock.frontend.prompts import check_ids, encode_text
+from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.text import OutputText
 
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
@@ -26,10 +26,10 @@ _decoder = msgspec.json.Decoder(CompletionFields)
 async def read_completion(body: bytes, context: Context) -> Call:
     """Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    check_model(context.model, fields.model)
-    check_common(fields, context.limits)
-    _check(fields, context)
-    n = choices(fields)
+    context.model.check_name(fields.model)
+    options = read_options(fields, context.limits)
+    n = options.n
+    _check(fields, n, context)
     prompts = _split(fields.prompt)
     if len(prompts) > context.limits.max_prompts:
         raise invalid(
@@ -50,18 +50,20 @@ async def read_completion(body: bytes, context: Context) -> Call:
     ]
     prompt_only = fields.max_tokens == 0
     wanted = 1 if prompt_only else fields.max_tokens
-    room = [output_room(context, ("prompt", len(prompt)), wanted, _DEFAULT_MAX_TOKENS, "max_tokens") for prompt in ids]
+    limits = [
+        output_limit(context, ("prompt", len(prompt)), wanted, _DEFAULT_MAX_TOKENS, "max_tokens") for prompt in ids
+    ]
     wants_prompt = fields.logprobs if fields.echo and fields.logprobs is not None else fields.prompt_logprobs
-    parts = make_parts(context, fields, ids, room, fields.logprobs, wants_prompt, prompt_only=prompt_only)
+    parts = make_parts(context, options, ids, limits, fields.logprobs, wants_prompt, prompt_only=prompt_only)
     echoed = [
         _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
         for part, prompt in zip(parts, prompts, strict=True)
     ]
-    return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
+    return Call(parts, CompletionCodec(context, fields, n, parts, echoed), bool(fields.stream), "text_completion")
 
 
-def _check(fields: CompletionFields, context: Context) -> None:
-    if fields.best_of is not None and fields.best_of != choices(fields):
+def _check(fields: CompletionFields, n: int, context: Context) -> None:
+    if fields.best_of is not None and fields.best_of != n:
         raise invalid("best_of is not supported unless it equals n; leave it out", "best_of", "unsupported_parameter")
     if fields.logprobs is not None:
         check_logprobs(fields.logprobs, "logprobs", context.limits)
@@ -98,13 +100,13 @@ class _Echo:
 class CompletionCodec:
     """Completions, as OpenAI spells them."""
 
-    stream_type = events.STREAM_TYPE
+    stream_type = sse.CONTENT_TYPE
 
     def __init__(
-        self, context: Context, fields: CompletionFields, parts: tuple[Part, ...], echoed: list[_Echo | None]
+        self, context: Context, fields: CompletionFields, n: int, parts: tuple[Part, ...], echoed: list[_Echo | None]
     ) -> None:
         self._tokenizer = context.model.tokenizer
-        self._n = choices(fields)
+        self._n = n
         self._logprobs = fields.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
         self._parts = parts

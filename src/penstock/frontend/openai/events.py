@@ -4,13 +4,13 @@ from typing import Any
 
 import orjson
 
+from penstock.frontend import sse
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.protocol import StreamOptions
 
-STREAM_TYPE = b"text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
+DONE = sse.event(b"[DONE]")
 
 
 class Frame:
@@ -42,7 +42,7 @@ class Frame:
 
 def failure(error: APIError) -> bytes:
     """The end of a stream that failed."""
-    return b"data: " + encode_error(error) + b"\n\n" + DONE
+    return sse.event(encode_error(error)) + DONE
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

@@ -1,23 +1,11 @@
-"""Packed logprobs in the three shapes clients know."""
+"""Formats logprobs as completions have them, and as vLLM's prompt_logprobs."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.frontend.logprobs import finite
 from penstock.messages import TokenLogprobs, unpack_rows
 from penstock.text import Tokenizer
-
-_LOWEST = -9999.0  # JSON has no minus infinity; a token that was ruled out gets this, as in vLLM
-
-
-def chat_logprobs(tokenizer: Tokenizer, packed: bytes | bytearray, k: int) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content` of a chat: one entry a token."""
-    return [
-        {
-            **_chat_token(tokenizer, row.token_id, row.logprob),
-            "top_logprobs": [_chat_token(tokenizer, token_id, logprob) for token_id, logprob in row.top],
-        }
-        for row in unpack_rows(bytes(packed), k)
-    ]
 
 
 class CompletionLogprobs:
@@ -44,7 +32,7 @@ class CompletionLogprobs:
         for row, offset in zip(unpack_rows(bytes(packed), self._k), offsets, strict=True):
             token = self._tokenizer.token(row.token_id)
             self.tokens.append(token)
-            self.token_logprobs.append(_finite(row.logprob))
+            self.token_logprobs.append(finite(row.logprob))
             self.top_logprobs.append(self._top(row, token))
             self.text_offset.append(base + offset)
 
@@ -67,8 +55,8 @@ class CompletionLogprobs:
         """The k best, best first, and the token itself where it is not among them."""
         top: dict[str, float] = {}
         for token_id, logprob in row.top:
-            top.setdefault(self._tokenizer.token(token_id), _finite(logprob))
-        top.setdefault(token, _finite(row.logprob))
+            top.setdefault(self._tokenizer.token(token_id), finite(logprob))
+        top.setdefault(token, finite(row.logprob))
         return top
 
 
@@ -86,13 +74,4 @@ def prompt_logprobs(
 
 
 def _ranked(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
-    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token(token_id)}
-
-
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    piece = tokenizer.token_bytes(token_id)
-    return {"token": tokenizer.token(token_id), "logprob": _finite(logprob), "bytes": list(piece)}
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > _LOWEST else _LOWEST
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token(token_id)}
