@@ -149,7 +149,6 @@ def main() -> None:
         },
         "rows": rows,
     }
-    os.sched_setaffinity(0, cpus)  # native kernels pin this thread, and the results tell how many processors there are
     write({"benchmark": "long_context", **figures}, args.json)
 
 

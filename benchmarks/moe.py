@@ -169,8 +169,7 @@ def main() -> None:
                 cases += [figures(shape, quantization, index, done) for index in range(len(rows))]
     models = {shape: {name: SHAPES[shape][name] for name in SIZES} for shape in shapes}
     how = {"context": CONTEXT, "rounds": args.rounds, "steps": args.steps}
-    with unpinned(cpus):  # as the processors are counted
-        write({"benchmark": "moe", "models": models, **how, "cases": cases}, args.json)
+    write({"benchmark": "moe", "models": models, **how, "cases": cases}, args.json)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,13 @@ def main() -> None:
         )  # type: ignore[misc]
         for name, case in CASES.items():
             figures.append({"logits": kind, "case": name, **measure(case, logits, session, args.steps)})
-    about = {"vocab": args.vocab, "rows": args.rows, "steps": args.steps, "threads": args.threads, "isa": isa}
+    about = {
+        "benchmark": "sampler",
+        "vocab": args.vocab,
+        "rows": args.rows,
+        "steps": args.steps,
+        "threads": args.threads,
+    }
     write({**about, "figures": figures}, args.json)
 
 

@@ -1,4 +1,4 @@
-"""`bench kernels` with everything small: every op is measured in every type that it has."""
+"""`benchmarks/kernels.py` with everything small: every op is measured in every type that it has."""
 
 import op_timing.kernel_cases as bench
 import pytest

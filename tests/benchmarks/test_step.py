@@ -1,4 +1,4 @@
-"""`bench step` on a tiny model: every op is found and named, parts add up, and the picture shows them."""
+"""`benchmarks/step.py` on a tiny model: every op is found and named, parts add up, and the picture shows them."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
