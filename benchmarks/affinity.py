@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.bench.roofline import Machine, Probe
+from penstock.bench.roofline import MachineProbe, MachineRates
 
 
 @contextmanager
@@ -20,10 +20,10 @@ def unpinned(cpus: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, pinned)
 
 
-def probing(probe: Probe, cpus: set[int]) -> Callable[[], Machine]:
+def probing(probe: MachineProbe, cpus: set[int]) -> Callable[[], MachineRates]:
     """Measures with as many of torch's threads as there are processors; a model's runner leaves it one."""
 
-    def measured() -> Machine:
+    def measured() -> MachineRates:
         threads = torch.get_num_threads()
         with unpinned(cpus):
             torch.set_num_threads(len(cpus))

@@ -20,7 +20,7 @@ from op_timing.cost import OpCost, op_cost
 from op_timing.step_timer import StepBreakdown, StepTimer, longest_sequence
 from results import parser, write
 
-from penstock.bench.roofline import Machine, Probe, between
+from penstock.bench.roofline import MachineProbe, MachineRates, average
 from penstock.cli.prepare import prepare
 from penstock.config import EngineConfig
 from penstock.config.weights import stored_as
@@ -48,14 +48,14 @@ def fill(runner: ModelRunner) -> None:
         pages[2:] = block
 
 
-def decode(runner: ModelRunner, machine: Machine, steps: int) -> list[StepBreakdown]:
+def decode(runner: ModelRunner, machine: MachineRates, steps: int) -> list[StepBreakdown]:
     """For each number of sequences."""
     decoding = StepTimer(runner, CONTEXT, SEQUENCES, steps)
     fill(runner)
     return decoding.measure(machine)
 
 
-def row(found: StepBreakdown, machine: Machine) -> dict[str, Any]:
+def row(found: StepBreakdown, machine: MachineRates) -> dict[str, Any]:
     attention, whole = (next(line for line in found.lines if line.name == name) for name in ("attention", "step"))
     moved = (whole.gb_s or 0.0) * whole.us * 1e3  # bytes
     return {
@@ -76,7 +76,7 @@ class Prefill(NamedTuple):
     seconds: float
     attention_seconds: float
 
-    def row(self, machine: Machine) -> dict[str, Any]:
+    def row(self, machine: MachineRates) -> dict[str, Any]:
         rate, whole = self.done.flops / self.seconds, PROMPT // CHUNK
         return {
             "case": f"prefill, {PROMPT} in chunks of {CHUNK}: {self.chunks} of {whole}",
@@ -130,13 +130,13 @@ def main() -> None:
     args = arguments.parse_args()
     cpus = os.sched_getaffinity(0)
     engine = engine_of(args)
-    probe = probing(Probe(engine.dtype, engine.threads, engine.quantization), cpus)
+    probe = probing(MachineProbe(engine.dtype, engine.threads, engine.quantization), cpus)
     runner = load_runner(engine)
     first = probe()
     decoded = decode(runner, first, args.steps)
     second = probe()
     prefilled = prefill(runner, args.chunks)
-    for_decode, for_prefill = between(first, second), between(second, probe())
+    for_decode, for_prefill = average(first, second), average(second, probe())
     rows = [*(row(each, for_decode) for each in decoded), prefilled.row(for_prefill)]
     figures = {
         "model": engine.name,

@@ -18,7 +18,7 @@ from op_timing.cost import OpCost
 from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart, StepTimer
 from results import parser, write
 
-from penstock.bench.roofline import Machine, measure
+from penstock.bench.roofline import MachineRates, measure
 from penstock.config import EngineConfig
 from penstock.messages import StepPlan
 from penstock.runtime.load import load_runner
@@ -41,7 +41,7 @@ DTYPES = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
 
 class Round(NamedTuple):
     steps: list[StepBreakdown]  # for each number of rows
-    machine: Machine  # as it was before and after, on average; or as fast as the experts were read
+    machine: MachineRates  # as it was before and after, on average; or as fast as the experts were read
     best: float  # bytes a second of the fastest read, which a step cannot count on
     steady: bool  # before and after agree
 
@@ -85,30 +85,30 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     for _ in range(count):
         decoding = StepTimer(runner, CONTEXT, rows, steps)
         before = reads()
-        found = decoding.measure(Machine(before[0], flops))
+        found = decoding.measure(MachineRates(before[0], flops))
         after = reads()
         runner.execute(StepPlan(0, (), gone=tuple(range(max(rows)))))
         experts = [line for step in found for line in step.lines if line.name == "experts"]
         bandwidth = max((before[0] + after[0]) / 2, *((line.gb_s or 0.0) * 1e9 for line in experts))
         flops = max(flops, *((line.gflop_s or 0.0) * 1e9 for line in experts))
         steady = min(before[0], after[0]) >= STEADY * max(before[0], after[0])
-        done.append(Round(found, Machine(bandwidth, flops), max(before[1], after[1]), steady))
+        done.append(Round(found, MachineRates(bandwidth, flops), max(before[1], after[1]), steady))
     runner.close()
     return done
 
 
-def least_us(line: StepPart, machine: Machine) -> float:
+def least_us(line: StepPart, machine: MachineRates) -> float:
     """What reading what was needed must take, or multiplying it; 0 of the host's work."""
     done = OpCost((line.gb_s or 0.0) * 1e9, (line.gflop_s or 0.0) * 1e9)
     return line.us * done.least_seconds(machine)
 
 
-def times_roofline(line: StepPart, machine: Machine) -> float:
+def times_roofline(line: StepPart, machine: MachineRates) -> float:
     """How many times as long it took as it must."""
     return line.us / least_us(line, machine)
 
 
-def times_ops(step: StepBreakdown, machine: Machine) -> float:
+def times_ops(step: StepBreakdown, machine: MachineRates) -> float:
     """How many times as long a step took as its ops must, one after the other: of some, multiplying takes longer than
     reading."""
     return step.us / sum(least_us(line, machine) for line in step.lines if line.name != WHOLE)
@@ -122,7 +122,7 @@ def figures(shape: str, quantization: str, index: int, done: list[Round]) -> dic
         raise SystemExit(f"bandwidth held still in {len(done)} of {taken} rounds, {LEAST_STEADY} are needed: try again")
     steps = [each.steps[index] for each in done]
 
-    def median(of: Callable[[StepBreakdown, Machine], float], digits: int) -> float:
+    def median(of: Callable[[StepBreakdown, MachineRates], float], digits: int) -> float:
         values = (of(step, each.machine) for step, each in zip(steps, done, strict=True))
         return round(statistics.median(values), digits)
 

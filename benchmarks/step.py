@@ -15,7 +15,7 @@ from op_timing.step_timer import StepBreakdown, StepTimer, longest_sequence
 from results import JSON, run_command, save
 from rich.console import Console
 
-from penstock.bench.roofline import Machine, measure
+from penstock.bench.roofline import MachineRates, measure
 from penstock.cli.bench_sizes import BenchSizes, prepare_sized
 from penstock.cli.options import ENGINE, Flags, takes
 from penstock.cli.output import check_file, show_table, write_file
@@ -77,13 +77,13 @@ def parse_counts(flag: str, text: str) -> list[int]:
     return counts
 
 
-def measured_machine(engine: EngineConfig) -> Machine:
+def measured_machine(engine: EngineConfig) -> MachineRates:
     """The rates that this machine reaches with the engine's types."""
     with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic"):
         return measure(engine.dtype, engine.threads, engine.quantization)
 
 
-def show(engine: EngineConfig, machine: Machine, found: Sequence[StepBreakdown]) -> None:
+def show(engine: EngineConfig, machine: MachineRates, found: Sequence[StepBreakdown]) -> None:
     """Prints a table for each step, and the rates that the rooflines come from."""
     for each in found:
         work = f"prefill {each.prompt} tokens each behind" if each.prompt else "decode at"

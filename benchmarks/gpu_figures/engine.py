@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpu_figures.roofline import Peaks
-from penstock.bench.roofline import Machine, least_seconds
+from penstock.bench.roofline import MachineRates, least_seconds
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig
 from penstock.config.memory import token_bytes
@@ -153,7 +153,7 @@ class Engine:
 
     def case_seconds(self, peaks: Peaks, case: Case) -> float:
         """The least that a case takes: see penstock.bench.roofline."""
-        return least_seconds(case, self.facts, self.config, Machine(peaks.bandwidth, self._flops(peaks)))
+        return least_seconds(case, self.facts, self.config, MachineRates(peaks.bandwidth, self._flops(peaks)))
 
     def prefill_flops(self, tokens: int) -> float:
         """Of the layers' products and of attention's, of which a token sees half of the prompt."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.kernels.native.library import (
     F32,
     I8,
@@ -41,7 +41,7 @@ class OpCost:
     def __add__(self, other: "OpCost") -> "OpCost":
         return OpCost(self.bytes + other.bytes, self.flops + other.flops)
 
-    def least_seconds(self, machine: Machine) -> float:
+    def least_seconds(self, machine: MachineRates) -> float:
         return max(self.bytes / machine.bandwidth, self.flops / machine.flops)
 
 

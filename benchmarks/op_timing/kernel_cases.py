@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from op_timing.cost import OpCost, op_cost
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
@@ -73,7 +73,7 @@ class _Timed(NamedTuple):
     cost: OpCost
     touched: float  # bytes that all copies together read and write
 
-    def measured(self, machine: Machine) -> KernelTiming:
+    def measured(self, machine: MachineRates) -> KernelTiming:
         case, done, seconds = self.case, self.cost, self.seconds
         rates = (round(rate / seconds / 1e9, 2) for rate in (done.bytes, done.flops))
         fraction = round(done.least_seconds(machine) / seconds, 4)
@@ -82,8 +82,8 @@ class _Timed(NamedTuple):
 
 
 def measure_kernels(
-    session: Session, machine: Machine, ops: Sequence[str], progress: Callable[[str], None]
-) -> tuple[list[KernelTiming], Machine]:
+    session: Session, machine: MachineRates, ops: Sequence[str], progress: Callable[[str], None]
+) -> tuple[list[KernelTiming], MachineRates]:
     """Times all cases of `ops`. Also returns the better of `machine` and the best rates of these kernels."""
     size, found, flops, bandwidth = _working_set(), list[_Timed](), dict[str, float](), machine.bandwidth
     for op in ops:
@@ -94,8 +94,8 @@ def measure_kernels(
             flops[case.dtype] = max(flops.get(case.dtype, machine.flops), timed.cost.flops / timed.seconds)
             if timed.touched >= size:
                 bandwidth = max(bandwidth, timed.cost.bytes / timed.seconds)
-    measured = [timed.measured(Machine(bandwidth, flops[timed.case.dtype])) for timed in found]
-    return measured, Machine(bandwidth, max(flops.values(), default=machine.flops))
+    measured = [timed.measured(MachineRates(bandwidth, flops[timed.case.dtype])) for timed in found]
+    return measured, MachineRates(bandwidth, max(flops.values(), default=machine.flops))
 
 
 def _working_set() -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from op_timing.cost import OpCost, op_cost
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming, Work
 from penstock.runtime.runner import ModelRunner
 
@@ -87,7 +87,7 @@ class StepTimer:
         if not prompt:
             self._execute(new=self._sequences)
 
-    def measure(self, machine: Machine) -> list[StepBreakdown]:
+    def measure(self, machine: MachineRates) -> list[StepBreakdown]:
         """Times the numbers of rows in turn, so that other load hits all alike. The first turn is a warm-up."""
         seen: dict[int, list[_Step]] = {rows: [] for rows in self._cases}
         for turn in range(self._steps + 1):
@@ -101,7 +101,7 @@ class StepTimer:
         parts = {rows: _parts(steps) for rows, steps in seen.items()}
         # An op that is faster than torch's best product raises the roofline.
         rates = (done.flops / seconds for each in parts.values() for _, seconds, done in each.values() if seconds)
-        reached = Machine(machine.bandwidth, max(machine.flops, *rates))
+        reached = MachineRates(machine.bandwidth, max(machine.flops, *rates))
         return [_breakdown(rows, context, self._prompt, steps, parts[rows], reached) for rows, steps in seen.items()]
 
     def _step(self, rows: int) -> _Step:
@@ -138,7 +138,7 @@ def _parts(steps: Sequence[_Step]) -> dict[str, _Part]:
 
 
 def _breakdown(
-    rows: int, context: int, prompt: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: Machine
+    rows: int, context: int, prompt: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: MachineRates
 ) -> StepBreakdown:
     """The breakdown of one number of rows. The whole step is the sum of its parts."""
     host = [statistics.median(each) for each in zip(*(_host(step) for step in steps), strict=True)]
@@ -158,7 +158,7 @@ def _host(step: _Step) -> tuple[float, float, float, float]:
 
 
 def _line(
-    name: str, calls: int, seconds: float, total: float, done: OpCost | None = None, machine: Machine | None = None
+    name: str, calls: int, seconds: float, total: float, done: OpCost | None = None, machine: MachineRates | None = None
 ) -> StepPart:
     figures = (name, calls, round(seconds * 1e6, 1), round(seconds / total, 4))
     if done is None or machine is None:

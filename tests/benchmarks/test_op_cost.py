@@ -8,7 +8,7 @@ import pytest
 import torch
 from op_timing.cost import OpCost, op_cost
 
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
@@ -105,6 +105,6 @@ def test_attention_reads_what_its_queries_see(dtype: torch.dtype, vector: int, w
 
 
 def test_the_least_time_is_that_of_what_takes_longer() -> None:
-    machine = Machine(bandwidth=10.0, flops=100.0)
+    machine = MachineRates(bandwidth=10.0, flops=100.0)
     assert OpCost(50.0, 100.0).least_seconds(machine) == 5.0
     assert OpCost(50.0, 1000.0).least_seconds(machine) == 10.0

@@ -8,12 +8,12 @@ import pytest
 from op_timing.flame import BAR, GROUP_HEIGHT, PART_HEIGHT, flame
 from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart, StepTimer, longest_sequence
 
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.config import EngineConfig
 from penstock.runtime.load import load_runner
 from penstock.runtime.runner import ModelRunner
 
-MACHINE = Machine(bandwidth=20e9, flops=1e11)
+MACHINE = MachineRates(bandwidth=20e9, flops=1e11)
 SVG = "{http://www.w3.org/2000/svg}"
 LAYER = {"qkv", "cache", "attention", "output", "gate_up", "down"}
 MIXTURE = (LAYER - {"gate_up", "down"}) | {"router", "route", "experts"}

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.options import ENGINE, SERVER
 from penstock.config.settings import Settings
-from tests.cli.conftest import Told
+from tests.cli.conftest import RunCommand
 
 HEAVY = ("torch", "transformers", "starlette", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
 
@@ -39,16 +39,16 @@ def test_every_setting_is_a_flag() -> None:
     assert {*ENGINE, *SERVER} - {"config"} == set(Settings.model_fields) - {"model"}
 
 
-def test_without_a_command_there_is_help(told: Told) -> None:
-    done = told()
+def test_without_a_command_there_is_help(run_command: RunCommand) -> None:
+    done = run_command()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == told("--help").stdout
+    assert done.stdout == run_command("--help").stdout
     commands = done.stdout.partition("Commands:")[2]
     assert "serve" in commands and "..." not in commands
 
 
-def test_version(told: Told) -> None:
-    assert told("--version").stdout.startswith("penstock 0.")
+def test_version(run_command: RunCommand) -> None:
+    assert run_command("--version").stdout.startswith("penstock 0.")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,10 @@ def test_version(told: Told) -> None:
         (("plan", "--hardware", "8xH1000"), ("--hardware", "8xH1000", "H100")),
     ],
 )
-def test_a_mistake_is_one_clear_line(told: Told, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    done = told(*arguments)
+def test_a_mistake_is_one_clear_line(
+    run_command: RunCommand, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = run_command(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: ") and done.stderr.count("\n") == 1
     for word in words:

@@ -88,7 +88,7 @@ def test_wide_fields_are_refused(source: str) -> None:
 
 @pytest.mark.parametrize("source", [f"{{{{ '%*d' % ({HUGE}, 1) }}}}", f"{{{{ '{{:{{}}}}'.format(1, {HUGE}) }}}}"])
 def test_computed_field_widths_are_refused(source: str) -> None:
-    with pytest.raises(ChatTemplateError, match="one that is computed"):
+    with pytest.raises(ChatTemplateError, match="to a computed width"):
         render(source)
 
 
@@ -104,7 +104,7 @@ def test_computed_field_widths_are_refused(source: str) -> None:
         "{{ (messages | attr('__class__')).mro() }}",
         "{% set ns = namespace(__class__=1) %}",
         "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
-        "{{ look_at_clock() }}",
+        "{{ check_deadline() }}",
         "{{ lipsum(n=1) }}",
         "{% include 'other' %}",
         "{{ range(10000000) }}",

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from penstock.bench.offline import WARM_UP, run_cases
 from penstock.bench.online import first_model, run_load
-from penstock.bench.roofline import Machine, Probe, least_seconds
+from penstock.bench.roofline import MachineProbe, MachineRates, least_seconds
 from penstock.bench.timeline import Slo, summarise
-from penstock.bench.workload import Case, Item, Span, mixed, parse_cases
+from penstock.bench.workload import Case, Item, LengthRange, mixed, parse_cases
 from penstock.cli.bench_sizes import BenchSizes, prepare_sized
 from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
@@ -71,8 +71,8 @@ class Load:
                 raise ValueError(f"{flag} is {value:g}: give a number above 0")
         return mixed(
             self.num_prompts,
-            _span("--input-len", self.input_len),
-            _span("--output-len", self.output_len),
+            _length_range("--input-len", self.input_len),
+            _length_range("--output-len", self.output_len),
             self.vocab_size,
             shared_prefix=self.shared_prefix,
             rate=self.request_rate,
@@ -107,7 +107,7 @@ async def _run(prepared: PreparedModel, cases: Sequence[Case], runs: int) -> lis
     engine = prepared.resolved.engine
     probe = None
     if engine.device == "cpu":
-        probe = partial(Probe(engine.dtype, engine.threads, engine.quantization), PROBE_SECONDS)
+        probe = partial(MachineProbe(engine.dtype, engine.threads, engine.quantization), PROBE_SECONDS)
     async with own_engine(engine) as client:
         return await run_cases(client, cases, runs, probe)
 
@@ -116,7 +116,7 @@ def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: P
     """Replaces the "machine" of each row with its rates and with the row's share of the roofline."""
     facts = model_facts(prepared.spec)
     for case, row in zip(cases, rows, strict=True):
-        machine: Machine = row.pop("machine")
+        machine: MachineRates = row.pop("machine")
         row["roofline"] = {
             "bandwidth_gb_s": round(machine.bandwidth / 1e9, 1),
             "gflop_s": round(machine.flops / 1e9, 1),
@@ -171,8 +171,8 @@ async def _load_server(
     return {"model": name, "url": url, **summarise(lines, elapsed, slo), "errors": errors[:5]}
 
 
-def _span(flag: str, text: str) -> Span:
+def _length_range(flag: str, text: str) -> LengthRange:
     try:
-        return Span.parse(text)
+        return LengthRange.parse(text)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, decoded by strict types, with errors that name the parameter."""
+"""Reads request bodies within limits and decodes them with strict types. Errors name the parameter."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 _WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<given>[^`]*)`$")
-_TYPES = {  # msgspec's names, in JSON's words
+_TYPES = {  # msgspec's name: what a client calls it
     "array": "an array",
     "bool": "true or false",
     "float": "a number",
@@ -28,7 +28,7 @@ _TYPES = {  # msgspec's names, in JSON's words
 
 
 async def read_body(scope: Scope, receive: Receive, limits: RequestLimits) -> bytes:
-    """The whole body. Raises APIError 408, 413 or 415, before more than the limit is held, and ClientGone."""
+    """Returns the whole body. Raises APIError 408, 413 (as soon as the limit is passed) or 415, and ClientGone."""
     length = _check_headers(scope["headers"], limits)
     try:
         async with asyncio.timeout(limits.body_timeout):
@@ -40,7 +40,7 @@ async def read_body(scope: Scope, receive: Receive, limits: RequestLimits) -> by
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """The body as the decoder's type. Raises APIError 400 that names the parameter, where there is one to name."""
+    """Decodes the body. Raises APIError 400, which names the parameter if one is wrong."""
     if not body:
         raise invalid("the body is empty; send a JSON object", code="invalid_json")
     try:
@@ -70,7 +70,7 @@ def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any,
 
 
 def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> int | None:
-    """The content length, where given."""
+    """Returns the content length, or None if the request does not have it. Raises APIError 413 or 415."""
     length: int | None = None
     for name, value in headers:
         if name == b"content-length":
@@ -130,7 +130,7 @@ def _invalid_value(text: str) -> APIError:
 
 
 def _what_is_wrong(text: str) -> str:
-    """msgspec's complaint about a value, in a client's words."""
+    """Rewords msgspec's error about a value for a client."""
     if wrong := _WRONG_TYPE.match(text):
         wanted = [_TYPES.get(name, name) for name in wrong["wanted"].split(" | ") if name != "null"]
         given = _TYPES.get(wrong["given"], wrong["given"])
@@ -145,5 +145,5 @@ def _join(path: str, field: str) -> str:
 
 
 def _short(name: str, limit: int = 100) -> str:
-    """A name the client made up, cut so that an error stays readable."""
+    """A name that the client made up, cut so that the error stays readable."""
     return name if len(name) <= limit else name[:limit] + "..."

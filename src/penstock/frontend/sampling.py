@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.frontend.call import Context
+from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
-from penstock.frontend.generation import Part
+from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.prompts import check_room
+from penstock.frontend.prompts import tokens_left
 from penstock.messages import GenerateRequest, InvalidParameter, SamplingParams, check_sampling
 
 _INT32 = 2**31 - 1
@@ -52,7 +52,7 @@ def check_logprobs(k: int, param: str, limits: RequestLimits) -> None:
         raise invalid(f"{param} is {digits(k)}; it must be from 0 to {limits.max_logprobs}: ask for fewer", param)
 
 
-def output_limit(context: Context, prompt: tuple[str, int], wanted: int | None, default: int, param: str) -> int:
+def output_limit(context: RequestContext, prompt: tuple[str, int], wanted: int | None, default: int, param: str) -> int:
     """The most tokens that each choice of a prompt may have: `wanted`, or else `default` as far as the context allows.
 
     `prompt` is the name of the prompt's parameter and its number of tokens. Raises APIError 400 if `wanted` does not
@@ -60,7 +60,7 @@ def output_limit(context: Context, prompt: tuple[str, int], wanted: int | None, 
     """
     model = context.model
     name, prompt_tokens = prompt
-    room = check_room(model, prompt_tokens, name)
+    room = tokens_left(model, prompt_tokens, name)
     if wanted is None:
         return min(default, room)
     if wanted < 1:
@@ -76,7 +76,7 @@ def output_limit(context: Context, prompt: tuple[str, int], wanted: int | None, 
 
 
 def make_parts(
-    context: Context,
+    context: RequestContext,
     options: GenerationOptions,
     prompts: Sequence[tuple[int, ...]],
     max_tokens: Sequence[int],
@@ -84,7 +84,7 @@ def make_parts(
     prompt_logprobs: int | None,
     *,
     prompt_only: bool = False,
-) -> tuple[Part, ...]:
+) -> tuple[PromptPart, ...]:
     """Returns one part for each prompt. Raises APIError 400 that names the parameter."""
     _check_stop(options.stop, context.limits)
     parts = []
@@ -100,7 +100,7 @@ def make_parts(
             model_revision=context.model.client.info.revision,
         )
         parts.append(
-            Part(
+            PromptPart(
                 request,
                 options.stop,
                 include_stop=options.include_stop,
@@ -123,7 +123,11 @@ def _check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
 
 
 def _sampling_params(
-    context: Context, options: GenerationOptions, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+    context: RequestContext,
+    options: GenerationOptions,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The engine's parameters for one prompt: what the request sets, and the model's defaults for the rest."""
     model, limits = context.model, context.limits

@@ -1,4 +1,4 @@
-"""A model as the frontend knows it."""
+"""The model that a server serves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from penstock.text import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A name, the engine that answers to it, and what turns its tokens into text.
+    """A model's names, its engine and its tokenizer.
 
-    `defaults` are sampling values for requests that leave them out, named as in `SamplingParams`: what a checkpoint's
-    generation_config.json advises. `created` is in seconds since the epoch.
+    `defaults` are sampling values for requests that do not set them, named as in `SamplingParams`. They come from the
+    checkpoint's generation_config.json. `created` is in seconds since the epoch.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tokens to text and back: tokenizers, incremental detokenisation, stop strings and chat templates."""
+"""Turns text into tokens and back: tokenizers, incremental detokenisation, stop strings and chat templates."""
 
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.errors import ChatTemplateError, TokenizerError

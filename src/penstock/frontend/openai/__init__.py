@@ -1,4 +1,4 @@
-"""The OpenAI API's dialect: completions, chat, models; and vLLM's tokenize and detokenize."""
+"""The dialect of the OpenAI API: completions, chat and models, with vLLM's tokenize and detokenize."""
 
 from penstock.frontend.openai.chat import read_chat
 from penstock.frontend.openai.completions import read_completion

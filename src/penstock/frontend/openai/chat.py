@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: reads requests and encodes answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import msgspec
 import orjson
 
 from penstock.frontend import sse
-from penstock.frontend.answer import Answer
+from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.body import decode, refuse_unsupported
-from penstock.frontend.call import Call, Context
+from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.generation import Update, Usage
+from penstock.frontend.generation import ChoiceUpdate, Usage
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai import events
 from penstock.frontend.openai.logprobs import prompt_logprobs
@@ -25,8 +25,8 @@ _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_pro
 _decoder = msgspec.json.Decoder(ChatFields)
 
 
-async def read_chat(body: bytes, context: Context) -> Call:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def read_chat(body: bytes, context: RequestContext) -> Call:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
     context.model.check_name(fields.model)
     options = read_options(fields, context.limits)
@@ -38,14 +38,19 @@ async def read_chat(body: bytes, context: Context) -> Call:
     return Call(parts, ChatCodec(context, fields, options.n, k, prompt_ids), bool(fields.stream), "chat")
 
 
-async def encode_messages(fields: ChatFields | TokenizeFields, context: Context, body_size: int) -> tuple[int, ...]:
-    """The prompt of a chat, of a request of so many bytes. Raises APIError 400 that names the message or parameter."""
+async def encode_messages(
+    fields: ChatFields | TokenizeFields, context: RequestContext, body_size: int
+) -> tuple[int, ...]:
+    """The token ids of a chat. Raises APIError 400 that names the message or the parameter.
+
+    `body_size` is the size of the request's body in bytes.
+    """
     if not fields.messages:
         raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
     variables = fields.chat_template_kwargs or {}
     if reserved := _TEMPLATE_OWN & variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
-        raise invalid(f"{name} is set by the server; use the parameter of that name", name)
+        raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise invalid(
@@ -88,8 +93,8 @@ def _text(message: ChatMessage, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def _top_logprobs(fields: ChatFields, context: Context) -> int | None:
-    """How many alternatives a token gets; None: no logprobs."""
+def _top_logprobs(fields: ChatFields, context: RequestContext) -> int | None:
+    """The number of alternatives for each token, or None for no logprobs."""
     if fields.top_logprobs is not None:
         if not fields.logprobs:
             raise invalid("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", "top_logprobs")
@@ -98,7 +103,7 @@ def _top_logprobs(fields: ChatFields, context: Context) -> int | None:
 
 
 def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
-    """The limit under either of its names."""
+    """The name that the request uses for its output limit, and the limit."""
     if fields.max_completion_tokens is None:
         return "max_tokens", fields.max_tokens
     if fields.max_tokens not in (None, fields.max_completion_tokens):
@@ -107,11 +112,13 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
 
 
 class ChatCodec:
-    """Chat completions, as OpenAI spells them."""
+    """Encodes chat completions as OpenAI does."""
 
     stream_type = sse.CONTENT_TYPE
 
-    def __init__(self, context: Context, fields: ChatFields, n: int, k: int | None, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, context: RequestContext, fields: ChatFields, n: int, k: int | None, prompt_ids: Sequence[int]
+    ) -> None:
         self._tokenizer = context.model.tokenizer
         self._k = k
         self._prompt_logprobs = fields.prompt_logprobs
@@ -119,16 +126,16 @@ class ChatCodec:
         self._id = {"id": f"chatcmpl-{context.id}"}
         rest = {"created": context.created, "model": context.model.name}
         self._fields = {**self._id, "object": "chat.completion", **rest}
-        self._frame = events.Frame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
+        self._frame = events.EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(n)]
 
     def opening(self) -> bytes:
-        """The role, for each choice."""
+        """One event with the role for each choice."""
         role = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         tail = self._frame.tail(Usage(len(self._prompt_ids)))
         return b"".join(head + role + tail for head in self._heads)
 
-    def chunk(self, update: Update, usage: Usage) -> bytes:
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         head, tail = self._heads[update.choice], self._frame.tail(usage)
         event = b""
         if update.text or update.logprobs:
@@ -150,7 +157,7 @@ class ChatCodec:
     def failure(self, error: APIError) -> bytes:
         return events.failure(error)
 
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         answer = {
             **self._fields,
             "choices": [self._choice(answer) for answer in answers],
@@ -163,7 +170,7 @@ class ChatCodec:
             )
         return orjson.dumps(answer)
 
-    def _choice(self, answer: Answer) -> dict[str, Any]:
+    def _choice(self, answer: CollectedChoice) -> dict[str, Any]:
         return {
             "index": answer.choice,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: reads requests and encodes answers."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import msgspec
 import orjson
 
 from penstock.frontend import sse
-from penstock.frontend.answer import Answer
+from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.body import decode
-from penstock.frontend.call import Call, Context
+from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.generation import Part, Update, Usage
+from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.openai import events
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
@@ -23,8 +23,8 @@ _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
 _decoder = msgspec.json.Decoder(CompletionFields)
 
 
-async def read_completion(body: bytes, context: Context) -> Call:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def read_completion(body: bytes, context: RequestContext) -> Call:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
     context.model.check_name(fields.model)
     options = read_options(fields, context.limits)
@@ -62,7 +62,7 @@ async def read_completion(body: bytes, context: Context) -> Call:
     return Call(parts, CompletionCodec(context, fields, n, parts, echoed), bool(fields.stream), "text_completion")
 
 
-def _check(fields: CompletionFields, n: int, context: Context) -> None:
+def _check(fields: CompletionFields, n: int, context: RequestContext) -> None:
     if fields.best_of is not None and fields.best_of != n:
         raise invalid("best_of is not supported unless it equals n; leave it out", "best_of", "unsupported_parameter")
     if fields.logprobs is not None:
@@ -74,7 +74,7 @@ def _check(fields: CompletionFields, n: int, context: Context) -> None:
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A text, token ids, or a list of either: as a list of prompts."""
+    """The list of prompts in a text, token ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -88,9 +88,9 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
 
 
 class _Echo:
-    """A prompt as part of the answer."""
+    """A prompt that the answer repeats."""
 
-    def __init__(self, context: Context, part: Part, text: str | None) -> None:
+    def __init__(self, context: RequestContext, part: PromptPart, text: str | None) -> None:
         output = OutputText(context.model.tokenizer, (), skip_special_tokens=part.skip_special_tokens)
         chunk = output.push(part.request.prompt_ids)
         self.text = chunk.text + output.finish().text if text is None else text
@@ -98,12 +98,17 @@ class _Echo:
 
 
 class CompletionCodec:
-    """Completions, as OpenAI spells them."""
+    """Encodes completions as OpenAI does."""
 
     stream_type = sse.CONTENT_TYPE
 
     def __init__(
-        self, context: Context, fields: CompletionFields, n: int, parts: tuple[Part, ...], echoed: list[_Echo | None]
+        self,
+        context: RequestContext,
+        fields: CompletionFields,
+        n: int,
+        parts: tuple[PromptPart, ...],
+        echoed: list[_Echo | None],
     ) -> None:
         self._tokenizer = context.model.tokenizer
         self._n = n
@@ -112,9 +117,9 @@ class CompletionCodec:
         self._parts = parts
         self._echoed = echoed
         self._begun: set[int] = set()  # choices whose prompt has been echoed
-        self._rows_of_prompts: dict[int, Any] = {}  # part -> its prompt's logprobs, spelled out
-        self._echoed_rows: dict[int, CompletionLogprobs] = {}  # the same, for echoing
-        self._frame = events.Frame(
+        self._rows_of_prompts: dict[int, Any] = {}  # by part: the prompt's logprobs, formatted
+        self._echoed_rows: dict[int, CompletionLogprobs] = {}  # by part: the same in the shape of an echoed prompt
+        self._frame = events.EventFrame(
             {
                 "id": f"cmpl-{context.id}",
                 "object": "text_completion",
@@ -128,7 +133,7 @@ class CompletionCodec:
     def opening(self) -> bytes:
         return b""
 
-    def chunk(self, update: Update, usage: Usage) -> bytes:
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         index, text = update.choice, update.text
         echo = self._echoed[index // self._n]
         logprobs = b"null"
@@ -154,11 +159,11 @@ class CompletionCodec:
     def failure(self, error: APIError) -> bytes:
         return events.failure(error)
 
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         choices = [self._choice(answer) for answer in answers]
         return orjson.dumps({**self._frame.fields, "choices": choices, "usage": events.usage_fields(usage)})
 
-    def _choice(self, answer: Answer) -> dict[str, Any]:
+    def _choice(self, answer: CollectedChoice) -> dict[str, Any]:
         echo = self._echoed[answer.choice // self._n]
         choice: dict[str, Any] = {
             "index": answer.choice,
@@ -170,16 +175,16 @@ class CompletionCodec:
             choice["prompt_logprobs"] = self._prompt_rows(answer, self._prompt_logprobs)
         return choice
 
-    def _prompt_rows(self, answer: Answer, k: int) -> Any:
-        """The logprobs of an answer's prompt, which the choices of a prompt share."""
+    def _prompt_rows(self, answer: CollectedChoice, k: int) -> Any:
+        """The logprobs of a choice's prompt, formatted once for all choices of that prompt."""
         part = answer.choice // self._n
         if part not in self._rows_of_prompts:
             prompt_ids = self._parts[part].request.prompt_ids
             self._rows_of_prompts[part] = prompt_logprobs(self._tokenizer, prompt_ids, answer.prompt_logprobs, k)
         return self._rows_of_prompts[part]
 
-    def _logprob_fields(self, source: Update | Answer, begins: bool) -> dict[str, Any]:
-        """Logprobs of an update or an answer, those of an echoed prompt first."""
+    def _logprob_fields(self, source: ChoiceUpdate | CollectedChoice, begins: bool) -> dict[str, Any]:
+        """The logprobs of an update or a choice, after those of an echoed prompt if the text begins with it."""
         rows = CompletionLogprobs(self._tokenizer, self._logprobs or 0)
         part = source.choice // self._n
         echo = self._echoed[part]

@@ -9,7 +9,7 @@ from penstock.text import Tokenizer
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of a completion, as parallel lists."""
+    """`choices[].logprobs` of a completion, which are parallel lists."""
 
     def __init__(self, tokenizer: Tokenizer, k: int) -> None:
         self._tokenizer = tokenizer
@@ -20,7 +20,7 @@ class CompletionLogprobs:
         self.text_offset: list[int] = []
 
     def add_prompt(self, prompt_ids: Sequence[int], packed: bytes, offsets: Sequence[int]) -> None:
-        """The prompt's tokens. Nothing comes before the first, so it has no logprob."""
+        """Adds the prompt's tokens. The first one has no logprob."""
         self.tokens.append(self._tokenizer.token(prompt_ids[0]))
         self.token_logprobs.append(None)
         self.top_logprobs.append(None)
@@ -28,7 +28,7 @@ class CompletionLogprobs:
         self.add(packed, offsets[1:], 0)
 
     def add(self, packed: bytes | bytearray, offsets: Sequence[int], base: int) -> None:
-        """Output tokens, whose offsets count from `base`."""
+        """Adds output tokens. Their offsets count from `base`."""
         for row, offset in zip(unpack_rows(bytes(packed), self._k), offsets, strict=True):
             token = self._tokenizer.token(row.token_id)
             self.tokens.append(token)
@@ -37,13 +37,14 @@ class CompletionLogprobs:
             self.text_offset.append(base + offset)
 
     def extend(self, other: "CompletionLogprobs") -> None:
-        """The tokens of another, as they are."""
+        """Adds the tokens of another instance."""
         self.tokens += other.tokens
         self.token_logprobs += other.token_logprobs
         self.top_logprobs += other.top_logprobs
         self.text_offset += other.text_offset
 
     def fields(self) -> dict[str, Any]:
+        """The JSON object."""
         return {
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
@@ -52,7 +53,7 @@ class CompletionLogprobs:
         }
 
     def _top(self, row: TokenLogprobs, token: str) -> dict[str, float]:
-        """The k best, best first, and the token itself where it is not among them."""
+        """The k most likely tokens, best first, and the token itself if it is not one of them."""
         top: dict[str, float] = {}
         for token_id, logprob in row.top:
             top.setdefault(self._tokenizer.token(token_id), finite(logprob))
@@ -63,7 +64,7 @@ class CompletionLogprobs:
 def prompt_logprobs(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], packed: bytes, k: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's `prompt_logprobs`: null for the first token, then by token id the token itself and the k best."""
+    """vLLM's `prompt_logprobs`: null for the first token; for each other, itself and the k most likely by token id."""
     rows: list[dict[str, dict[str, Any]] | None] = [None] if prompt_ids else []
     for row in unpack_rows(packed, k):
         entry = {str(row.token_id): _ranked(tokenizer, row.token_id, row.logprob, row.rank)}

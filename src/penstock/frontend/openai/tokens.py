@@ -1,10 +1,10 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, as in vLLM."""
 
 import msgspec
 import orjson
 
 from penstock.frontend.body import decode, refuse_unsupported
-from penstock.frontend.call import Context
+from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import encode_messages
@@ -15,8 +15,8 @@ _tokenize = msgspec.json.Decoder(TokenizeFields)
 _detokenize = msgspec.json.Decoder(DetokenizeFields)
 
 
-async def tokenize(body: bytes, context: Context) -> bytes:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def tokenize(body: bytes, context: RequestContext) -> bytes:
+    """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_tokenize, body)
     context.model.check_name(fields.model)
     refuse_unsupported(fields, UNSUPPORTED)
@@ -37,8 +37,8 @@ async def tokenize(body: bytes, context: Context) -> bytes:
     return await offload_if_large(answer, len(ids))
 
 
-async def detokenize(body: bytes, context: Context) -> bytes:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def detokenize(body: bytes, context: RequestContext) -> bytes:
+    """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_detokenize, body)
     context.model.check_name(fields.model)
     vocab_size = context.model.client.info.vocab_size

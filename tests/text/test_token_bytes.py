@@ -55,7 +55,7 @@ def test_pieces_make_the_text_of_the_whole(name: str) -> None:
     ("decoder", "message"),
     [
         (decoders.BPEDecoder(), "BPEDecoder cannot be streamed"),
-        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Fuse \\+ Strip, where Strip cannot"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Fuse \\+ Strip, of which Strip cannot"),
         (decoders.Sequence([decoders.Strip(" ", 1, 0)]), "Strip cannot be streamed"),
         (decoders.Sequence([decoders.ByteFallback(), decoders.Replace("a", "b")]), "Replace cannot be streamed"),
         (decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")]), "Replace cannot be streamed"),
