@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute, Route
 
 from penstock import __version__
 from penstock.config import ServerConfig
-from penstock.frontend import openai
 from penstock.frontend.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.asgi import ASGIApp, Receive, RequestInfo, Scope, Send, request_info, respond
@@ -24,6 +23,15 @@ from penstock.frontend.disconnect import while_connected
 from penstock.frontend.errors import APIError, ClientGone, as_api_error
 from penstock.frontend.generation import Generation
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.openai import (
+    detokenize,
+    encode_error,
+    encode_model,
+    encode_models,
+    read_chat,
+    read_completion,
+    tokenize,
+)
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError
 from penstock.observe.metrics import Metrics
@@ -47,10 +55,10 @@ def create_app(
     site = _RouteContext(model, limits, metrics.model(model.name, model.client), config.seed)
     lifecycle = Lifecycle()
     hot: dict[str, ASGIApp] = {
-        "/v1/completions": _GenerateRoute(site, openai.read_completion),
-        "/v1/chat/completions": _GenerateRoute(site, openai.read_chat),
-        "/tokenize": _TokenRoute(site, openai.tokenize),
-        "/detokenize": _TokenRoute(site, openai.detokenize),
+        "/v1/completions": _GenerateRoute(site, read_completion),
+        "/v1/chat/completions": _GenerateRoute(site, read_chat),
+        "/tokenize": _TokenRoute(site, tokenize),
+        "/detokenize": _TokenRoute(site, detokenize),
     }
     rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *_post_only(hot)])
     rest.router.redirect_slashes = False
@@ -64,7 +72,7 @@ def create_app(
         api_keys=[config.api_key] if config.api_key else [],
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=_templates(rest.router.routes),
-        encode_error=openai.encode_error,
+        encode_error=encode_error,
     )
 
 
@@ -172,10 +180,10 @@ class _Probes:
         return Response(body, headers={"content-type": content_type})
 
     async def _models(self, request: Request) -> Response:
-        return Response(openai.encode_models(self._model), media_type="application/json")
+        return Response(encode_models(self._model), media_type="application/json")
 
     async def _model_of_name(self, request: Request) -> Response:
-        return Response(openai.encode_model(self._model, request.path_params["id"]), media_type="application/json")
+        return Response(encode_model(self._model, request.path_params["id"]), media_type="application/json")
 
 
 def _post_only(hot: Mapping[str, ASGIApp]) -> list[Route]:
@@ -204,7 +212,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = _routing_error(request, error)
     known = as_api_error(error, 0)
-    response = Response(openai.encode_error(known), known.status, media_type="application/json")
+    response = Response(encode_error(known), known.status, media_type="application/json")
     response.raw_headers += known.http_headers()
     return response
 

@@ -6,19 +6,19 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.frontend import sse
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, Usage
 from penstock.frontend.logprobs import token_logprobs
-from penstock.frontend.openai import events
+from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.openai.protocol import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
 from penstock.frontend.prompts import encode_chat
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.sse import STREAM_TYPE
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
@@ -114,7 +114,7 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
 class ChatCodec:
     """Encodes chat completions as OpenAI does."""
 
-    stream_type = sse.CONTENT_TYPE
+    stream_type = STREAM_TYPE
 
     def __init__(
         self, context: RequestContext, fields: ChatFields, n: int, k: int | None, prompt_ids: Sequence[int]
@@ -126,7 +126,7 @@ class ChatCodec:
         self._id = {"id": f"chatcmpl-{context.id}"}
         rest = {"created": context.created, "model": context.model.name}
         self._fields = {**self._id, "object": "chat.completion", **rest}
-        self._frame = events.EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
+        self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(n)]
 
     def opening(self) -> bytes:
@@ -155,13 +155,13 @@ class ChatCodec:
         return self._frame.closing(usage)
 
     def failure(self, error: APIError) -> bytes:
-        return events.failure(error)
+        return encode_failure(error)
 
     def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         answer = {
             **self._fields,
             "choices": [self._choice(answer) for answer in answers],
-            "usage": events.usage_fields(usage),
+            "usage": usage_fields(usage),
         }
         if self._prompt_logprobs is not None:
             packed = answers[0].prompt_logprobs

@@ -5,18 +5,18 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.frontend import sse
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.body import decode
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
-from penstock.frontend.openai import events
+from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.openai.protocol import CompletionFields
 from penstock.frontend.prompts import check_ids, encode_text
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.sse import STREAM_TYPE
 from penstock.text import OutputText
 
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
@@ -100,7 +100,7 @@ class _Echo:
 class CompletionCodec:
     """Encodes completions as OpenAI does."""
 
-    stream_type = sse.CONTENT_TYPE
+    stream_type = STREAM_TYPE
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class CompletionCodec:
         self._begun: set[int] = set()  # choices whose prompt has been echoed
         self._rows_of_prompts: dict[int, Any] = {}  # by part: the prompt's logprobs, formatted
         self._echoed_rows: dict[int, CompletionLogprobs] = {}  # by part: the same in the shape of an echoed prompt
-        self._frame = events.EventFrame(
+        self._frame = EventFrame(
             {
                 "id": f"cmpl-{context.id}",
                 "object": "text_completion",
@@ -157,11 +157,11 @@ class CompletionCodec:
         return self._frame.closing(usage)
 
     def failure(self, error: APIError) -> bytes:
-        return events.failure(error)
+        return encode_failure(error)
 
     def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         choices = [self._choice(answer) for answer in answers]
-        return orjson.dumps({**self._frame.fields, "choices": choices, "usage": events.usage_fields(usage)})
+        return orjson.dumps({**self._frame.fields, "choices": choices, "usage": usage_fields(usage)})
 
     def _choice(self, answer: CollectedChoice) -> dict[str, Any]:
         echo = self._echoed[answer.choice // self._n]

@@ -4,13 +4,13 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend import sse
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.protocol import StreamOptions
+from penstock.frontend.sse import sse_event
 
-DONE = sse.event(b"[DONE]")
+DONE = sse_event(b"[DONE]")
 
 
 class EventFrame:
@@ -40,9 +40,9 @@ class EventFrame:
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n" + DONE
 
 
-def failure(error: APIError) -> bytes:
+def encode_failure(error: APIError) -> bytes:
     """The error event, and the end of the stream."""
-    return sse.event(encode_error(error)) + DONE
+    return sse_event(encode_error(error)) + DONE
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
