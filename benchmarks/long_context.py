@@ -1,13 +1,13 @@
-"""Long contexts through the model runner: decode at 16 k tokens by one sequence and four, and a prompt of 8 k tokens.
+"""Measures long contexts on the model runner: decode at 16 k tokens with 1 and 4 sequences, and a prompt of 8 k.
 
     python benchmarks/long_context.py MODEL_DIR [--kv-cache-dtype int8] [--quantization int8] [--json FILE]
 
-Decode: a step reads every weight and every key and value, over the bandwidth measured here. The pages are filled with
-random numbers, as computing so many tokens would take minutes. Prefill: of the prompt's chunks of 512 tokens some are
-computed, evenly spread; what a chunk costs grows evenly with what is before it, so they stand for the whole. The
-multiply-adds, counted twice, of products and attention over the best rate of torch's GEMM, and over that of the
-products our matrices go through. Times are by the clock: of decode steps the median. The machine is measured before and
-after each of the two.
+Decode: the median wall time of a step, as a share of the least time in which memory can deliver all weights, keys and
+values. The pages hold random numbers, as computing so many tokens would take minutes.
+
+Prefill: some of the prompt's chunks of 512 tokens are computed, evenly spread. A chunk's time grows linearly with its
+position, so their mean stands for the whole. The rate of multiply-adds, counted twice, is compared with torch's best
+GEMM and with the best product for the weights. The machine is measured before and after both parts.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from penstock.runtime.runner import ModelRunner
 
 CONTEXT, SEQUENCES = 16_384, (1, 4)  # of the decode
 PROMPT, CHUNK = 8192, 512  # tokens of the prompt, and of a step of it
-INT8_SCALE = 0.02  # of a token's keys, or values: 127 of it are about what a normed key's largest element is
+INT8_SCALE = 0.02  # scale of a token's keys or values: 127 times it is about the largest element of a normed key
 
 
 def fill(runner: ModelRunner) -> None:
-    """Random numbers in every page but the null block: the same in each."""
+    """Fills every block except the null block with the same random numbers."""
     size = runner.pages.block_size
     for pages in runner.pages.groups:
         block = pages[1]
@@ -49,7 +49,7 @@ def fill(runner: ModelRunner) -> None:
 
 
 def decode(runner: ModelRunner, machine: MachineRates, steps: int) -> list[StepBreakdown]:
-    """For each number of sequences."""
+    """Times decode steps for each number of sequences."""
     decoding = StepTimer(runner, CONTEXT, SEQUENCES, steps)
     fill(runner)
     return decoding.measure(machine)
@@ -69,7 +69,7 @@ def row(found: StepBreakdown, machine: MachineRates) -> dict[str, Any]:
 
 
 class Prefill(NamedTuple):
-    """Some of the prompt's chunks."""
+    """The time and the work of some of the prompt's chunks."""
 
     chunks: int
     done: OpCost
@@ -89,7 +89,7 @@ class Prefill(NamedTuple):
 
 
 def prefill(runner: ModelRunner, chunks: int) -> Prefill:
-    """Each chunk is a sequence of its own that has all before it in the cache."""
+    """Times some chunks. Each is a separate sequence with all tokens before it in the cache."""
     size = runner.capacity.block_size
     tokens = tuple(17 * i % runner.capacity.vocab_size for i in range(PROMPT + 1))
     tables = tuple(tuple(range(1, 1 + -(-len(tokens) // size))) for _ in runner.capacity.groups)
@@ -126,7 +126,7 @@ def main() -> None:
     arguments.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
     arguments.add_argument("--quantization", default="none", choices=("none", "int8", "int4"))
     arguments.add_argument("--steps", type=int, default=7, help="decode steps of each case")
-    arguments.add_argument("--chunks", type=int, default=4, help="of the prompt, that are computed")
+    arguments.add_argument("--chunks", type=int, default=4, help="chunks of the prompt that are computed")
     args = arguments.parse_args()
     cpus = os.sched_getaffinity(0)
     engine = engine_of(args)
