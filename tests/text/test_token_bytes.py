@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from penstock.text import Detokenizer, Tokenizer, TokenizerError
-from penstock.text.special import SpecialTokens
+from penstock.text.special_tokens import SpecialTokens
 
 VOCABULARY = ["▁", "▁▁a", "b▁", "c", " ", " d", "__", "Ġe", "é", "<0x20>", "<0x41>", "<0xZZ>", "<s>"]
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from penstock.cli.options import Flags
-from penstock.cli.prepare import PreparedModel, find, prepare_found
+from penstock.cli.prepare import PreparedModel, find_model, prepare_found
 from penstock.config import ConfigError
 from penstock.families import model_facts
 
@@ -23,7 +23,7 @@ def prepare_sized(model: str | None, flags: Flags, sizes: BenchSizes) -> Prepare
 
     Raises what `prepare` raises, and ConfigError if a limit of the model or of the user is too small for `sizes`.
     """
-    found = find(model, flags)
+    found = find_model(model, flags)
     given, sources = found.given.settings, found.given.sources
     longest = model_facts(found.spec).max_position
     most, limit = longest, f"the model allows {longest}"

@@ -14,7 +14,7 @@ from rich.table import Table
 from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file, write_file
-from penstock.cli.prepare import FoundModel, find, memory_table
+from penstock.cli.prepare import FoundModel, find_model, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.devices import Devices, parse_devices, this_machine, with_link
@@ -40,7 +40,7 @@ class PlannedSplit:
 
 def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
     check_file("--json", json_file)
-    found = find(model, flags, weights=False)
+    found = find_model(model, flags, weights=False)
     machine, devices = _devices(found, hardware, link)
     console, facts = Console(), model_facts(found.spec)
     try:

@@ -51,7 +51,7 @@ class FoundModel:
         return resolve(self.given, self.divide, hardware, folder=str(self.folder))
 
 
-def find(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
+def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
     """Finds the model and the settings that the user gave.
 
     A Hugging Face model is downloaded, without the weights if `weights` is false. Raises ConfigError, UnsupportedModel
@@ -71,7 +71,7 @@ def prepare(model: str | None, flags: Flags) -> PreparedModel:
 
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
     """
-    return prepare_found(find(model, flags))
+    return prepare_found(find_model(model, flags))
 
 
 def prepare_found(found: FoundModel) -> PreparedModel:

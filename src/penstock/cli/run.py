@@ -53,8 +53,8 @@ class ChatSession:
         A prompt whose answer fails or is cancelled does not become part of the conversation.
         """
         ids = self.prompt_ids(text)
-        room = self.client.info.max_model_len - len(ids)
-        if not ids or room < 1:
+        left = self.client.info.max_model_len - len(ids)
+        if not ids or left < 1:
             most = self.client.info.max_model_len - 1
             with_earlier = " with the conversation before it" if self.messages else ""
             raise ValueError(
@@ -62,7 +62,7 @@ class ChatSession:
             )
         sampling = SamplingParams(
             seed=self.options.seed,
-            max_tokens=min(self.options.max_tokens, room),
+            max_tokens=min(self.options.max_tokens, left),
             temperature=self.options.temperature,
             top_p=self.options.top_p,
             eos_token_ids=self.client.info.eos_token_ids,

@@ -35,7 +35,7 @@ from penstock.frontend.openai import (
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError
 from penstock.observe.metrics import Metrics
-from penstock.observe.model import ModelMetrics
+from penstock.observe.model_metrics import ModelMetrics
 
 _MODEL_PATH = "/v1/models/"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

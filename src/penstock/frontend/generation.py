@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 from penstock.frontend.errors import GenerationFailed
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError, FinishReason, GenerateRequest, RequestRejected, TokenDelta, row_size
-from penstock.observe.model import ModelMetrics
+from penstock.observe.model_metrics import ModelMetrics
 from penstock.text import OutputText
 
 _FAILED = ("error", "abort")

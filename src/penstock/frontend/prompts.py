@@ -81,15 +81,15 @@ def check_ids(model: ServedModel, ids: Sequence[int], param: str) -> tuple[int, 
 
 def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
     """The number of tokens that fit after a prompt. Raises APIError 400 if none do."""
-    room = model.max_model_len - prompt_tokens
-    if room < 1:
+    left = model.max_model_len - prompt_tokens
+    if left < 1:
         raise invalid(
             f"the maximum context length is {model.max_model_len} tokens, but {param} has {prompt_tokens} tokens: "
             "none are left for an answer; shorten it",
             param,
             "context_length_exceeded",
         )
-    return room
+    return left
 
 
 def _check_length(model: ServedModel, chars: int, param: str) -> None:

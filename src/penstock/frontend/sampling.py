@@ -60,15 +60,15 @@ def output_limit(context: RequestContext, prompt: tuple[str, int], wanted: int |
     """
     model = context.model
     name, prompt_tokens = prompt
-    room = tokens_left(model, prompt_tokens, name)
+    left = tokens_left(model, prompt_tokens, name)
     if wanted is None:
-        return min(default, room)
+        return min(default, left)
     if wanted < 1:
         raise invalid(f"{param} is {digits(wanted)}; it must be 1 or more", param)
-    if wanted > room:
+    if wanted > left:
         raise invalid(
             f"the maximum context length is {model.max_model_len} tokens, but {digits(wanted)} were asked for after a "
-            f"prompt of {prompt_tokens}; lower {param} to {room} or shorten the prompt",
+            f"prompt of {prompt_tokens}; lower {param} to {left} or shorten the prompt",
             param,
             "context_length_exceeded",
         )

@@ -13,7 +13,7 @@ from typing import cast
 import uvicorn
 
 from penstock.frontend.access import Access
-from penstock.frontend.protocol import BoundedProtocol
+from penstock.frontend.connection import BoundedProtocol
 from penstock.messages import EngineClient, EngineError
 
 _log = logging.getLogger("penstock.server")

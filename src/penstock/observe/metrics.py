@@ -12,8 +12,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock.messages import EngineStats
-from penstock.observe.model import REASONS, EngineView, Latencies, ModelMetrics
-from penstock.observe.series import Histogram
+from penstock.observe.histogram import Histogram
+from penstock.observe.model_metrics import REASONS, EngineView, Latencies, ModelMetrics
 
 _PREFIXES = ("penstock_", "vllm:")
 _IDLE = EngineStats()

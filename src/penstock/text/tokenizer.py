@@ -9,10 +9,10 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
-from penstock.text.pipeline import tokenizer_class
-from penstock.text.special import SpecialTokens, add_special_tokens, read_special_tokens
+from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read_special_tokens
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import TokenBytes, read_decoder
+from penstock.text.tokenizer_classes import tokenizer_class
 
 
 class Tokenizer:

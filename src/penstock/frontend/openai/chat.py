@@ -13,9 +13,9 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, Usage
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.openai.protocol import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
 from penstock.frontend.prompts import encode_chat
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE

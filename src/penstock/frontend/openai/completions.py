@@ -11,9 +11,9 @@ from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.openai.protocol import CompletionFields
 from penstock.frontend.prompts import check_ids, encode_text
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE

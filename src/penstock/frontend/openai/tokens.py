@@ -8,7 +8,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import encode_messages
-from penstock.frontend.openai.protocol import UNSUPPORTED, DetokenizeFields, TokenizeFields
+from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields
 from penstock.frontend.prompts import encode_text
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)

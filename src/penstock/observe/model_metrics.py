@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from penstock.messages import EngineInfo, EngineStats, FinishReason, RequestTiming
-from penstock.observe.series import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
+from penstock.observe.histogram import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from penstock.text.errors import TokenizerError
 from penstock.text.files import TokenizerFiles
-from penstock.text.pipeline import TokenizerClass
+from penstock.text.tokenizer_classes import TokenizerClass
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
