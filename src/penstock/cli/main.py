@@ -17,7 +17,7 @@ JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to th
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
 RUNS = typer.Option(min=1, help="Runs of each case; the median is reported.")
 
-# Plain help: importing rich would double the time of --help.
+# Plain help, as importing rich would make --help slow.
 app = typer.Typer(name="penstock", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 bench = typer.Typer(name="bench", no_args_is_help=True, rich_markup_mode=None, help="Measure an engine or a server.")
 app.add_typer(bench)

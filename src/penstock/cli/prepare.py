@@ -92,7 +92,7 @@ def check_runs(resolved: Resolved, hardware: Hardware) -> None:
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":
     """The memory table. If there are several ranks, it is that of the rank with the least free memory."""
-    from rich.table import Table  # imported late: it takes time, and `serve` starts the engine first
+    from rich.table import Table  # imported here, so that `serve` sends the settings to the engine earlier
 
     rows, ranks = resolved.memory.rows, resolved.ranks
     if len(ranks) > 1:

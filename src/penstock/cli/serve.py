@@ -56,7 +56,7 @@ async def _main(prepared: "PreparedModel", spawned: Spawned, sock: socket.socket
 
     server = prepared.resolved.server
     connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
-    await asyncio.sleep(0)  # connect before the imports below block this loop
+    await asyncio.sleep(0)  # starts the connection before the imports below block this loop
     try:
         from prometheus_client import CollectorRegistry
 

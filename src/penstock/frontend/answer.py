@@ -52,7 +52,7 @@ class Codec(Protocol):
         ...
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
-        """An update as events, or nothing if the dialect does not send it. `usage` includes this update."""
+        """An update as events, or nothing if the dialect does not send it. `usage` holds the counts so far."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
