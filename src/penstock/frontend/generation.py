@@ -168,7 +168,7 @@ class Generation:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     def _open(self, progress: _Progress, delta: TokenDelta) -> list[ChoiceUpdate]:
-        """The updates of a part's first deltas. If logprobs of the prompt are due, all are held until choice 0 has them."""
+        """The updates of a part's first deltas. If prompt logprobs are due, all are held until choice 0 has them."""
         request = progress.part.request
         if not progress.held:
             self.usage.cached_tokens += delta.cached_tokens
