@@ -8,11 +8,12 @@ For each variant both trees load the model once, each in a process of its own. T
 old, and so on. A pair is one run of each tree on the same prompts; its ratio is new over old tokens per second. The
 figures are the median ratio with its 95% interval (order statistics of the sign test: no assumption on the
 distribution) and the median host time of a step. While one tree runs, the other is idle; `idle_cpu` is the share of one
-core that it used nevertheless, at most.
+core that it used nevertheless, at most. `same_tokens` compares the first tokens of each case between the trees.
 """
 
 import argparse
 import asyncio
+import hashlib
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ from results import commit_of, parser, write
 OLD, NEW = "old", "new"
 PAUSE = 0.1  # seconds before a run: the other tree's native threads spin for about 1 ms after a step, then sleep
 COVERAGE = 0.95
+WARM_UP_TOKENS = 16  # output tokens of each request in the warm-up
 
 
 class Run(NamedTuple):
@@ -43,6 +46,7 @@ class Tree:
     def __init__(self, name: str, source: Path, model: str, cases: list[str], flags: dict[str, str]) -> None:
         """Starts the process; `wait_until_ready` must follow."""
         self.name, self.idle_cpu, self._source = name, 0.0, source
+        self.tokens: dict[str, str] = {}  # by case: a digest of the tokens of the warm-up
         paths = [str(source), os.environ.get("PYTHONPATH", "")]
         settings = json.dumps({"model": model, "cases": cases, "flags": flags})
         self._process = subprocess.Popen(
@@ -55,7 +59,8 @@ class Tree:
 
     def wait_until_ready(self) -> None:
         """Returns once the engine is warm. RuntimeError if it failed or imported another tree."""
-        imported = Path(self._answer()["penstock"])
+        answer = self._answer()
+        imported, self.tokens = Path(answer["penstock"]), answer["tokens"]
         if self._source not in imported.parents:
             raise RuntimeError(f"the {self.name} tree is {self._source}, but penstock came from {imported}")
 
@@ -99,6 +104,22 @@ class Tree:
 # -- in the process of a tree: only names that both trees have ------------------------------------------------------
 
 
+class RecordingClient:
+    """Passes requests on to an engine client and records their tokens."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._tokens: dict[str, list[int]] = {}  # by request
+
+    async def generate(self, request: Any) -> AsyncIterator[Any]:
+        async for delta in self._client.generate(request):
+            self._tokens.setdefault(request.request_id, []).extend(delta.token_ids)
+            yield delta
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self._tokens, sort_keys=True).encode()).hexdigest()[:16]
+
+
 async def run_engine(settings: dict[str, Any], answers: Any) -> None:
     """Loads the model, then runs the cases named on standard input; writes a line of JSON for each to `answers`."""
     import penstock
@@ -123,9 +144,15 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
             return {"elapsed": elapsed, "host_us": host_us_per_step(before, await settled(client))}
 
         leave_processor(client.info.cpu)
-        for case in cases.values():
-            await timed(Case(case.count, case.prompt_len, min(case.output_len, 8)), 0)
-        print(json.dumps({"penstock": penstock.__file__}), file=answers, flush=True)
+        digests = {}
+        for name, case in cases.items():  # a warm-up
+            short, recording = (
+                Case(case.count, case.prompt_len, min(case.output_len, WARM_UP_TOKENS)),
+                RecordingClient(client),
+            )
+            await run_items(recording, fixed(short, client.info.vocab_size), name)
+            digests[name] = recording.digest()
+        print(json.dumps({"penstock": penstock.__file__, "tokens": digests}), file=answers, flush=True)
         orders = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
         async for line in orders:
@@ -208,7 +235,9 @@ def compare_variant(args: argparse.Namespace, name: str, flags: dict[str, str]) 
         for tree in trees:
             tree.close()
     figures = {case: summary(each) for case, each in runs.items()}
-    return {"flags": flags, "idle_cpu": {tree.name: round(tree.idle_cpu, 4) for tree in trees}, "cases": figures}
+    same = {case: trees[0].tokens[case] == trees[1].tokens[case] for case in cases}
+    idle_cpu = {tree.name: round(tree.idle_cpu, 4) for tree in trees}
+    return {"flags": flags, "same_tokens": same, "idle_cpu": idle_cpu, "cases": figures}
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -241,7 +270,8 @@ def main() -> None:
     for name, variant in found.items():
         for case, each in variant["cases"].items():
             low, high = each["interval"]
-            print(f"{name} {case}: {each['ratio']:.3f} ({low:.3f} to {high:.3f})", file=sys.stderr)
+            tokens = "" if variant["same_tokens"][case] else ", tokens differ"
+            print(f"{name} {case}: {each['ratio']:.3f} ({low:.3f} to {high:.3f}){tokens}", file=sys.stderr)
     trees = {OLD: commit_of(args.old), NEW: commit_of(args.new)}
     write({"benchmark": "before_after", "trees": trees, "model": Path(args.model).name, "variants": found}, args.json)
 

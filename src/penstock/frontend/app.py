@@ -23,15 +23,7 @@ from penstock.frontend.disconnect import while_connected
 from penstock.frontend.errors import APIError, ClientGone, as_api_error
 from penstock.frontend.generation import Generation
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.openai import (
-    detokenize,
-    encode_error,
-    encode_model,
-    encode_models,
-    read_chat,
-    read_completion,
-    tokenize,
-)
+from penstock.frontend.openai import GENERATE_ROUTES, TOKEN_ROUTES, encode_error, encode_model, encode_models
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError
 from penstock.observe.metrics import Metrics
@@ -54,12 +46,8 @@ def create_app(
     limits = limits or RequestLimits.of(config)
     site = _RouteContext(model, limits, metrics.model(model.name, model.client), config.seed)
     lifecycle = Lifecycle()
-    hot: dict[str, ASGIApp] = {
-        "/v1/completions": _GenerateRoute(site, read_completion),
-        "/v1/chat/completions": _GenerateRoute(site, read_chat),
-        "/tokenize": _TokenRoute(site, tokenize),
-        "/detokenize": _TokenRoute(site, detokenize),
-    }
+    hot: dict[str, ASGIApp] = {path: _GenerateRoute(site, read) for path, read in GENERATE_ROUTES.items()}
+    hot |= {path: _TokenRoute(site, answer) for path, answer in TOKEN_ROUTES.items()}
     rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *_post_only(hot)])
     rest.router.redirect_slashes = False
     for kind in (APIError, HTTPException, Exception):
