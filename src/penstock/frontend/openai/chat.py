@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: reads requests and encodes answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.generation import ChoiceUpdate, Usage
+from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
@@ -35,7 +35,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     prompt_ids = await encode_messages(fields, context, len(body))
     limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
     parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs)
-    return Call(parts, ChatCodec(context, fields, options.n, k, prompt_ids), bool(fields.stream), "chat")
+    return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
 
 
 async def encode_messages(
@@ -116,18 +116,16 @@ class ChatCodec:
 
     stream_type = STREAM_TYPE
 
-    def __init__(
-        self, context: RequestContext, fields: ChatFields, n: int, k: int | None, prompt_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, context: RequestContext, fields: ChatFields, part: PromptPart) -> None:
         self._tokenizer = context.model.tokenizer
-        self._k = k
+        self._k = part.request.sampling.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
-        self._prompt_ids = prompt_ids
+        self._prompt_ids = part.request.prompt_ids
         self._id = {"id": f"chatcmpl-{context.id}"}
         rest = {"created": context.created, "model": context.model.name}
         self._fields = {**self._id, "object": "chat.completion", **rest}
         self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
-        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(n)]
+        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]
 
     def opening(self) -> bytes:
         """One event with the role for each choice."""

@@ -59,7 +59,7 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
         for part, prompt in zip(parts, prompts, strict=True)
     ]
-    return Call(parts, CompletionCodec(context, fields, n, parts, echoed), bool(fields.stream), "text_completion")
+    return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 
 def _check(fields: CompletionFields, n: int, context: RequestContext) -> None:
@@ -106,12 +106,11 @@ class CompletionCodec:
         self,
         context: RequestContext,
         fields: CompletionFields,
-        n: int,
         parts: tuple[PromptPart, ...],
         echoed: list[_Echo | None],
     ) -> None:
         self._tokenizer = context.model.tokenizer
-        self._n = n
+        self._n = parts[0].request.n
         self._logprobs = fields.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
         self._parts = parts
