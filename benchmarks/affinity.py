@@ -1,4 +1,4 @@
-"""Measuring the machine from a process whose thread the native kernels have pinned."""
+"""Measures the machine from a process whose main thread the native kernels have pinned."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.bench.roofline import Machine, Probe
+from penstock.bench.roofline import MachineProbe, MachineRates
 
 
 @contextmanager
 def unpinned(cpus: set[int]) -> Iterator[None]:
-    """Lets this thread run on `cpus` again: the native kernels pin it when they start."""
+    """Lets this thread run on `cpus` during the block. Native kernels pin the thread that starts them."""
     pinned = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -20,10 +20,10 @@ def unpinned(cpus: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, pinned)
 
 
-def probing(probe: Probe, cpus: set[int]) -> Callable[[], Machine]:
-    """Measures with as many of torch's threads as there are processors; a model's runner leaves it one."""
+def probing(probe: MachineProbe, cpus: set[int]) -> Callable[[], MachineRates]:
+    """Returns a function that measures with one torch thread for each processor. A runner leaves torch only one."""
 
-    def measured() -> Machine:
+    def measured() -> MachineRates:
         threads = torch.get_num_threads()
         with unpinned(cpus):
             torch.set_num_threads(len(cpus))

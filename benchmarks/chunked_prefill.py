@@ -1,6 +1,6 @@
-"""What 32 readers feel when an 8 k prompt joins them: their gaps between tokens with chunked prefill and without.
+"""Measures the gaps between 32 readers' tokens when an 8 k prompt joins, with chunked prefill and without.
 
-"Without" is a token budget that takes the whole prompt in one step. Both engines run the same requests, in turns.
+"Without" is a token budget that takes the whole prompt in one step. Both engines get the same requests.
 
     python benchmarks/chunked_prefill.py --json benchmarks/results/chunked_prefill.json \\
         --plot docs/images/chunked_prefill.png
@@ -26,7 +26,7 @@ READERS, PROMPT, OUTPUT, LONG = 32, 64, 96, 8192
 
 
 async def measure(model: Path, budget: int) -> tuple[list[Timeline], Timeline]:
-    """The readers' timelines and the long prompt's, which arrives once each reader has its first tokens."""
+    """Returns the timelines of the readers and of the long prompt, which arrives after the readers' first tokens."""
     config = EngineConfig(
         model=str(model), name="bench", max_model_len=LONG + 64, max_num_seqs=READERS + 1, max_num_batched_tokens=budget
     )
@@ -46,7 +46,7 @@ async def measure(model: Path, budget: int) -> tuple[list[Timeline], Timeline]:
 
 
 def summary(lines: list[Timeline], long: Timeline) -> dict[str, Any]:
-    """Of the readers' gaps that end after the long prompt arrived."""
+    """Figures of the readers' gaps that end after the long prompt arrived."""
     ends = [[time for time, _ in line.stamps][1:] for line in lines]
     pairs = [pair for line, times in zip(lines, ends, strict=True) for pair in zip(times, line.itls, strict=True)]
     gaps = [gap for end, gap in pairs if end > long.sent]
@@ -59,7 +59,7 @@ def summary(lines: list[Timeline], long: Timeline) -> dict[str, Any]:
 
 
 def plot(series: dict[str, tuple[list[Timeline], Timeline]], path: Path) -> None:
-    """Gaps between one reader's tokens over time, for both engines."""
+    """Draws the gaps between one reader's tokens over time, for both engines."""
     import matplotlib
 
     matplotlib.use("Agg")

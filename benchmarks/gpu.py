@@ -1,10 +1,10 @@
-"""All figures of a GPU: one JSON with each figure's roofline and target beside it.
+"""Measures all figures of a GPU and writes one JSON, with the roofline and the target of each figure.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
-Figures come in groups, each in a process of its own with its own time: one that fails or is too slow costs no other,
-and of its own group those it had are kept.
-Models have random weights, made on the device. `scripts/gpu_check.sh` runs this after the tests.
+Each group of figures runs in its own process with its own time limit. A group that fails does not affect the others,
+and keeps the figures that it had. Models have random weights, made on the device.
+`scripts/gpu_check.sh` runs this after the tests.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_checkpoint import roomiest
-from gpu_roofline import H200
+from gpu_figures.checkpoint import roomiest
+from gpu_figures.roofline import H200
 from results import parser, write
 
-# Of each group, at most.
+# Time limits of the groups.
 SECONDS = {"ops": 90, "llama-bf16": 95, "llama-fp8": 95, "qwen3": 40, "ready": 60, "flashinfer": 300}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of everything that is measured; the tiny ones show that it runs."""
+    """The sizes of everything that is measured. The tiny ones only show that all of it runs."""
 
     llama: dict[str, Any]
     qwen3: dict[str, Any]
@@ -63,12 +63,12 @@ def sizes(tiny: bool) -> Sizes:
     return Sizes(llama, SHAPES["qwen3-0.6b"], "1x128/256", "64x128/128", "256x128/2048", "512x128/2048", 2048)
 
 
-# -- groups: each yields figures as it has them ---------------------------------------------------------------------
+# -- groups: each yields figures as soon as it has them ------------------------------------------------------------
 
 
 def ops(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
-    import gpu_ops
-    from gpu_peaks import measure
+    from gpu_figures import ops as gpu_ops
+    from gpu_figures.peaks import measure
 
     peaks = measure(device, 256, 1 << 24) if chosen.tiny else measure(device)
     yield {"name": "peaks", "bandwidth_tb_s": peaks.bandwidth / 1e12, "bf16_tflop_s": peaks.bf16_flops / 1e12} | {
@@ -83,8 +83,8 @@ def ops(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def flashinfer(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
-    """Attention of prompts by FlashInfer, beside Triton's. Compiling may take it longer than all else here."""
-    import gpu_ops
+    """Prefill attention by FlashInfer and by Triton. FlashInfer may compile for longer than everything else takes."""
+    from gpu_figures import ops as gpu_ops
 
     from penstock.kernels.flashinfer import library
 
@@ -102,7 +102,7 @@ def llama_fp8(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def _llama(chosen: Sizes, device: Any, saturated: str, kind: str, decode_target: float) -> Iterator[dict[str, Any]]:
-    from gpu_engine import Engine
+    from gpu_figures.engine import Engine
 
     from penstock.bench.workload import Case, parse_cases
 
@@ -123,7 +123,7 @@ def _llama(chosen: Sizes, device: Any, saturated: str, kind: str, decode_target:
 
 
 def attempt(name: str, measure: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Figures, of which the first has this name; where they cannot be had, why: those that follow may be."""
+    """Yields the figures with this name, or the error if they cannot be measured, so that later figures still run."""
     try:
         for figure in measure():
             yield {"name": name, **figure}
@@ -132,7 +132,7 @@ def attempt(name: str, measure: Callable[[], Iterator[dict[str, Any]]]) -> Itera
 
 
 def _decode(engine: Any, kind: str, case: Any, target: float = 0.0) -> Iterator[dict[str, Any]]:
-    from gpu_engine import mean_context
+    from gpu_figures.engine import mean_context
 
     between, on_device = engine.run(case).decoding()
     least = engine.decode_seconds(H200, case.count, mean_context(case))
@@ -161,15 +161,15 @@ def _saturated(engine: Any, case: Any) -> Iterator[dict[str, Any]]:
 
 
 def _fp8(device: Any) -> dict[str, str]:
-    """Settings; where there is no GPU, those nearest to them."""
+    """Settings of an fp8 engine. Without a GPU: the nearest ones."""
     if device.type == "cuda":
         return {"quantization": "fp8", "kv_cache_dtype": "fp8"}
     return {"quantization": "int8"}
 
 
 def qwen3(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
-    """At batch 1; and what --deterministic costs, there and with many sequences."""
-    from gpu_engine import Engine, mean_context
+    """Decoding at batch 1 and with many sequences, with and without --deterministic."""
+    from gpu_figures.engine import Engine, mean_context
 
     from penstock.bench.workload import parse_cases
 
@@ -190,13 +190,15 @@ def qwen3(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
 
 
 def ready(chosen: Sizes, device: Any) -> Iterator[dict[str, Any]]:
-    """From the start of a process to an engine that has read a checkpoint, which lies in the page cache or in memory,
-    and captured its graphs."""
-    from gpu_checkpoint import write_checkpoint
+    """Time from the start of a process to an engine that has read a checkpoint and captured its graphs.
+
+    The checkpoint is in the page cache or in memory.
+    """
+    from gpu_figures.checkpoint import write_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         size = write_checkpoint(Path(folder), chosen.llama, device)
-        command = [sys.executable, str(Path(__file__).parent / "gpu_checkpoint.py"), folder, device.type]
+        command = [sys.executable, str(Path(__file__).parent / "gpu_figures" / "checkpoint.py"), folder, device.type]
         began = time.perf_counter()
         subprocess.run(command, check=True)
         seconds = time.perf_counter() - began
@@ -211,14 +213,14 @@ GROUPS: dict[str, Callable[[Sizes, Any], Iterator[dict[str, Any]]]] = {
     "ready": ready,
     "flashinfer": flashinfer,
 }
-OPTIONAL = ("flashinfer",)  # measured where it is asked for: it is not everywhere
+OPTIONAL = ("flashinfer",)  # runs only with --only, as it is not always installed
 
 
 # -- the processes ---------------------------------------------------------------------------------------------------
 
 
 def run_group(name: str, device: str, tiny: bool) -> None:
-    """In a process of its own: a line of JSON for each figure."""
+    """Runs one group in this process. Prints a line of JSON for each figure."""
     import torch
 
     for figure in GROUPS[name](sizes(tiny), torch.device(device)):
@@ -226,9 +228,9 @@ def run_group(name: str, device: str, tiny: bool) -> None:
 
 
 def measure_group(name: str, device: str, tiny: bool, seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """(a group's figures, why there are no more: "" where there are none to come)."""
+    """Runs a group in its own process. Returns (its figures, the reason why some are missing or "")."""
     command = [sys.executable, __file__, "--group", name, "--device", device, *(["--tiny"] if tiny else [])]
-    # What it leaves where it is stopped goes with the folder.
+    # If the group is killed, its files are removed with the folder.
     with tempfile.TemporaryDirectory(dir=roomiest()) as scratch, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             command,
@@ -238,7 +240,7 @@ def measure_group(name: str, device: str, tiny: bool, seconds: float) -> tuple[l
             env={**os.environ, "TMPDIR": scratch},
             start_new_session=True,
         )
-        killer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))  # with what it has started itself
+        killer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))  # and its children
         killer.start()
         assert process.stdout is not None
         lines = [line for line in process.stdout if line.startswith("{")]
@@ -257,7 +259,7 @@ def rounded(figure: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the driver says of the GPU."""
+    """The GPU's name and memory, from the driver."""
     from penstock.config.gpu import detect_gpu
 
     gpu = detect_gpu() if device == "cuda" else None
@@ -267,10 +269,10 @@ def machine(device: str) -> dict[str, str]:
 def options() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    made.add_argument("--seconds", type=float, default=480.0, help="for all groups together; default: 480")
-    made.add_argument("--tiny", action="store_true", help="tiny sizes: shows that all runs, measures nothing")
+    made.add_argument("--seconds", type=float, default=480.0, help="time limit of all groups together; default: 480")
+    made.add_argument("--tiny", action="store_true", help="tiny sizes: shows that everything runs, measures nothing")
     usual = ",".join(name for name in GROUPS if name not in OPTIONAL)
-    made.add_argument("--only", metavar="GROUPS", default=usual, help=f"of {', '.join(GROUPS)}; default: {usual}")
+    made.add_argument("--only", metavar="GROUPS", default=usual, help=f"some of {', '.join(GROUPS)}; default: {usual}")
     made.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
     return made.parse_args()
 
@@ -296,11 +298,9 @@ def main() -> None:
     peaks = {"bandwidth_tb_s": H200.bandwidth / 1e12, "bf16_pflop_s": H200.bf16_flops / 1e15}
     roofline = rounded({**peaks, "fp8_pflop_s": H200.fp8_flops / 1e15})
     result = {"benchmark": "gpu", **machine(args.device), "roofline": roofline}
-    if "COMMIT" in os.environ:  # of a copy of the tree that has no history
-        result["commit"] = os.environ["COMMIT"]
     write({**result, "failures": failures, "figures": figures}, args.json)
     if failures:
-        raise SystemExit(f"without all figures: {', '.join(failures)}")
+        raise SystemExit(f"figures are missing: {', '.join(failures)}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ SHAPES = {
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144}
     | {"vocab_size": 8192, "hidden_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 32}
     | {"num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": False},
-    # Experts so small that what is around them weighs more than in any mixture that people use.
+    # Small experts: the rest of the model weighs more than in the usual mixtures.
     "moe": QWEN3_MOE
     | {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "intermediate_size": 3072}
     | {"vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16}
@@ -74,7 +74,7 @@ SHAPES = {
 def random_tensors(
     config: Mapping[str, Any], device: torch.device | str = "cpu", seed: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, bf16 tensor on the device) of each of a checkpoint's."""
+    """Yields the name and the bf16 tensor, on the device, of each parameter of a checkpoint."""
     source = torch.Generator(device).manual_seed(seed)
     for parameter in spec_from_config(config).parameters:
         for part in parameter.sources:
@@ -87,7 +87,7 @@ def random_tensors(
 
 
 def write_model(folder: Path, shape: str, seed: int = 0) -> Path:
-    """The checkpoint in `folder`, which is made; one that is already whole is kept."""
+    """Writes a checkpoint to `folder`, unless it has a complete one. Returns the folder."""
     if (folder / "model.safetensors").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A decode step of a mixture of experts against its roofline: the bytes of the experts that were chosen.
+"""Measures a decode step of a mixture of experts against its roofline: the bytes of the chosen experts.
 
 python benchmarks/moe.py --json benchmarks/results/moe.json
 """
@@ -14,20 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from affinity import unpinned
 from make_model import SHAPES, write_model
+from op_timing.cost import OpCost
+from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart, StepTimer
 from results import parser, write
 
-from penstock.bench.roofline import Machine, measure
-from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps
-from penstock.bench.work import Work
+from penstock.bench.roofline import MachineRates, measure
 from penstock.config import EngineConfig
 from penstock.messages import StepPlan
 from penstock.runtime.loading.load import load_runner
 
-MAIN, SMALL = "qwen3-30b-a3b-2-layers", "moe"  # the layers of a model in use, and what is harder: see make_model.py
+MAIN, SMALL = "qwen3-30b-a3b-2-layers", "moe"  # layers of a real model, and a harder case: see make_model.py
 CONTEXT = 256  # tokens of each sequence in the KV cache
-BYTES, READS = 512 << 20, 9  # of a read of memory, and how many tell its bandwidth
-STEADY = 0.9  # of a round's two bandwidths, the lower over the higher: else nobody knows what its steps had
-LEAST_STEADY = 5  # rounds
+BYTES, READS = 512 << 20, 9  # bytes of one read of memory; reads that a bandwidth is computed from
+STEADY = (
+    0.9  # least ratio of a round's two bandwidths. A round below it is left out: its steps had an unknown bandwidth
+)
+LEAST_STEADY = 5  # rounds that are needed
 SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -40,14 +42,16 @@ DTYPES = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
 
 
 class Round(NamedTuple):
-    steps: list[Breakdown]  # for each number of rows
-    machine: Machine  # as it was before and after, on average; or as fast as the experts were read
-    best: float  # bytes a second of the fastest read, which a step cannot count on
-    steady: bool  # before and after agree
+    """A measurement of all steps, with the machine's bandwidth before and after."""
+
+    steps: list[StepBreakdown]  # one for each number of rows
+    machine: MachineRates  # mean of before and after, or the rate at which the experts were read if that is higher
+    best: float  # bytes per second of the fastest read
+    steady: bool  # the bandwidths before and after agree
 
 
 def read_rate(data: torch.Tensor) -> tuple[float, float]:
-    """(median, best) bytes a second that torch's threads read from memory: a step's time is a median too."""
+    """(median, best) bytes per second that torch's threads read from memory. The time of a step is a median, too."""
     rates = []
     for _ in range(READS):
         began = time.perf_counter()
@@ -57,9 +61,9 @@ def read_rate(data: torch.Tensor) -> tuple[float, float]:
 
 
 def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: int, cpus: set[int]) -> list[Round]:
-    """The machine and the model in short turns, as the machine's speed changes with what else it does.
+    """Measures the machine and the model in short turns, as the machine's speed changes with its other load.
 
-    The sequences of a round are new ones: it has the context that the first had.
+    Each round has new sequences, so that all rounds have the same context.
     """
     config = EngineConfig(
         model=str(folder),
@@ -83,50 +87,51 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     done = []
     runner = load_runner(config, progress=False)
     for _ in range(count):
-        decoding = Steps(runner, CONTEXT, rows, steps)
+        decoding = StepTimer(runner, CONTEXT, rows, steps)
         before = reads()
-        found = decoding.measure(Machine(before[0], flops))
+        found = decoding.measure(MachineRates(before[0], flops))
         after = reads()
         runner.execute(StepPlan(0, (), gone=tuple(range(max(rows)))))
         experts = [line for step in found for line in step.lines if line.name == "experts"]
         bandwidth = max((before[0] + after[0]) / 2, *((line.gb_s or 0.0) * 1e9 for line in experts))
         flops = max(flops, *((line.gflop_s or 0.0) * 1e9 for line in experts))
         steady = min(before[0], after[0]) >= STEADY * max(before[0], after[0])
-        done.append(Round(found, Machine(bandwidth, flops), max(before[1], after[1]), steady))
+        done.append(Round(found, MachineRates(bandwidth, flops), max(before[1], after[1]), steady))
     runner.close()
     return done
 
 
-def least_us(line: Line, machine: Machine) -> float:
-    """What reading what was needed must take, or multiplying it; 0 of the host's work."""
-    done = Work((line.gb_s or 0.0) * 1e9, (line.gflop_s or 0.0) * 1e9)
+def least_us(line: StepPart, machine: MachineRates) -> float:
+    """The least µs of a part, from the bytes that it reads and its multiplications; 0 for the host's parts."""
+    done = OpCost((line.gb_s or 0.0) * 1e9, (line.gflop_s or 0.0) * 1e9)
     return line.us * done.least_seconds(machine)
 
 
-def times_roofline(line: Line, machine: Machine) -> float:
-    """How many times as long it took as it must."""
+def times_roofline(line: StepPart, machine: MachineRates) -> float:
+    """The time of a part as a multiple of its least time."""
     return line.us / least_us(line, machine)
 
 
-def times_ops(step: Breakdown, machine: Machine) -> float:
-    """How many times as long a step took as its ops must, one after the other: of some, multiplying takes longer than
-    reading."""
+def times_ops(step: StepBreakdown, machine: MachineRates) -> float:
+    """The time of a step as a multiple of its ops' least times. Some ops multiply for longer than they read."""
     return step.us / sum(least_us(line, machine) for line in step.lines if line.name != WHOLE)
 
 
 def figures(shape: str, quantization: str, index: int, done: list[Round]) -> dict[str, Any]:
-    """Medians over the rounds in which the machine was steady, of the `index`-th number of rows."""
+    """The figures of the `index`-th number of rows: medians over the rounds with a steady bandwidth."""
     taken = len(done)
     done = [each for each in done if each.steady]
     if len(done) < LEAST_STEADY:
-        raise SystemExit(f"bandwidth held still in {len(done)} of {taken} rounds, {LEAST_STEADY} are needed: try again")
+        raise SystemExit(
+            f"the bandwidth was steady in {len(done)} of {taken} rounds, but {LEAST_STEADY} are needed: run this again"
+        )
     steps = [each.steps[index] for each in done]
 
-    def median(of: Callable[[Breakdown, Machine], float], digits: int) -> float:
+    def median(of: Callable[[StepBreakdown, MachineRates], float], digits: int) -> float:
         values = (of(step, each.machine) for step, each in zip(steps, done, strict=True))
         return round(statistics.median(values), digits)
 
-    def line(step: Breakdown, name: str) -> Line:
+    def line(step: StepBreakdown, name: str) -> StepPart:
         return next(each for each in step.lines if each.name == name)
 
     names = [each.name for each in steps[0].lines if each.name not in {WHOLE, *HOST}]
@@ -149,14 +154,14 @@ def figures(shape: str, quantization: str, index: int, done: list[Round]) -> dic
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--shape", default=f"{MAIN},{SMALL}", help="of make_model.py")
+    arguments.add_argument("--shape", default=f"{MAIN},{SMALL}", help="shapes of make_model.py")
     arguments.add_argument(
-        "--models", type=Path, help="keep the checkpoints here, or find them, by shape (default: a scratch folder)"
+        "--models", type=Path, help="folder for the checkpoints, which are kept (default: a temporary folder)"
     )
     arguments.add_argument("--rows", default="1,8")
     arguments.add_argument("--quantization", default="none,int8")
     arguments.add_argument("--rounds", type=int, default=20)
-    arguments.add_argument("--steps", type=int, default=3, help="of each number of rows, in a round")
+    arguments.add_argument("--steps", type=int, default=3, help="steps of each number of rows in a round")
     args = arguments.parse_args()
     rows, cpus = [int(each) for each in args.rows.split(",")], os.sched_getaffinity(0)
     shapes = args.shape.split(",")
@@ -169,8 +174,7 @@ def main() -> None:
                 cases += [figures(shape, quantization, index, done) for index in range(len(rows))]
     models = {shape: {name: SHAPES[shape][name] for name in SIZES} for shape in shapes}
     how = {"context": CONTEXT, "rounds": args.rounds, "steps": args.steps}
-    with unpinned(cpus):  # as the processors are counted
-        write({"benchmark": "moe", "models": models, **how, "cases": cases}, args.json)
+    write({"benchmark": "moe", "models": models, **how, "cases": cases}, args.json)
 
 
 if __name__ == "__main__":

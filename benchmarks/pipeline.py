@@ -1,7 +1,7 @@
-"""Two stages of a pipeline, each on a core of its own: how many more steps they make when they overlap.
+"""Measures how much faster two stages of a pipeline are when they overlap. Each stage has one core.
 
-The same processes execute the same plans, of half the sequences each: in turns with as many plans outstanding as there
-are stages, and with one. Decoding, and a long prompt in chunks.
+The same processes execute the same plans, each with half of the sequences. They alternate between one outstanding plan
+and as many as there are stages. Both decoding and a long prompt in chunks are measured.
 
     python benchmarks/pipeline.py --json benchmarks/results/pipeline.json
 """
@@ -25,7 +25,7 @@ CONTEXT = 64  # tokens of a prompt before decoding
 
 
 class Pipeline:
-    """Ranks, and a scheduler for them whose plans are submitted as far ahead as it is told."""
+    """Ranks and their scheduler. Each step says how many plans may be outstanding."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.executor = WorkersExecutor(config)
@@ -43,7 +43,7 @@ class Pipeline:
         return request.request_id
 
     def step(self, depth: int) -> StepResult:
-        """Submit plans until `depth` are outstanding, then take a result."""
+        """Submits plans until `depth` are outstanding, then takes a result."""
         while self.outstanding < depth and (plan := self.scheduler.plan(time.monotonic())) is not None:
             self.executor.submit(plan)
             self.outstanding += 1
@@ -55,7 +55,7 @@ class Pipeline:
         return result
 
     def rate(self, depth: int, steps: int) -> float:
-        """Steps a second, once the pipeline is as full as it gets."""
+        """Steps per second with a full pipeline."""
         for _ in range(2 * STAGES):
             self.step(depth)
         begin = time.perf_counter()
@@ -80,7 +80,7 @@ class Pipeline:
 
 
 def decoding(config: EngineConfig, rounds: int, steps: int) -> tuple[list[float], list[float]]:
-    """Steps a second (overlapping, one at a time), a figure for each round."""
+    """Steps per second of each round: (overlapping, one at a time)."""
     pipeline = Pipeline(config)
     try:
         for _ in range(config.max_num_seqs):
@@ -95,7 +95,7 @@ def decoding(config: EngineConfig, rounds: int, steps: int) -> tuple[list[float]
 
 
 def prefilling(config: EngineConfig, rounds: int, prompt: int) -> tuple[list[float], list[float]]:
-    """Seconds to a long prompt's first token (overlapping, one at a time), a figure for each round."""
+    """Seconds to the first token of a long prompt, for each round: (overlapping, one at a time)."""
     pipeline = Pipeline(config)
     try:
         times = [(pipeline.first_token(STAGES, prompt), pipeline.first_token(1, prompt)) for _ in range(rounds + 1)]

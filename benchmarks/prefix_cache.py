@@ -1,7 +1,7 @@
-"""How much sooner a shared prefix gives its first token, and what usage reports of it.
+"""Measures the time to the first token with a shared prefix in the cache and without it.
 
-Two prompts share 1,024 tokens and differ in the 32 that follow. The second is sent with the same salt (its prefix is
-found) and with another one (nothing is found); pairs take turns on an engine of their own process.
+Prompts share 1,024 tokens and differ in the 32 that follow. After a first prompt, one is sent with the same salt (its
+prefix is found) and one with another salt (nothing is found).
 
     python benchmarks/prefix_cache.py --json benchmarks/results/prefix_cache.json
 """
@@ -26,7 +26,7 @@ PREFIX, SUFFIX = 1024, 32
 
 
 async def first_token(client: EngineClient, name: str, prompt: tuple[int, ...], salt: str) -> tuple[float, int]:
-    """Seconds to the first token, and the cached tokens it reports."""
+    """Seconds to the first token, and the number of cached tokens that it reports."""
     sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0, ignore_eos=True)
     request = GenerateRequest(request_id=name, prompt_ids=prompt, sampling=sampling, cache_salt=salt)
     start = time.perf_counter()
@@ -56,7 +56,6 @@ async def measure(model: Path, pairs: int) -> dict[str, Any]:
     finally:
         await client.close()
     return {
-        "benchmark": "prefix_cache",
         "shared_prefix": PREFIX,
         "prompt": PREFIX + SUFFIX,
         "ttft_ms_miss": round(statistics.median(cold) * 1e3, 2),
@@ -70,12 +69,13 @@ async def measure(model: Path, pairs: int) -> dict[str, Any]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--shape", default="qwen3-0.6b")
-    arguments.add_argument("--model", type=Path, help="a checkpoint; without it one of --shape is made")
+    arguments.add_argument("--model", type=Path, help="a checkpoint's folder; default: random weights of --shape")
     arguments.add_argument("--pairs", type=int, default=5)
     args = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or write_model(Path(folder) / args.shape, args.shape)
-        write({"shape": args.shape, **asyncio.run(measure(model, args.pairs))}, args.json)
+        label = {"model": args.model.name} if args.model else {"model": "random weights", "shape": args.shape}
+        write({"benchmark": "prefix_cache", **label, **asyncio.run(measure(model, args.pairs))}, args.json)
 
 
 if __name__ == "__main__":

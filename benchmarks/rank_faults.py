@@ -1,12 +1,12 @@
-"""What happens when a rank dies or stops: seconds to the report and to the end of every stream, and what is left.
+"""Measures what happens when a rank dies or stops: seconds to the report and to the end of all streams.
 
-Each trial starts an engine whose model is shared by several ranks, waits until it rests or streams, and sends a signal
-to one of them. A trial passes when a report that names the rank comes within the deadline, every stream ends with an
-error within two seconds of it, and no process is left.
+Each trial starts an engine with several ranks, waits until it is idle or streaming, and sends a signal to one rank. A
+trial passes if a report names the rank within the deadline, every stream ends with an error within two seconds of the
+report, and no process is left.
 
     python benchmarks/rank_faults.py --json benchmarks/results/rank_faults.json
 
-Trials that the file has are not repeated: with --seconds it can be run again and again until there are enough.
+Trials that the file already has are not repeated, so with --seconds several runs can complete the file.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ STREAMS_END_SECONDS = 2.0
 
 class Trial(NamedTuple):
     report_s: float  # from the signal to the report
-    streams_s: float  # from there to the end of the last stream
-    named: bool  # the report begins with the rank and its process
+    streams_s: float  # from the report to the end of the last stream
+    named: bool  # the report names the rank and its process
     left: int  # processes, five seconds later
 
 
@@ -53,7 +53,7 @@ def alive(pid: int) -> bool:
 
 
 async def stream(client: StreamingClient, number: int) -> float:
-    """When a stream that would go on for long ended with an error."""
+    """Runs a long stream and returns the time at which it ended with an error."""
     sampling = SamplingParams(seed=number, max_tokens=1800, ignore_eos=True)
     request = GenerateRequest(request_id=f"r{number}", prompt_ids=(5, 9, 300 + number), sampling=sampling)
     try:
@@ -61,7 +61,7 @@ async def stream(client: StreamingClient, number: int) -> float:
             pass
     except EngineError:
         return time.monotonic()
-    raise RuntimeError("the stream came to its end before the fault")
+    raise RuntimeError("the stream was complete before the fault")
 
 
 async def trial(config: EngineConfig, rank: int, fault: signal.Signals, busy: bool) -> Trial:
@@ -76,7 +76,7 @@ async def trial(config: EngineConfig, rank: int, fault: signal.Signals, busy: bo
         began = time.monotonic()
         while client.healthy and time.monotonic() - began < config.step_deadline:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, fault)  # again and again: what else runs here may continue stopped processes
+                os.kill(pid, fault)  # repeated, because other programs may continue stopped processes
             await asyncio.sleep(0.005)
         reported = time.monotonic()
         ended = await asyncio.gather(*streams)
@@ -109,7 +109,7 @@ def summary(trials: list[Trial], deadline: float) -> dict[str, Any]:
 
 
 def earlier(path: Path | None, settings: dict[str, Any]) -> dict[str, list[Trial]]:
-    """Trials of an earlier run with these settings, by case."""
+    """The trials of an earlier run with the same settings, by case."""
     if path is None or not path.exists():
         return {}
     result = json.loads(path.read_text())
@@ -120,8 +120,8 @@ def earlier(path: Path | None, settings: dict[str, Any]) -> dict[str, list[Trial
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--trials", type=int, default=10, help="of each case")
-    arguments.add_argument("--seconds", type=float, default=float("inf"), help="after which no other trial begins")
+    arguments.add_argument("--trials", type=int, default=10, help="trials of each case")
+    arguments.add_argument("--seconds", type=float, default=float("inf"), help="time after which no trial is started")
     arguments.add_argument("--tensor-parallel-size", type=int, default=2)
     arguments.add_argument("--pipeline-parallel-size", type=int, default=1)
     arguments.add_argument("--step-deadline", type=float, default=8.0)

@@ -1,4 +1,4 @@
-"""What every committed figure carries: commit, date and hardware."""
+"""Writes a benchmark's figures as JSON, with where they come from: commit, date, processor and the peers' versions."""
 
 import argparse
 import datetime
@@ -6,42 +6,95 @@ import json
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import typer
 
-def provenance() -> dict[str, Any]:
-    """The commit (with "+" when the tree was changed), the day and the machine."""
-    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
-    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
-    info = Path("/proc/cpuinfo").read_text()
-    model = next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), "unknown")
-    flags = set(next((line for line in info.splitlines() if line.startswith("flags")), "").split())
-    isa = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
-    cores = len(os.sched_getaffinity(0))
-    return {
-        "commit": commit or "unknown",
+CORES = len(os.sched_getaffinity(0))  # read at import: native kernels pin the thread that starts them
+JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
+
+
+def provenance(peers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The commit, the date, the machine and, if peers ran, their versions by name."""
+    found: dict[str, Any] = {
+        "commit": commit_of(Path(__file__).parent),
         "date": datetime.date.today().isoformat(),
         "hardware": {
-            "cpu": model,
-            "cores": cores,
-            "isa": isa,
+            "cpu": _processor(),
+            "cores": CORES,
+            "isa": _instruction_set(),
             "python": platform.python_version(),
         },
     }
+    return found | ({"peers": dict(peers)} if peers else {})
 
 
-def write(result: dict[str, Any], path: Path | None) -> None:
-    """Prints the figures, and keeps them with their provenance where a path is given."""
-    text = json.dumps({**provenance(), **result}, indent=2)
-    print(text)
+def commit_of(folder: Path) -> str:
+    """The commit of the work tree around `folder`, such as "abc1234", or "abc1234-dirty" if files were changed.
+
+    Result files do not count as changes: a run that writes several of them does not mark the later ones as dirty.
+    """
+    git = ["git", "-C", str(folder)]
+    commit = _output([*git, "rev-parse", "--short", "HEAD"])
+    if not commit:  # no history, as in an archive; scripts/gpu_check.sh then takes the commit from COMMIT
+        return os.environ.get("COMMIT", "unknown")
+    changed = _output([*git, "status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results"])
+    return f"{commit}-dirty" if changed else commit
+
+
+def write(result: Mapping[str, Any], path: Path | None, *, peers: Mapping[str, str] | None = None) -> None:
+    """Prints the figures with their provenance, and writes the same to `path` if one is given."""
+    print(_text(result, peers))
+    save(result, path, peers=peers)
+
+
+def save(result: Mapping[str, Any], path: Path | str | None, *, peers: Mapping[str, str] | None = None) -> None:
+    """Writes the figures with their provenance to `path`; does nothing if that is None."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(_text(result, peers) + "\n")
+
+
+def run_command(command: Callable[..., None]) -> None:
+    """Runs a script's command with the flags of the command line. An error in these is one line, and the status 2."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """An argument parser with the options every benchmark has."""
+    """Returns an argument parser with the option that every benchmark has."""
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return made
+
+
+def _text(result: Mapping[str, Any], peers: Mapping[str, str] | None) -> str:
+    return json.dumps(msgspec.to_builtins({**provenance(peers), **result}), indent=2)
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _instruction_set() -> str:
+    """The instruction set of Penstock's native kernels on this machine; "none" if there are none for it."""
+    from penstock.kernels.native.loader import instruction_sets
+
+    return next(iter(instruction_sets()), "none")

@@ -1,12 +1,12 @@
-"""Cost of sampling a batch of rows, in milliseconds: native kernels beside NumPy, and what reading the logits costs.
+"""Measures the milliseconds to sample a batch of rows, with native kernels and NumPy, and to read the logits.
 
     python benchmarks/sampler.py [--vocab 151936] [--rows 32] [--steps 15] [--threads 2] [--json FILE]
 
-Two kinds of logits: `zipf` falls off with the rank as a language model's do (1.5 ln rank, some noise); `flat` is normal
-with a deviation of 1, as random weights give them, where top_p 0.9 keeps more than half the vocabulary. Wall times: the
-least of the steps, as other processes can only add to it, and the median. `read_ms` is a maximum over the same logits
-in NumPy, on one thread: the roofline, where one thread can have the memory to itself.
-`python_us` is what sampling costs with a vocabulary of 32: the calls.
+There are two kinds of logits. `zipf` falls with the rank as a language model's logits do (1.5 ln rank, with noise).
+`flat` is normal with a deviation of 1, as random weights give, and top_p 0.9 keeps more than half of the vocabulary.
+
+Times are wall times: the least, as other processes only add to it, and the median. `read_ms` is a maximum over the
+logits in NumPy on one thread, which is the roofline. `python_us` is sampling with a vocabulary of 32: the calls.
 """
 
 import time
@@ -52,7 +52,7 @@ def make_logits(kind: str, rows: int, vocab: int, seed: int) -> torch.Tensor:
 
 
 def step_times(step: Callable[[], object], steps: int) -> list[float]:
-    """Milliseconds of each, after one that does not count."""
+    """Milliseconds of each step, after a warm-up step."""
     step()
     times = []
     for _ in range(steps):
@@ -101,7 +101,13 @@ def main() -> None:
         )  # type: ignore[misc]
         for name, case in CASES.items():
             figures.append({"logits": kind, "case": name, **measure(case, logits, session, args.steps)})
-    about = {"vocab": args.vocab, "rows": args.rows, "steps": args.steps, "threads": args.threads, "isa": isa}
+    about = {
+        "benchmark": "sampler",
+        "vocab": args.vocab,
+        "rows": args.rows,
+        "steps": args.steps,
+        "threads": args.threads,
+    }
     write({**about, "figures": figures}, args.json)
 
 

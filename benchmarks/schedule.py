@@ -1,9 +1,9 @@
-"""Host time of the scheduler's plan + apply, and how much of the KV memory it holds is waste.
+"""Measures the time of the scheduler's plan and apply, and the share of its KV memory that is wasted.
 
-The executor here answers at once with one token per sequence, so every microsecond is the scheduler's. Wall time and
-CPU time of the thread are both given: on a machine with other work only the second says what the scheduler costs. Waste
-is 1 - (tokens whose KV is computed) / (token slots of the blocks held), averaged over the steps of a conversation-like
-mix: lognormal prompts and outputs, a new request for each that ends, no prefix in common.
+The executor answers at once with one token per sequence, so that all time is the scheduler's. Both wall time and CPU
+time are reported; on a machine with other load only CPU time is meaningful. Waste is 1 - (tokens whose KV is computed)
+/ (token slots of the blocks held), averaged over the steps of a conversation-like mix: lognormal prompts and outputs, a
+new request for each that ends, no common prefixes.
 
     python benchmarks/schedule.py --json benchmarks/results/schedule.json
 """
@@ -23,11 +23,11 @@ from penstock.schedule import Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
-VOCABULARY = 50_000  # ids below it; the stop token lies above and never comes
+VOCABULARY = 50_000  # sampled ids are below it; the stop token is above and never sampled
 
 
 class Stopwatch:
-    """Wall and CPU microseconds of the calls made through it, one figure per `lap`."""
+    """Adds up the wall and CPU µs of the calls made through it, for each `lap`."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
@@ -54,7 +54,7 @@ class Stopwatch:
 
 
 def answer(plan: StepPlan, rng: random.Random) -> StepResult:
-    """One token for every unit of work that samples."""
+    """A result with one token for every unit of work that samples."""
     results = [SequenceResult(work.seq, (rng.randrange(VOCABULARY),) if work.sample else ()) for work in plan.work]
     return StepResult(plan.plan_id, tuple(results))
 
@@ -69,14 +69,14 @@ def request(number: int, prompt: int, output: int, rng: random.Random) -> Genera
 
 
 def conversation_request(number: int, rng: random.Random) -> GenerateRequest:
-    """Lengths as in public chat traces: medians of 160 and 180 tokens with long tails."""
+    """A request with lengths as in public chat traces: medians of 160 and 180 tokens, with long tails."""
     prompt = min(max(int(rng.lognormvariate(math.log(160), 1.0)), 4), 2000)
     output = min(max(int(rng.lognormvariate(math.log(180), 0.8)), 4), 1500)
     return request(number, prompt, output, rng)
 
 
 def scheduler_for(running: int, windows: tuple[int, ...], depth: int, drafts: int) -> Scheduler:
-    """With blocks for every sequence at its longest, so that none is preempted."""
+    """A scheduler with enough blocks that no sequence is preempted."""
     blocks = 1 + running * MAX_MODEL_LEN // BLOCK_SIZE
     groups = tuple(KVGroup(blocks, window) for window in windows)
     config = SchedulerConfig(
@@ -89,7 +89,7 @@ def scheduler_for(running: int, windows: tuple[int, ...], depth: int, drafts: in
 
 
 def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int, drafts: int) -> dict[str, float]:
-    """Plan + apply while `running` sequences decode and none comes or goes."""
+    """Times plan + apply while `running` sequences decode and none starts or ends."""
     rng = random.Random(0)
     scheduler = scheduler_for(running, windows, depth, drafts)
     for number in range(running):
@@ -108,7 +108,7 @@ def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int, 
 
 
 def conversations(running: int, steps: int, windows: tuple[int, ...]) -> dict[str, float]:
-    """Waste, and plan + apply, with requests that come and go. The first tenth of the steps warms up."""
+    """Measures waste and plan + apply while requests start and end. The first tenth of the steps is a warm-up."""
     rng = random.Random(1)
     scheduler = scheduler_for(running, windows, 1, 0)
     watch = Stopwatch()

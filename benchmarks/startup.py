@@ -1,4 +1,4 @@
-"""How long `penstock serve` takes from its start to its first 200 at /readyz, with each quantisation in turns.
+"""Measures the time from the start of `penstock serve` to its first 200 at /readyz, for each quantisation in turn.
 
 python benchmarks/startup.py MODEL_DIR --json benchmarks/results/startup.json
 """
@@ -26,7 +26,7 @@ def ready(url: str) -> bool:
 
 
 def start_once(model: str, quantization: str, port: int) -> float:
-    """Seconds until the server is ready; it is stopped again."""
+    """Seconds until the server is ready. Stops the server."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "penstock", "serve", model, "--port", str(port)]
     command += ["--quantization", quantization]
@@ -34,7 +34,7 @@ def start_once(model: str, quantization: str, port: int) -> float:
     try:
         while not ready(f"http://127.0.0.1:{port}/readyz"):
             if server.poll() is not None:
-                raise RuntimeError(f"the server ended with {server.returncode}")
+                raise RuntimeError(f"the server exited with status {server.returncode} before it was ready")
             time.sleep(0.01)
         return time.perf_counter() - began
     finally:
@@ -50,7 +50,7 @@ def main() -> None:
     arguments.add_argument("--port", type=int, default=PORT)
     args = arguments.parse_args()
     seconds: dict[str, list[float]] = {quantization: [] for quantization in args.quantizations.split(",")}
-    start_once(args.model, next(iter(seconds)), args.port)  # not counted: the checkpoint may not be in the page cache
+    start_once(args.model, next(iter(seconds)), args.port)  # a warm-up, as the checkpoint may not be in the page cache
     for _ in range(args.runs):
         for quantization, each in seconds.items():
             each.append(round(start_once(args.model, quantization, args.port), 2))

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Every GPU test and benchmark, in at most 8 minutes, without a network:
+# Runs every GPU test and benchmark in at most 8 minutes, without a network:
 #
-#     scripts/gpu_check.sh [FILE.json]        figures go to benchmarks/results/gpu.json unless a file is named
+#     scripts/gpu_check.sh [FILE.json]        writes the figures to FILE.json; default: benchmarks/results/gpu.json
 #
-# Needs an NVIDIA GPU (made for one H100 or H200), Python 3.11 or later with torch 2.11 or later for CUDA, pytest, and what
-# pyproject.toml names, but for the server's part. PYTHON names the interpreter. Packages that it lacks (often msgspec,
-# pydantic, pydantic-core, annotated-types) are installed from WHEELS, a folder of wheels (default: wheels/ or .whl/ here),
-# into a temporary folder. COMMIT names the commit where the tree has no history.
+# It needs an NVIDIA GPU (it is made for one H100 or H200), Python 3.11 or later with torch 2.11 or later for CUDA, pytest,
+# and the dependencies in pyproject.toml except the server's.
 #
-# The exit status is 1 where a test fails, 2 where there is no GPU, and 3 where a figure could not be had; those that could
-# are written in any case.
+# PYTHON    the interpreter
+# WHEELS    a folder of wheels (default: wheels/ or .whl/ here): missing packages (often msgspec, pydantic, pydantic-core,
+#           annotated-types) are installed from it into a temporary folder
+# COMMIT    the commit to record if the tree has no git history
+#
+# Exit status: 1 if a test fails, 2 if there is no GPU, 3 if a figure is missing. The other figures are written anyway.
 set -u
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
@@ -27,13 +29,13 @@ for folder in "${WHEELS:-}" wheels .whl; do
 done
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 if ! "$python" -c 'import sys, torch; print(torch.__version__, end=" "); sys.exit(not torch.cuda.is_available())'; then
-    echo "no GPU that this torch can use: the kernels' arithmetic is checked without one by: pytest tests/kernels/triton" >&2
+    echo "no GPU that this torch can use. To check the kernels' arithmetic without a GPU: pytest tests/kernels/triton" >&2
     exit 2
 fi
 "$python" -c 'import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability())'
 
-# Kernels against their references, then the fidelity suite; a process to a core, as compiling takes most of the time, with
-# a thread each. What compiles for a GPU without one, and what runs the benchmarks at tiny sizes, tells nothing new here.
+# Kernels against their references, then the fidelity suite: one process with one thread for each core, as compiling takes
+# most of the time. Left out: the test that compiles without a GPU, and the one that runs the benchmarks at tiny sizes.
 workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$(($(nproc) < 16 ? $(nproc) : 16))")
 OMP_NUM_THREADS=1 timeout 140 "$python" -m pytest -q -p no:cacheprovider --continue-on-collection-errors "${workers[@]}" \

@@ -1,4 +1,4 @@
-"""The training text: the CPython standard library's sources, without tests, generated tables and held-out modules."""
+"""Reads the training text: CPython's standard library without tests, generated tables and held-out modules."""
 
 import ast
 import hashlib
@@ -25,7 +25,7 @@ HELD_OUT = (
 _EXCLUDED_DIRS = {"site-packages", "pydoc_data", "ensurepip", "test", "tests", "idle_test"}
 _CODEC_TABLE = re.compile(r"encodings/(cp\d|mac_|iso8859|koi8|kz1048|ptcp154|tis_620|hp_roman8|palmos|aliases)")
 _LONGEST_LINE = 400  # characters; longer lines are data
-_TABLE_SHARE = 0.15  # of the characters in numbers or escapes; above it a file is a table
+_TABLE_SHARE = 0.15  # share of characters in numbers or escapes; a file above it is a table
 _NUMBER_OR_ESCAPE = re.compile(r"\\[xuU][0-9a-fA-F]+|\b0[xX][0-9a-fA-F]+|\d+")
 
 

@@ -1,4 +1,4 @@
-"""The two figures of the model card, measured through transformers: bits per byte, and functions completed."""
+"""Measures the two figures of the model card with transformers: bits per byte, and functions completed."""
 
 import ast
 import itertools
@@ -22,7 +22,7 @@ POSITION_BUCKETS = (0, 128, 512, 1024, 1536, 2048)
 
 @dataclass(frozen=True)
 class Header:
-    """A function to complete: the module's text up to its body, and where its ``def`` stands."""
+    """A function to complete: the module's text up to its body, and the position of its ``def``."""
 
     module: str
     name: str
@@ -47,7 +47,7 @@ def token_losses(model: PreTrainedModel, tokenizer: Tokenizer, text: str) -> tup
     context = model.config.max_position_embeddings
     ids = torch.tensor([tokenizer.token_to_id(END_OF_TEXT), *tokenizer.encode(text).ids])
     losses, positions = [], []
-    scored = 0  # predictions done: prediction i is of ids[i + 1]
+    scored = 0  # predictions so far: prediction i is for ids[i + 1]
     while scored < len(ids) - 1:
         begin = max(0, scored - context // 2)
         end = min(begin + context, len(ids) - 1)
@@ -59,7 +59,7 @@ def token_losses(model: PreTrainedModel, tokenizer: Tokenizer, text: str) -> tup
 
 
 def xz_bits_per_byte(data: bytes) -> float:
-    """Return what ``xz -9e`` gives."""
+    """Return the bits per byte of ``xz -9e``."""
     return 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
 
 
@@ -146,7 +146,7 @@ def end_of_function(completion: str, column: int) -> int | None:
     offset = 0
     for i, line in enumerate(completion.splitlines(keepends=True)):
         stripped = line.lstrip(" \t")
-        # A line that is not finished may be blank so far.
+        # An unfinished line may still be blank.
         if i and stripped.strip() and len(line) - len(stripped) <= column:
             return offset
         offset += len(line)

@@ -1,4 +1,4 @@
-"""Writing a checkpoint as a Hugging Face model folder: bf16 weights, config, tokenizer and licence."""
+"""Writes a checkpoint as a Hugging Face model folder: bf16 weights, config, tokenizer and licence."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from .network import RMS_EPS, ROPE_THETA, SHAPES, Shape
 from .vocabulary import END_OF_TEXT, SPECIAL_TOKENS
 
-# A completer knows code, not conversation: what is asked becomes comments, and what it answered stays code.
+# The model completes code and does not converse: user messages become comments, and its answers stay code.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
     {%- if message['content'] is string -%}
@@ -106,10 +106,10 @@ def export_model(work: Path, kind: str, licence: Path, target: Path) -> None:
         names = [name for name in source.keys() if name.startswith("model.")]  # noqa: SIM118
         weights = {name: source.get_tensor(name).to(torch.bfloat16).contiguous() for name in names}
         counts = json.loads(source.metadata()["counts"])
-    shape = replace(SHAPES[kind], layers=counts["layers"])  # a run that is not over may be at half its depth
+    shape = replace(SHAPES[kind], layers=counts["layers"])  # an unfinished run may still have half of its layers
     parameters = sum(tensor.numel() for tensor in weights.values())
     save_file(weights, str(target / "model.safetensors"), metadata={"format": "pt"})
-    (target / "model.safetensors").chmod(0o644)  # save_file makes it readable by its owner only
+    (target / "model.safetensors").chmod(0o644)  # save_file makes it readable only by its owner
     _write_json(target / "training.json", facts | counts | {"parameters": parameters})
     _write_json(target / "config.json", model_config(shape))
     _write_json(target / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})

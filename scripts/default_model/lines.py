@@ -12,8 +12,8 @@ class Lines:
     """Of each token id: the indentation it leaves a new line at (-1: it begins none), and what its text tells."""
 
     indents: list[int]
-    defines: list[bool]  # it is `def`, or `async`
-    continues: list[bool]  # a line that begins with it belongs to the one before
+    defines: list[bool]  # the token is `def` or `async`
+    continues: list[bool]  # a line that begins with the token continues the line before
     ends_header: list[bool]  # its text ends in a colon
 
     @classmethod

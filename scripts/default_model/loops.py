@@ -15,7 +15,7 @@ from .network import Network
 
 PROMPTS, WRITTEN = (256, 768, 1408), 128  # tokens; loops are more frequent after long prompts
 BATCH_TOKENS = 4096
-GRAM = 6  # so many tokens that were written before are a repetition: a short line
+GRAM = 6  # this many tokens that occurred before are a repetition: a short line
 WEIGHT = 4.0
 
 
@@ -30,7 +30,7 @@ class LoopBreaker:
             for place, indent in lines.headers(document.tolist())
             if place >= max(PROMPTS)
         ]
-        self.share = 0.0  # of the written tokens that repeated, a moving average
+        self.share = 0.0  # moving average of the share of written tokens that repeat
 
     def loss(self, network: Network) -> Tensor:
         """The unlikelihood of repeated tokens, per written token."""

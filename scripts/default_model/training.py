@@ -17,17 +17,17 @@ from .loops import LoopBreaker
 from .network import Network, Shape, doubled, layer_before_growth
 from .optimizer import AdamW, Muon
 
-LONGEST_STEP_S = 30.0  # a longer one was suspended; the rest of it does not count as training
-STEP_TOKENS = 2048  # more do not fit the caches of a CPU, and many small steps learn more in little time
-# Shares of the run's time, from its start. A shallow network learns more in little time; short windows are cheaper, and
-# the last ones teach the far positions.
-GROWTH_AT = 0.65  # the network has half its layers up to here
-ENDINGS_AT = 0.6  # from here on it counts more where a function ends: greedy decoding seldom comes to an end otherwise
+LONGEST_STEP_S = 30.0  # a longer step was suspended; its excess time does not count as training
+STEP_TOKENS = 2048  # more do not fit in a CPU's caches, and many small steps learn faster
+# Shares of the run's time, from its start. A shallow network learns faster at first. Short windows are cheaper; the
+# long ones at the end train the far positions.
+GROWTH_AT = 0.65  # until here the network has half of its layers
+ENDINGS_AT = 0.6  # from here on, the ends of functions count more: without this, greedy decoding seldom ends
 ENDING_WEIGHT = 3.0
-LOOPS_AT = 0.75  # from here on, what the model repeats when it completes functions counts as well,
-LOOPS_EVERY = 4  # at each so manieth step
+LOOPS_AT = 0.75  # from here on, repetitions in the model's own completions count as well,
+LOOPS_EVERY = 4  # in every fourth step
 LENGTHS = ((0.5, 512), (0.85, 1024), (1.01, 2048))
-DECAY_SHARE = 0.45  # of the time, at its end
+DECAY_SHARE = 0.45  # share of the time, at the end of the run
 
 
 @dataclass

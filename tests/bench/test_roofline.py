@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from penstock.bench.roofline import Machine, least_seconds
+from penstock.bench.roofline import MachineRates, least_seconds
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig
 from penstock.families import model_facts, spec_from_config
@@ -30,7 +30,7 @@ ENGINE = EngineConfig(model="", name="")
 def test_the_roofline_of_a_known_model_agrees_with_the_arithmetic_by_hand() -> None:
     """0.44e9 matmul parameters, 1.19 GB a step, 114,688 bytes of KV a token, at 33 GB/s and 1.8 TFLOP/s."""
     facts = model_facts(spec_from_config(QWEN3_06B))
-    machine = Machine(bandwidth=33e9, flops=1.8e12)
+    machine = MachineRates(bandwidth=33e9, flops=1.8e12)
     case = Case(8, 256, 64)
     prefill = 2 * 0.4404e9 * 256 * 8 / 1.8e12
     step = 1.192e9 / 33e9 + 8 * (256 + 31.5) * 114_688 / 33e9
@@ -39,7 +39,7 @@ def test_the_roofline_of_a_known_model_agrees_with_the_arithmetic_by_hand() -> N
 
 def test_arithmetic_bounds_a_large_batch() -> None:
     facts = model_facts(spec_from_config(QWEN3_06B))
-    wide = Machine(bandwidth=1e15, flops=1e12)
+    wide = MachineRates(bandwidth=1e15, flops=1e12)
     seconds = least_seconds(Case(64, 1, 2), facts, ENGINE, wide)
     assert seconds == pytest.approx(2 * (0.4404e9 + 0.596e9) * 64 / 1e12, rel=0.01)
 
@@ -47,7 +47,7 @@ def test_arithmetic_bounds_a_large_batch() -> None:
 def test_quantised_weights_and_cache_are_read_as_they_are_stored() -> None:
     """0.60 GB a step in int8; 0.40 in int4 with its scales, head in int8; a token's cache has a scale per head."""
     facts = model_facts(spec_from_config(QWEN3_06B))
-    narrow = Machine(bandwidth=1e9, flops=1e15)
+    narrow = MachineRates(bandwidth=1e9, flops=1e15)
     for quantization, weights in (("int8", 0.598e9), ("int4", 0.404e9)):
         engine = msgspec.structs.replace(ENGINE, quantization=quantization, kv_cache_dtype="int8")
         kv = 57_344 + 4 * 28 * 2 * 8

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from penstock.bench.timeline import Slo, Timeline, summarise
-from penstock.bench.workload import Case, Span, arrivals, fixed, mixed, parse_cases, percentile
+from penstock.bench.workload import Case, LengthRange, arrivals, fixed, mixed, parse_cases, percentile
 
 
 def test_cases_are_parsed() -> None:
@@ -30,7 +30,7 @@ def test_a_case_is_a_function_of_its_seed() -> None:
 
 
 def test_lengths_and_prefix_of_a_mix() -> None:
-    items = mixed(200, Span(10, 30), Span(5, 5), 500, shared_prefix=64, seed=3)
+    items = mixed(200, LengthRange(10, 30), LengthRange(5, 5), 500, shared_prefix=64, seed=3)
     assert len({item.prompt_ids[:64] for item in items}) == 1
     lengths = [len(item.prompt_ids) - 64 for item in items]
     assert min(lengths) >= 10 and max(lengths) <= 30 and len(set(lengths)) > 10
@@ -40,7 +40,7 @@ def test_lengths_and_prefix_of_a_mix() -> None:
 @pytest.mark.parametrize("text", ["0", "5-4", "a", "1-2-3"])
 def test_a_wrong_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="LOW-HIGH"):
-        Span.parse(text)
+        LengthRange.parse(text)
 
 
 @pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])

@@ -8,12 +8,12 @@ import pytest
 
 from penstock.cli.main import main
 
-Told = Callable[..., subprocess.CompletedProcess[str]]
+RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Told:
-    """told(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended."""
+def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
+    """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])

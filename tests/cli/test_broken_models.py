@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import write_tiny_checkpoint
-from tests.cli.conftest import Told
+from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
 
 
@@ -76,11 +76,11 @@ def names_what_is_wrong(status: int, stderr: str, words: list[str]) -> bool:
     ids=lambda value: getattr(value, "__name__", "").strip("_"),
 )
 def test_the_error_names_what_is_wrong(
-    break_it: Callable[[Path], None], words: list[str], tmp_path: Path, told: Told
+    break_it: Callable[[Path], None], words: list[str], tmp_path: Path, run_command: RunCommand
 ) -> None:
     folder = write_tiny_checkpoint("qwen3", tmp_path / "model")
     break_it(folder)
-    done = told("run", str(folder), *COMMAND)
+    done = run_command("run", str(folder), *COMMAND)
     assert names_what_is_wrong(done.returncode, done.stderr, words), done.stderr
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from msgspec import structs
 
-from penstock.cli import bench, device, prepare
+from penstock.cli import device
 from penstock.cli.prepare import check_runs
 from penstock.config import ConfigError
 from penstock.config.gpu import Gpu, with_gpu
@@ -49,7 +49,7 @@ def test_without_a_gpu_it_says_what_torch_says_and_what_to_do(monkeypatch: pytes
 def test_a_gpu_that_is_too_old_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "detect_gpu", lambda: structs.replace(H200, name="Tesla T4", capability="7.5"))
     assert device.detect_device("auto").device == "cpu"
-    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5, and 8\.0 .* set --device cpu"):
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5 and .* 8\.0 .* set --device cpu"):
         device.detect_device("cuda")
 
 
@@ -101,9 +101,3 @@ def test_each_rank_needs_a_gpu_where_nobody_else_places_it() -> None:
     check_runs(on(H200), one)
     check_runs(on(H200, **tensor), two)
     check_runs(on(H200, **both, distributed_executor="ray"), one)
-
-
-def test_ops_are_timed_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "detect_device", lambda asked: with_gpu(machine(), H200))
-    with pytest.raises(ValueError, match=r"--device is cuda, but this times .* set --device cpu"):
-        bench.step(None, "1", 16, 0, 2, None, None, {})

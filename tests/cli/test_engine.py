@@ -2,20 +2,18 @@
 
 import pytest
 
-from penstock.bench.roofline import Machine
 from penstock.cli.embedded import default_model
 from penstock.messages import EngineError
-from tests.cli.conftest import Told
+from tests.cli.conftest import RunCommand
 
 
 @pytest.mark.parametrize("command", [("run", str(default_model()), "x"), ("bench", "throughput", "--cases", "1x8/8")])
 def test_why_it_does_not_is_one_clear_line(
-    told: Told, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     async def launch(config: object) -> None:
         raise EngineError("the engine met its end")
 
     monkeypatch.setattr("penstock.cli.engine.launch", launch)
-    monkeypatch.setattr("penstock.cli.bench.measure", lambda *_, **__: Machine(1e9, 1e9))
-    done = told(*command)
+    done = run_command(*command)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "penstock: the engine met its end\n")

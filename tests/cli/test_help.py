@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.options import ENGINE, SERVER
 from penstock.config.settings import Settings
-from tests.cli.conftest import Told
+from tests.cli.conftest import RunCommand
 
 HEAVY = ("torch", "transformers", "starlette", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
 
@@ -21,7 +21,7 @@ def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
 def test_help_imports_nothing_heavy() -> None:
     """Of all commands, one after the other in one process."""
     commands = [[], ["serve"], ["run"], ["plan"], ["bench"]]
-    commands += [["bench", one] for one in ("throughput", "latency", "kernels", "step", "serve")]
+    commands += [["bench", one] for one in ("throughput", "latency", "serve")]
     code = (
         "import sys; from penstock.cli.main import app\n"
         f"for command in {commands!r}:\n"
@@ -39,16 +39,16 @@ def test_every_setting_is_a_flag() -> None:
     assert {*ENGINE, *SERVER} - {"config"} == set(Settings.model_fields) - {"model"}
 
 
-def test_without_a_command_there_is_help(told: Told) -> None:
-    done = told()
+def test_without_a_command_there_is_help(run_command: RunCommand) -> None:
+    done = run_command()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == told("--help").stdout
+    assert done.stdout == run_command("--help").stdout
     commands = done.stdout.partition("Commands:")[2]
     assert "serve" in commands and "..." not in commands
 
 
-def test_version(told: Told) -> None:
-    assert told("--version").stdout.startswith("penstock 0.")
+def test_version(run_command: RunCommand) -> None:
+    assert run_command("--version").stdout.startswith("penstock 0.")
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,10 @@ def test_version(told: Told) -> None:
         (("bench", "throughput", "--cases", "1x8/8,1x99999/4"), ("--cases 1x99999/4 takes 100003", "at most 2048")),
         (("bench", "latency", "--cases", "1x50/15", "--max-model-len", "64"), ("--cases 1x50/15 takes 65", "is 64")),
         (("bench", "latency", "--cases", "1x2/2", "--max-model-len", "32"), ("warm-up takes 40", "--max-model-len")),
-        (("bench", "step", "--context", "99999"), ("--context 99999", "at most 2048")),
-        (("bench", "step", "--rows", "1,0"), ("--rows", "1,0")),
-        (("bench", "kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
-        (("bench", "kernels", "--isa", "mmx"), ("--isa", "mmx")),
         (("bench", "serve", "--slo", "speed=1"), ("ttft", "speed=1")),
         (("bench", "serve", "--slo", "ttft=soon"), ("ttft=soon", "in seconds")),
         (("bench", "serve", "--request-rate", "0"), ("--request-rate", "0")),
         (("bench", "serve", "--output-len", "9-3"), ("--output-len", "LOW-HIGH", "9-3")),
-        (("bench", "kernels", "--threads", "9999"), ("--threads 9999", "cores")),
         (("run", "Once upon a time"), ("'Once upon a time'", "before the prompt", "standard input")),
         (("plan", __file__), ("test_help.py is a file", "folder")),
         (("plan", "--json", "no-such-folder/plan.json"), ("--json", "no-such-folder")),
@@ -84,8 +79,10 @@ def test_version(told: Told) -> None:
         (("plan", "--hardware", "8xH1000"), ("--hardware", "8xH1000", "H100")),
     ],
 )
-def test_a_mistake_is_one_clear_line(told: Told, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    done = told(*arguments)
+def test_a_mistake_is_one_clear_line(
+    run_command: RunCommand, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done = run_command(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: ") and done.stderr.count("\n") == 1
     for word in words:

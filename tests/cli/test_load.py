@@ -15,10 +15,10 @@ def test_where_no_server_answers_the_user_is_asked_whether_one_runs() -> None:
         unheard.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
         with pytest.raises(
-            ValueError, match=rf"--url {url} does not list models .*Cannot connect.*: is a server running"
+            ValueError, match=rf"--url {url} does not list its models .*Cannot connect.*: is a server running"
         ):
             online(url, None, None, LOAD, None)
-    with pytest.raises(ValueError, match="--url localhost is no address of a server: write it as http://localhost"):
+    with pytest.raises(ValueError, match="--url localhost is not an address: write --url http://localhost"):
         online("localhost", None, None, LOAD, None)
 
 

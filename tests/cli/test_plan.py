@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Told
+from tests.cli.conftest import RunCommand
 
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"],
@@ -29,10 +29,10 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_a_split_is_planned_on_hardware_that_is_elsewhere(told: Told, model: str, tmp_path: Path) -> None:
+def test_a_split_is_planned_on_hardware_that_is_elsewhere(run_command: RunCommand, model: str, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     flags = ("--hardware", "8xH100", "--link", "100GB/s", "--tensor-parallel-size", "8", "--json", str(out))
-    done = told("plan", model, *flags)
+    done = run_command("plan", model, *flags)
     assert done.returncode == 0, done.stderr
     assert "Splits on 8xH100: 80.00 GiB, 3350 GB/s, link 100 GB/s each" in done.stdout
     plan = json.loads(out.read_text())
@@ -55,11 +55,11 @@ def test_a_split_is_planned_on_hardware_that_is_elsewhere(told: Told, model: str
 
 
 def test_a_gpu_that_is_elsewhere_is_planned_with_fp8_and_what_cuda_takes(
-    told: Told, model: str, tmp_path: Path
+    run_command: RunCommand, model: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "plan.json"
     flags = ("--hardware", "H200", "--quantization", "fp8", "--kv-cache-dtype", "fp8", "--max-model-len", "8192")
-    done = told("plan", model, *flags, "--gpu-memory-utilization", "0.8", "--json", str(out))
+    done = run_command("plan", model, *flags, "--gpu-memory-utilization", "0.8", "--json", str(out))
     assert done.returncode == 0, done.stderr
     plan = json.loads(out.read_text())
     rows = {row["name"]: row["bytes"] for row in plan["memory"]}
@@ -71,29 +71,29 @@ def test_a_gpu_that_is_elsewhere_is_planned_with_fp8_and_what_cuda_takes(
     assert rows["KV cache"] == plan["num_blocks"][0] * 16 * token
 
 
-def test_figures_are_a_cpus_unless_told_otherwise(told: Told, model: str, tmp_path: Path) -> None:
+def test_figures_are_a_cpus_unless_told_otherwise(run_command: RunCommand, model: str, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     flags = ("--hardware", "2x141GB:4.8GB/s:3GB/s", "--tensor-parallel-size", "2", "--json", str(out))
     found = []
     for more in ((), ("--device", "cuda")):
-        done = told("plan", model, *flags, *more)
+        done = run_command("plan", model, *flags, *more)
         assert done.returncode == 0, done.stderr
         found.append(json.loads(out.read_text())["settings"]["device"]["value"])
     assert found == ["cpu", "cuda"]
 
 
-def test_threads_of_the_split_asked_for_do_not_hide_others(told: Told, tmp_path: Path) -> None:
+def test_threads_of_the_split_asked_for_do_not_hide_others(run_command: RunCommand, tmp_path: Path) -> None:
     found = []
     for flags in ((), ("--threads", str(len(os.sched_getaffinity(0))))):
-        done = told("plan", "--json", str(tmp_path / "plan.json"), *flags)
+        done = run_command("plan", "--json", str(tmp_path / "plan.json"), *flags)
         assert done.returncode == 0, done.stderr
         splits = json.loads((tmp_path / "plan.json").read_text())["splits"]
         found.append([(split["tensor_parallel_size"], split["pipeline_parallel_size"]) for split in splits])
     assert found[0] == found[1]
 
 
-def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(told: Told, model: str) -> None:
-    done = told("plan", model, "--hardware", "8xH100")
+def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(run_command: RunCommand, model: str) -> None:
+    done = run_command("plan", model, "--hardware", "8xH100")
     assert done.returncode == 2
     assert "TP=2" in done.stdout and "one rank" not in done.stdout
     assert "the model does not fit" in done.stderr and done.stderr.strip().endswith("or one of the splits above")
@@ -113,6 +113,8 @@ def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(told: Told, m
         (("--hardware", "2xA100", "--quantization", "fp8"), "2xA100 has 8.0; set --quantization int8"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(told: Told, model: str, flags: tuple[str, ...], words: str) -> None:
-    done = told("plan", model, *flags)
+def test_what_cannot_be_planned_is_one_line(
+    run_command: RunCommand, model: str, flags: tuple[str, ...], words: str
+) -> None:
+    done = run_command("plan", model, *flags)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

@@ -7,28 +7,30 @@ import sys
 from pathlib import Path
 
 from penstock.cli.embedded import default_model
-from tests.cli.conftest import Told
+from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
 
 
-def planned(told: Told, path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object]]]:
+def planned(run_command: RunCommand, path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object]]]:
     """The bytes of the embedded model's weights, and the settings."""
-    done = told("plan", "--kv-cache-memory", "64MiB", "--max-model-len", "512", "--json", str(path), *flags)
+    done = run_command("plan", "--kv-cache-memory", "64MiB", "--max-model-len", "512", "--json", str(path), *flags)
     assert done.returncode == 0, done.stderr
     plan = json.loads(path.read_text())
     return next(row["bytes"] for row in plan["memory"] if row["name"] == "weights"), plan["settings"]
 
 
-def test_plan_shows_what_the_weights_take(told: Told, tmp_path: Path) -> None:
-    dense, settings = planned(told, tmp_path / "dense.json")
+def test_plan_shows_what_the_weights_take(run_command: RunCommand, tmp_path: Path) -> None:
+    dense, settings = planned(run_command, tmp_path / "dense.json")
     assert settings["quantization"]["value"] == "none"
     (int8, _), (int4, settings) = (
-        planned(told, tmp_path / "plan.json", "--quantization", name) for name in ("int8", "int4")
+        planned(run_command, tmp_path / "plan.json", "--quantization", name) for name in ("int8", "int4")
     )
     assert 0.5 * dense < int8 < 0.52 * dense and 0.25 * dense < int4 < 0.75 * int8
     assert settings["quantization"] == {"value": "int4", "from": "command line"}
     assert settings["quantization_group"]["value"] == 32
-    assert planned(told, tmp_path / "plan.json", "--quantization", "int4", "--quantization-group", "128")[0] < int4
+    assert (
+        planned(run_command, tmp_path / "plan.json", "--quantization", "int4", "--quantization-group", "128")[0] < int4
+    )
 
 
 def test_a_quantised_model_writes() -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.config import ServerConfig
-from penstock.frontend import Limits, ServedModel, create_app, listen, serve
+from penstock.frontend import RequestLimits, ServedModel, create_app, listen, serve
 from penstock.frontend.access import Access
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
@@ -105,7 +105,7 @@ def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
     def make(
         output: Output = lambda request, choice: [20 + choice],
         *,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         defaults: dict[str, float] | None = None,
         aliases: tuple[str, ...] = (),
         max_model_len: int = 64,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontend import Limits
+from penstock.frontend import RequestLimits
 from tests.frontend.conftest import NAME, Site
 
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
@@ -243,8 +243,8 @@ async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     there = await site.http.post("/v1/embeddings", json={"input": "x"})
     assert there.status_code == 404
     assert there.json()["error"]["message"] == (
-        "there is no /v1/embeddings here; there are /detokenize, /tokenize, /v1/chat/completions, /v1/completions, "
-        "/v1/models"
+        "there is no route /v1/embeddings; the routes are /detokenize, /tokenize, /v1/chat/completions, "
+        "/v1/completions, /v1/models"
     )
     got = await site.http.get("/v1/completions")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
@@ -288,7 +288,7 @@ async def test_a_parameter_that_must_be_there(site: Site, path: str, missing: st
 
 @pytest.mark.parametrize("path", GOOD)
 async def test_a_body_beyond_the_limit(make_site: Callable[..., Site], path: str) -> None:
-    site = make_site(limits=Limits(max_body_bytes=1000))
+    site = make_site(limits=RequestLimits(max_body_bytes=1000))
     error = await refused(site, path, b" " * 1001, 413)
     assert "1000 bytes" in error["message"] and "--max-body-size" in error["message"]
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvloop
 
-from penstock.frontend import AddressInUse, Limits, listen, serve, url_of
+from penstock.frontend import AddressInUse, RequestLimits, listen, serve, url_of
 from penstock.messages import EngineError
 from tests.frontend.conftest import Site, live, parse_events, until
 
@@ -116,7 +116,7 @@ async def test_a_client_that_goes_while_sending(site: Site) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: loc", b"POST /v1/completions HTTP/1.1\r\n"])
 async def test_slow_headers_end_the_connection(make_site: Callable[..., Site], sent: bytes) -> None:
-    site = make_site(limits=Limits(header_timeout=0.2))
+    site = make_site(limits=RequestLimits(header_timeout=0.2))
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(sent)
         with contextlib.suppress(ConnectionError):
@@ -124,7 +124,7 @@ async def test_slow_headers_end_the_connection(make_site: Callable[..., Site], s
 
 
 async def test_a_slow_body_gets_an_answer_and_the_connection_ends(make_site: Callable[..., Site]) -> None:
-    site = make_site(limits=Limits(body_timeout=0.2))
+    site = make_site(limits=RequestLimits(body_timeout=0.2))
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(request("/v1/completions", PROMPT)[:-5])
         answer = await asyncio.wait_for(reader.read(), 10)
@@ -134,7 +134,7 @@ async def test_a_slow_body_gets_an_answer_and_the_connection_ends(make_site: Cal
 
 
 async def test_a_body_that_never_ends_is_cut_off_after_its_refusal(make_site: Callable[..., Site]) -> None:
-    site = make_site(limits=Limits(max_body_bytes=1000, header_timeout=0.2, body_timeout=0.2))
+    site = make_site(limits=RequestLimits(max_body_bytes=1000, header_timeout=0.2, body_timeout=0.2))
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
@@ -145,7 +145,7 @@ async def test_a_body_that_never_ends_is_cut_off_after_its_refusal(make_site: Ca
 
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx-long: ", b"GET /health?", b"GET /health HTTP/1.1\r\n"])
 async def test_headers_beyond_the_limit(make_site: Callable[..., Site], start: bytes) -> None:
-    site = make_site(limits=Limits(max_header_bytes=1000))
+    site = make_site(limits=RequestLimits(max_header_bytes=1000))
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(start + b"y" * 600)
         await asyncio.sleep(0.05)
@@ -170,7 +170,7 @@ async def test_garbage_is_refused(site: Site) -> None:
 
 
 async def test_pipelined_requests_outlast_the_timeouts_of_receiving(make_site: Callable[..., Site]) -> None:
-    site = make_site(limits=Limits(header_timeout=0.1, body_timeout=0.1))
+    site = make_site(limits=RequestLimits(header_timeout=0.1, body_timeout=0.1))
     site.engine.gate = asyncio.Event()
     async with live(site) as port, connection(port) as (reader, writer):
         writer.write(request("/v1/completions", PROMPT) + request("/v1/completions", PROMPT)[:-5])
@@ -181,7 +181,7 @@ async def test_pipelined_requests_outlast_the_timeouts_of_receiving(make_site: C
 
 
 async def test_a_client_that_does_not_read_is_cut_off(make_site: Callable[..., Site]) -> None:
-    site = make_site(limits=Limits(write_timeout=0.2), max_model_len=2_000_000)
+    site = make_site(limits=RequestLimits(write_timeout=0.2), max_model_len=2_000_000)
     async with live(site) as port, connection(port) as (_, writer):
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -6,9 +6,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from penstock.messages import EngineInfo, EngineStats, RequestTiming
+from penstock.observe.histogram import Histogram
 from penstock.observe.metrics import Metrics
-from penstock.observe.model import ModelMetrics
-from penstock.observe.series import Histogram
+from penstock.observe.model_metrics import ModelMetrics
 
 INFO = EngineInfo(
     model="m",

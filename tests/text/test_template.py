@@ -239,7 +239,9 @@ def test_other_templates_get_parts_joined_by_line_breaks() -> None:
 
 def test_content_that_is_not_text_is_refused() -> None:
     image = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/cat.png"}}]
-    with pytest.raises(ChatTemplateError, match="reads text only, but a content part is of type 'image_url'"):
+    with pytest.raises(
+        ChatTemplateError, match="a content part is of type 'image_url', but this model reads only text"
+    ):
         ChatTemplate(INSTRUCT, SPECIAL).render([{"role": "user", "content": image}])
 
 
@@ -248,13 +250,13 @@ def test_content_that_is_not_text_is_refused() -> None:
     [
         ([], {}, "no messages"),
         (["hello"], {}, "a message is an object"),
-        ([{"role": "user", "content": object()}], {}, "JSON values, but got a object"),
+        ([{"role": "user", "content": object()}], {}, "a value of type object; pass JSON values"),
         ([{"role": "user"}], {}, "fails|refuses"),
         ([{"role": "user", "content": "a"}], {"continue_final_message": True}, "exclude each other"),
         (
             [{"role": "user"}],
             {"continue_final_message": True, "add_generation_prompt": False},
-            "needs a last message with content",
+            "needs content in the last message",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""Benchmarks a user runs: `penstock bench throughput | latency | serve`. Every figure stands beside its roofline."""
+"""The benchmarks behind `penstock bench throughput | latency | serve`."""

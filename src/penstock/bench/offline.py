@@ -1,4 +1,4 @@
-"""Throughput and latency of an engine without a server: requests go straight to an EngineClient."""
+"""Measures throughput and latency of an engine without a server: requests go straight to an EngineClient."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.roofline import Machine, between
+from penstock.bench.roofline import MachineRates, average
 from penstock.bench.timeline import Timeline, summarise
 from penstock.bench.workload import Case, Item, fixed
 from penstock.engine.processors import off
@@ -16,7 +16,7 @@ WARM_UP = Case(1, 32, 8)
 
 
 async def run_item(client: EngineClient, item: Item, name: str, start: float) -> Timeline:
-    """Send one request at its arrival time and note when its tokens come."""
+    """Sends one request at its arrival time, and records when its tokens arrive."""
     await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
     line = Timeline(time.perf_counter())
     sampling = SamplingParams(seed=0, max_tokens=item.output_len, temperature=0.0, ignore_eos=True)
@@ -28,27 +28,27 @@ async def run_item(client: EngineClient, item: Item, name: str, start: float) ->
 
 
 async def run_items(client: EngineClient, items: Sequence[Item], name: str) -> tuple[list[Timeline], float]:
-    """Every item's timeline, and the seconds from the first request to the last token."""
+    """Returns every item's timeline, and the seconds from the first request to the last token."""
     start = time.perf_counter()
     lines = await asyncio.gather(*(run_item(client, item, f"{name}-{i}", start) for i, item in enumerate(items)))
     return list(lines), time.perf_counter() - start
 
 
 def host_us_per_step(before: EngineStats, after: EngineStats) -> float:
-    """Microseconds a step spends outside the model's forward and the sampler."""
+    """Microseconds that a step spends outside the model's forward and the sampler."""
     steps = after.steps - before.steps
     kernels = after.forward_seconds - before.forward_seconds + after.sample_seconds - before.sample_seconds
     return (after.step_seconds - before.step_seconds - kernels) / max(1, steps) * 1e6
 
 
 async def settled(client: EngineClient) -> EngineStats:
-    """The stats after the last step, which an IPC client hears of with that step's deltas."""
+    """The stats after the last step. A client receives them with that step's deltas."""
     await asyncio.sleep(0.05)
     return client.stats()
 
 
 def peak_memory(pid: int) -> int | None:
-    """The most resident memory a process has had, in bytes; None where /proc does not tell."""
+    """The peak resident memory of a process in bytes; None if /proc does not have it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -57,7 +57,7 @@ def peak_memory(pid: int) -> int | None:
 
 
 async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any]:
-    """One run of a case, after which no prefix of it is left in the cache."""
+    """Runs a case once, with an empty prefix cache. Returns its figures."""
     await client.control("reset_prefix_cache")
     before = await settled(client)
     lines, elapsed = await run_items(client, fixed(case, client.info.vocab_size, seed), f"{case}-{seed}")
@@ -74,12 +74,12 @@ async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any
 
 
 async def run_cases(
-    client: EngineClient, cases: Sequence[Case], runs: int, probe: Callable[[], Machine] | None = None
+    client: EngineClient, cases: Sequence[Case], runs: int, probe: Callable[[], MachineRates] | None = None
 ) -> list[dict[str, Any]]:
-    """The median run, by output tokens a second, of each case, with the engine's peak memory over all of them.
+    """Returns each case's median run by output tokens per second, with the engine's peak memory over all runs.
 
-    The cases take turns, so that drift hits all alike. With `probe` each has its "machine": as it was just before and
-    just after, on average.
+    The cases run in turn, so that drift of the machine hits all of them. With `probe`, each row has its "machine": the
+    mean of the rates measured just before and just after the run.
     """
     await run_items(client, fixed(WARM_UP, client.info.vocab_size), "warm-up")
     results: dict[str, list[dict[str, Any]]] = {str(case): [] for case in cases}
@@ -90,7 +90,7 @@ async def run_cases(
                 row = await run_case(client, case, run)
             if probe is not None and before is not None:
                 after = probe()
-                row["machine"], before = between(before, after), after
+                row["machine"], before = average(before, after), after
             results[str(case)].append(row)
     medians = []
     for rows in results.values():

@@ -1,4 +1,4 @@
-"""Load on a running server, over HTTP: the numbers its users see. Works against any server with /v1/completions."""
+"""Loads a running server over HTTP and measures what its users see. Any server with /v1/completions will do."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from penstock.bench.workload import Item
 
 
 async def first_model(url: str, api_key: str | None) -> str:
-    """The id of the first model the server lists."""
+    """The id of the first model that the server lists."""
     async with aiohttp.ClientSession(headers=_headers(api_key)) as session, session.get(f"{url}/v1/models") as answer:
         answer.raise_for_status()
         return str((await answer.json())["data"][0]["id"])
@@ -23,7 +23,7 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 
 async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item: Item, start: float) -> Timeline:
-    """One streamed completion of token ids. Usage in the last chunk says how many tokens there were."""
+    """Streams one item's completion and records its chunks. The usage in the last chunk has the token count."""
     await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
     line = Timeline(time.perf_counter())
     body = {
@@ -53,7 +53,7 @@ async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item
                     tokens = chunk["usage"]["completion_tokens"]
     except (aiohttp.ClientError, TimeoutError) as error:
         line.error = repr(error)
-    if line.stamps and tokens > len(line.stamps):  # text held back, or several tokens in a chunk
+    if line.stamps and tokens > len(line.stamps):  # the server held text back, or sent several tokens in a chunk
         time_last, count = line.stamps[-1]
         line.stamps[-1] = (time_last, count + tokens - len(line.stamps))
     return line
@@ -62,7 +62,7 @@ async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item
 async def run_load(
     url: str, model: str, items: Sequence[Item], *, concurrency: int | None = None, api_key: str | None = None
 ) -> tuple[list[Timeline], float]:
-    """Every item's timeline and the seconds it all took; at most `concurrency` requests open at once."""
+    """Sends all items, at most `concurrency` at once. Returns their timelines and the seconds that all of them took."""
     gate = asyncio.Semaphore(concurrency or len(items))
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=3600)

@@ -1,4 +1,4 @@
-"""What the machine allows: measured bandwidth and arithmetic, and the least time a case can take with them."""
+"""Measures the machine's bandwidth and arithmetic, and computes the least time of a case with them."""
 
 import time
 from collections.abc import Callable
@@ -12,24 +12,29 @@ from penstock.config.weights import Scheme, cpu_schemes, matmul_bytes
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.team import ThreadTeam
 
-SIDE = 1024  # of the matrices that are multiplied
+SIDE = 1024  # of the square matrices that are multiplied
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineRates(msgspec.Struct, frozen=True):
+    """What a machine reached."""
+
     bandwidth: float  # bytes read per second, all threads
-    flops: float  # multiply-adds counted twice, per second: the best product there is for the weights, see Probe
-    gemm_flops: float = 0.0  # the best of torch's alone; 0: was not measured
+    flops: float  # multiply-adds counted twice, per second: the best product for the weights, see MachineProbe
+    gemm_flops: float = 0.0  # the best of torch's products alone; 0: not measured
 
 
-def between(before: Machine, after: Machine) -> Machine:
-    """What a machine allowed that was measured before and after, on average."""
+def average(before: MachineRates, after: MachineRates) -> MachineRates:
+    """The mean of two measurements."""
     pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True)
-    return Machine(*((first + last) / 2 for first, last in pairs))
+    return MachineRates(*((first + last) / 2 for first, last in pairs))
 
 
-class Probe:
-    """Measures the machine when it is called, with all threads: reads of 512 MB, and products of matrices of 1024³ by
-    torch in `dtype` and in float32, and by the native kernels in the integers that they make of the weights, if any."""
+class MachineProbe:
+    """Measures the machine each time it is called, with all threads.
+
+    It reads 512 MB, and multiplies matrices of 1024 x 1024: by torch in `dtype` and float32, and by the native kernels
+    in the integer type that they use for the weights, if any.
+    """
 
     def __init__(self, dtype: str, threads: int = 0, quantization: str = "none") -> None:
         import torch
@@ -47,36 +52,36 @@ class Probe:
             from penstock.kernels.native.packing import pack
             from penstock.kernels.native.session import Session
 
-            # A team of its own, as the process's is pinned: engines started from here would inherit one processor.
+            # A separate team of threads: the process's own team is pinned, and engines started here would inherit that.
             linear = NativeLinear(Session(ThreadTeam(instruction_sets()[0], torch.get_num_threads())))
             weight, x = pack(torch.rand(SIDE, SIDE), None, scheme), left.float()
             self._native = lambda: linear(x, weight)
 
-    def __call__(self, seconds: float = 0.5) -> Machine:
-        """The best rates seen, each over so many seconds of repetition."""
+    def __call__(self, seconds: float = 0.5) -> MachineRates:
+        """The best rates, each over `seconds` of repetition."""
         bandwidth = _rate(self._data.numel() * 8, self._data.sum, seconds)
         rates = [_rate(2.0 * SIDE**3, gemm, seconds) for gemm in self._gemms]
         best = max(rates)
-        # What is slower by far, as torch's bf16 without AVX512, will never be the best.
+        # Drop products that are far slower, such as torch's bf16 without AVX512.
         self._gemms = [gemm for gemm, rate in zip(self._gemms, rates, strict=True) if 2 * rate > best]
         native = 0.0 if self._native is None else _rate(2.0 * SIDE**3, self._native, seconds)
-        return Machine(bandwidth, max(best, native), best)
+        return MachineRates(bandwidth, max(best, native), best)
 
 
-def measure(dtype: str, threads: int = 0, quantization: str = "none") -> Machine:
-    """One measurement: about two seconds."""
-    return Probe(dtype, threads, quantization)()
+def measure(dtype: str, threads: int = 0, quantization: str = "none") -> MachineRates:
+    """Measures the machine once, in about two seconds."""
+    return MachineProbe(dtype, threads, quantization)()
 
 
 def _integers(dtype: str, quantization: str) -> Scheme | None:
-    """As which the native kernels multiply a layer's matrices; int4 is bytes in registers."""
+    """The integer type in which the native kernels multiply a layer's matrices, if any. int4 becomes int8."""
     found = instruction_sets()
     scheme = cpu_schemes(dtype, quantization, found[0])[0] if found else "f32"
     return None if scheme in ("f32", "bf16") else "int16" if scheme == "int16" else "int8"
 
 
 def _rate(work: float, run: Callable[[], object], seconds: float) -> float:
-    """The best rate seen over `seconds` of repetition, after one run to warm up."""
+    """The best rate over `seconds` of repetition, after a warm-up run."""
     run()
     best, end = 0.0, time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
@@ -85,11 +90,11 @@ def _rate(work: float, run: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: Machine) -> float:
-    """Prefill of every prompt, then output_len - 1 decode steps of the whole batch, each at the roofline.
+def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: MachineRates) -> float:
+    """The least seconds of a case: prefill of all prompts, then output_len - 1 decode steps of the whole batch.
 
-    prefill = 2 P IN N / F with P the layers' matrices, of experts those a token goes through; a decode step reads every
-    weight that it needs once as it is stored, the head included, and the KV cache of every request:
+    Prefill takes 2 P IN N / F, with P the parameters of the layers' matrices (only the experts that a token uses). A
+    decode step reads the weights that it needs once, the head included, and the KV cache of every request:
     max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
     """
     layers = sum(m.count * m.experts * m.share * m.rows * m.columns for m in facts.matrices if not m.vocabulary)

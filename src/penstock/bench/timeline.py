@@ -1,4 +1,4 @@
-"""When the tokens of each request came, and what follows from that."""
+"""Records when the tokens of each request arrive, and computes rates and percentiles."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from penstock.bench.workload import percentile
 
 @dataclass
 class Timeline:
-    """One request's times, in seconds on one clock. `stamps` holds (time, number of tokens) of each piece received."""
+    """The times of one request, in seconds. `stamps` holds (time, number of tokens) for each chunk received."""
 
     sent: float
     stamps: list[tuple[float, int]] = field(default_factory=list)
@@ -36,14 +36,14 @@ class Timeline:
 
     @property
     def itls(self) -> list[float]:
-        """Gaps between pieces: what a reader sees."""
+        """Seconds between chunks, as a reader sees them."""
         times = [time for time, _ in self.stamps]
         return [later - earlier for earlier, later in pairwise(times)]
 
 
 @dataclass(frozen=True)
 class Slo:
-    """A service level: a request is good when each given limit, in seconds, holds."""
+    """A service level objective: a request is good if it meets every limit that is set, in seconds."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -51,16 +51,19 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """ "ttft=0.5,tpot=0.05", in seconds. ValueError for another key, or no number."""
+        """Parses a text such as "ttft=0.5,tpot=0.05", in seconds. ValueError for another key, or for no number."""
         limits: dict[str, float] = {}
         for part in filter(None, (piece.strip() for piece in text.split(","))):
             match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)", part)
             if match is None:
-                raise ValueError(f"an SLO names ttft, tpot or e2e in seconds, such as ttft=0.5,tpot=0.05; not {part!r}")
+                raise ValueError(
+                    f"--slo: {part!r} is not a limit; name ttft, tpot or e2e in seconds, such as ttft=0.5,tpot=0.05"
+                )
             limits[match[1]] = float(match[2])
         return cls(**limits)
 
     def met(self, line: Timeline) -> bool:
+        """True if the request meets every limit."""
         pairs = ((self.ttft, line.ttft), (self.tpot, line.tpot), (self.e2e, line.e2e))
         return all(limit is None or value <= limit for limit, value in pairs)
 

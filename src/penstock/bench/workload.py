@@ -1,4 +1,4 @@
-"""What a benchmark asks for: lengths, prompts and arrival times, all a function of a seed."""
+"""The requests of a benchmark: lengths, prompts and arrival times. All are functions of a seed."""
 
 import math
 import random
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """`count` requests of `prompt_len` random tokens, `output_len` output tokens each, end of sequence ignored."""
+    """`count` requests with `prompt_len` random tokens each, and exactly `output_len` output tokens each."""
 
     count: int
     prompt_len: int
@@ -29,18 +29,18 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Lengths drawn uniformly from low to high, both included."""
+class LengthRange:
+    """Lengths that are drawn uniformly from low to high, both included."""
 
     low: int
     high: int
 
     @classmethod
-    def parse(cls, text: str) -> "Span":
-        """ "256" or "100-400". ValueError otherwise."""
+    def parse(cls, text: str) -> "LengthRange":
+        """Parses "256" or "100-400". ValueError for another text."""
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
         if match is None or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"a length is N or LOW-HIGH with 1 <= LOW <= HIGH, not {text!r}")
+            raise ValueError(f"{text!r} is not a length; write N or LOW-HIGH with 1 <= LOW <= HIGH")
         return cls(int(match[1]), int(match[2] or match[1]))
 
     def draw(self, source: random.Random) -> int:
@@ -48,32 +48,32 @@ class Span:
 
 
 def parse_cases(text: str) -> list[Case]:
-    """ "1x256/64,8x256/64" as cases. ValueError names the one that is not NxIN/OUT."""
+    """Parses cases such as "1x256/64,8x256/64". ValueError names the one that is not NxIN/OUT."""
     cases = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)x(\d+)/(\d+)", part.strip())
         if match is None or 0 in (numbers := [int(group) for group in match.groups()]):
-            raise ValueError(f"a case is NxIN/OUT with positive numbers, such as 8x256/64, not {part!r}")
+            raise ValueError(f"--cases: {part!r} is not a case; write NxIN/OUT with positive numbers, such as 8x256/64")
         cases.append(Case(*numbers))
     return cases
 
 
 def random_prompt(length: int, vocab_size: int, source: random.Random) -> tuple[int, ...]:
-    """Random ids; the first few of a vocabulary are left out, as special tokens tend to lie there."""
+    """Random token ids. The first ten of a vocabulary are left out, as they are often special tokens."""
     low = min(10, vocab_size - 1)
     return tuple(source.randint(low, vocab_size - 1) for _ in range(length))
 
 
 def fixed(case: Case, vocab_size: int, seed: int = 0) -> list[Item]:
-    """The items of a case, all arriving at once."""
+    """The items of a case. All arrive at once."""
     source = random.Random(f"{seed}/{case}")
     return [Item(random_prompt(case.prompt_len, vocab_size, source), case.output_len) for _ in range(case.count)]
 
 
 def arrivals(count: int, rate: float | None, burstiness: float, source: random.Random) -> list[float]:
-    """Arrival times at `rate` a second, with gamma-distributed gaps of shape `burstiness` (1: Poisson; less: burstier).
+    """Arrival times at `rate` per second. Gaps have a gamma distribution of shape `burstiness` (1: Poisson).
 
-    With no rate everything arrives at once.
+    Without a rate, all arrive at once.
     """
     if rate is None:
         return [0.0] * count
@@ -86,8 +86,8 @@ def arrivals(count: int, rate: float | None, burstiness: float, source: random.R
 
 def mixed(
     count: int,
-    prompt: Span,
-    output: Span,
+    prompt: LengthRange,
+    output: LengthRange,
     vocab_size: int,
     *,
     shared_prefix: int = 0,
@@ -95,7 +95,7 @@ def mixed(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> list[Item]:
-    """Requests of random lengths that share their first `shared_prefix` tokens (which come on top of `prompt`)."""
+    """Requests of random lengths. All begin with the same `shared_prefix` tokens, which `prompt` does not count."""
     source = random.Random(seed)
     prefix = random_prompt(shared_prefix, vocab_size, source)
     times = arrivals(count, rate, burstiness, source)
@@ -106,7 +106,7 @@ def mixed(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile; nan of nothing."""
+    """The nearest-rank percentile; nan if there are no values."""
     if not values:
         return float("nan")
     ordered = sorted(values)

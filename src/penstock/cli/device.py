@@ -1,14 +1,14 @@
-"""Which device a command computes on: what was asked for, and what this machine has."""
+"""Chooses the device of a command from --device and what this machine has."""
 
 from penstock.config import ConfigError, Hardware, detect_hardware
 from penstock.config.gpu import detect_gpu, no_gpu, torch_has_cuda, with_gpu
 
 
 def detect_device(asked: str | None) -> Hardware:
-    """This machine as settings are resolved for: with "cuda" its GPU, with "cpu" its processor, with "auto" or None a
-    GPU where there is one that our kernels are made for, and torch was built for CUDA.
+    """The hardware that settings are resolved for.
 
-    Raises ConfigError where a GPU was asked for and there is none, with what torch says, or it is too old.
+    "cuda" gives the GPU, "cpu" the processor. "auto" and None give a GPU if the kernels support it and torch was built
+    for CUDA, else the processor. Raises ConfigError if "cuda" finds no GPU or one that is too old.
     """
     here = detect_hardware()
     if asked == "cpu":
@@ -18,8 +18,8 @@ def detect_device(asked: str | None) -> Hardware:
         return with_gpu(here, gpu)
     if asked == "cuda" and gpu is not None:
         raise ConfigError(
-            f"--device is cuda, but {gpu.name} has compute capability {gpu.capability}, and 8.0 (A100, L4, H100) "
-            "is the least; set --device cpu, or choose another GPU by CUDA_VISIBLE_DEVICES"
+            f"--device is cuda, but {gpu.name} has compute capability {gpu.capability} and the kernels need "
+            "8.0 (A100, L4, H100) or higher; set --device cpu, or choose another GPU by CUDA_VISIBLE_DEVICES"
         )
     if asked == "cuda":
         raise ConfigError(no_gpu(_torch_says()))
@@ -27,11 +27,11 @@ def detect_device(asked: str | None) -> Hardware:
 
 
 def _torch_says() -> Exception:
-    """Why there is no GPU. Imports torch, which takes seconds: only where all has failed anyway."""
+    """Torch's error about the missing GPU. Imports torch, which takes seconds, so call it only for an error message."""
     import torch
 
     try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
         return error
     return RuntimeError(f"torch {torch.__version__} starts CUDA, but the driver names no device")

@@ -6,5 +6,5 @@ import penstock
 
 
 def default_model() -> Path:
-    """The folder of the embedded model, which is served where none is named."""
+    """The folder of the embedded model, which commands use if none is named."""
     return Path(penstock.__file__).parent / "assets" / "python-8m"

@@ -1,4 +1,4 @@
-"""The engine of a command that ends with it."""
+"""Starts an engine for the duration of a command."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -11,8 +11,10 @@ from penstock.messages import EngineClient
 
 @asynccontextmanager
 async def own_engine(config: EngineConfig) -> AsyncIterator[EngineClient]:
-    """A client of a new engine, which is closed in the end. Raises EngineError where it fails: that is told once, by
-    whoever catches it, and not by a log as well."""
+    """Yields a client of a new engine, which is closed at the end. Raises EngineError if the engine fails.
+
+    The command prints that error, so the engine's own log of it is off.
+    """
     logging.getLogger("penstock.engine").addHandler(logging.NullHandler())
     client = await launch(config)
     try:

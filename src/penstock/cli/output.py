@@ -1,31 +1,64 @@
-"""What a command writes into a file that the user names."""
+"""Tables on the terminal, and files that the user names."""
 
+import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+TEXTS = ("case", "op", "shape")  # columns that hold text; the others hold numbers
+SHARES = ("roofline_fraction", "share")
 
 
 def check_file(flag: str, path: str | None) -> None:
-    """Before the work whose result is to be written. ValueError where it could not be."""
+    """Raises ValueError if `path` cannot be written. Call it before the work whose result goes there."""
     if path is None:
         return
     file = Path(path)
     if file.is_dir():
-        raise _refused(flag, path, "it is a folder")
+        raise _unwritable(flag, path, "it is a folder")
     if not file.parent.is_dir():
-        raise _refused(flag, path, f"there is no folder {file.parent}")
+        raise _unwritable(flag, path, f"there is no folder {file.parent}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _refused(flag, path, "writing is not allowed there")
+        raise _unwritable(flag, path, "permission denied")
 
 
 def write_file(flag: str, path: str | None, text: str) -> None:
-    """Nothing where no path is given. ValueError where it cannot be written."""
+    """Writes `text` to `path`; does nothing if `path` is None. Raises ValueError if the write fails."""
     if path is None:
         return
     try:
         Path(path).write_text(text)
     except OSError as error:
-        raise _refused(flag, path, str(error.strerror).lower()) from None
+        raise _unwritable(flag, path, str(error.strerror).lower()) from None
 
 
-def _refused(flag: str, path: str, why: str) -> ValueError:
-    return ValueError(f"{flag} {path} cannot be written: {why}; name a file elsewhere")
+def write_json(path: str | None, figures: Any) -> None:
+    """Writes the figures to the file that --json names."""
+    write_file("--json", path, json.dumps(figures, indent=2) + "\n")
+
+
+def show_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints rows as a table. A column is its heading and the key of its values in a row."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading, _ in columns:
+        table.add_column(heading, justify="left" if heading in TEXTS else "right", no_wrap=heading in TEXTS)
+    for row in rows:
+        table.add_row(*(cell(key, row.get(key)) for _, key in columns))
+    Console().print(table)
+
+
+def cell(key: str, value: Any) -> str:
+    """A figure as text: '–' for none, '12.3%' for a share, '1,234' for a number."""
+    if value is None:
+        return "–"
+    if key in SHARES:
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)
+
+
+def _unwritable(flag: str, path: str, why: str) -> ValueError:
+    return ValueError(f"{flag} {path} cannot be written: {why}; name another file")

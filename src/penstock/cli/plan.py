@@ -1,5 +1,7 @@
-"""`penstock plan`: what a model would need, how it can be divided, and where every setting comes from. Loads no weights
-and no torch."""
+"""`penstock plan`: shows a model's memory, its possible splits, and the source of every setting.
+
+It loads neither weights nor torch.
+"""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from rich.table import Table
 from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file, write_file
-from penstock.cli.prepare import Found, find, memory_table
+from penstock.cli.prepare import FoundModel, find_model, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.devices import Devices, parse_devices, this_machine, with_link
@@ -24,12 +26,12 @@ from penstock.families.traffic import step_traffic
 
 @dataclass(frozen=True)
 class PlannedSplit:
-    """A split that fits, and what steps of it cost."""
+    """A split that fits in memory, and the cost of its steps."""
 
     resolved: Resolved
     decode: StepCost  # a step of one sequence
     prefill: StepCost  # a step of max_num_batched_tokens tokens of prompts
-    asked: bool
+    asked: bool  # the split that the settings ask for
 
     @property
     def split(self) -> Split:
@@ -38,7 +40,7 @@ class PlannedSplit:
 
 def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
     check_file("--json", json_file)
-    found = find(model, flags, weights=False)
+    found = find_model(model, flags, weights=False)
     machine, devices = _devices(found, hardware, link)
     console, facts = Console(), model_facts(found.spec)
     try:
@@ -52,7 +54,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
     if not devices.shared and len(resolved.ranks) > devices.count:
         raise ValueError(
             f"{resolved.engine.split} takes {len(resolved.ranks)} ranks, but {devices.name} has {devices.count}: set "
-            "--hardware with more, or fewer ranks"
+            "--hardware with more devices, or fewer ranks"
         )
     console.print(
         f"{resolved.engine.name}: {facts.family}, {facts.num_parameters / 1e6:,.1f} M parameters, "
@@ -73,9 +75,11 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
 
 
-def _devices(found: Found, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
-    """What the model is planned for, also as settings are resolved for it: figures of hardware are a CPU's unless
-    --device is cuda."""
+def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
+    """The hardware to plan for, as settings and as the cost of splits need it.
+
+    Figures in --hardware are a CPU's unless --device is cuda.
+    """
     asked = found.given.settings.device
     if hardware is None:
         here = detect_device(asked)
@@ -87,8 +91,8 @@ def _devices(found: Found, hardware: str | None, link: str | None) -> tuple[Hard
     return devices.machine(here), devices
 
 
-def _splits(found: Found, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
-    """Those that fit, of every possible one and the one asked for."""
+def _splits(found: FoundModel, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
+    """The splits that fit in memory, of all possible ones and the one asked for."""
     settings = found.given.settings
     group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
     splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))
@@ -100,7 +104,7 @@ def _splits(found: Found, machine: Hardware, devices: Devices, asked: Resolved |
             resolved = asked
         else:
             try:
-                # The threads given are for the split given.
+                # --threads is meant for the split asked for.
                 resolved = found.changed("another split", **_settings_of(split), threads=None).resolve(machine)
             except DoesNotFit:
                 continue
@@ -122,7 +126,7 @@ def _settings_of(split: Split) -> dict[str, object]:
 
 
 def _show_splits(console: Console, splits: list[PlannedSplit], devices: Devices) -> None:
-    """What each takes, and what it costs: two tables, as one would not fit a terminal's width."""
+    """Prints the memory and the steps of each split, in two tables so that they fit a terminal."""
     title = f"Splits on {devices}{', speeds assumed' if devices.shared else ''}"
     memory = _table(title, "weights", "KV cache", "KV tokens", "free")
     steps = _table("Their steps", "decode:\nmoved", "memory", "link", "prefill:\nmoved", "memory", "link")
@@ -135,10 +139,10 @@ def _show_splits(console: Console, splits: list[PlannedSplit], devices: Devices)
         for cost, tokens in ((planned.decode, 1), (planned.prefill, engine.max_num_batched_tokens)):
             figures += [format_bytes(cost.moved // tokens), *map(_duration, _seconds(cost, devices))]
         steps.add_row(name, *figures)
-    memory.caption = "Of the rank with the least to spare. *: as asked."
+    memory.caption = "For the rank with the least to spare. *: the split asked for."
     steps.caption = (
-        "Moved: what all ranks hand to each other for a token. Memory and link: the least time that reading weights "
-        "and passing links take, in a step of one sequence that decodes, and of max_num_batched_tokens of prompts."
+        "Moved: bytes that the ranks exchange for one token. Memory, link: the least time for reading the weights and "
+        "for the exchange. Decode: a step of one sequence. Prefill: a step of max_num_batched_tokens prompt tokens."
     )
     console.print(memory)
     console.print(steps)
@@ -153,12 +157,12 @@ def _table(title: str, *figures: str) -> Table:
 
 
 def _seconds(cost: StepCost, devices: Devices) -> tuple[float, float]:
-    """That memory and links take at least."""
+    """The least seconds that memory and links take."""
     return cost.read / devices.bandwidth, cost.linked / devices.link
 
 
 def _duration(seconds: float) -> str:
-    """'20.7 ms', '6.43 µs', '0'."""
+    """A duration such as '20.7 ms', '6.43 µs' or '0'."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -169,7 +173,7 @@ def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def _as_json(found: Found, resolved: Resolved, splits: list[PlannedSplit], devices: Devices) -> dict[str, Any]:
+def _as_json(found: FoundModel, resolved: Resolved, splits: list[PlannedSplit], devices: Devices) -> dict[str, Any]:
     return {
         "model": msgspec.to_builtins(model_facts(found.spec)),
         "hardware": msgspec.to_builtins(devices),
@@ -180,7 +184,7 @@ def _as_json(found: Found, resolved: Resolved, splits: list[PlannedSplit], devic
     }
 
 
-def _split_json(found: Found, planned: PlannedSplit, devices: Devices) -> dict[str, Any]:
+def _split_json(found: FoundModel, planned: PlannedSplit, devices: Devices) -> dict[str, Any]:
     engine = planned.resolved.engine
     costs = {"decode": (planned.decode, (1, 1)), "prefill": (planned.prefill, (engine.max_num_batched_tokens, 0))}
     steps = {}

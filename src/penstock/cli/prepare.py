@@ -1,4 +1,4 @@
-"""From what the user typed to a complete configuration: find the model, read what it is, resolve every setting."""
+"""Turns the command line into a complete configuration: finds the model, reads its config, resolves every setting."""
 
 import os
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A model's folder, what it is, and the settings it will run with."""
+class PreparedModel:
+    """A model's folder and config, and the settings that it will run with."""
 
     folder: Path
     spec: ModelSpec
@@ -30,29 +30,32 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model's folder, what it is, whole and divided, and what was said about how to run it."""
+class FoundModel:
+    """A model's folder and config, and the settings that the user gave.
+
+    `divide` gives the facts of each rank for a split.
+    """
 
     folder: Path
     spec: ModelSpec
     divide: Divide
     given: Given
 
-    def changed(self, source: str, **changes: object) -> "Found":
-        """The same with other settings, which `source` has said."""
+    def changed(self, source: str, **changes: object) -> "FoundModel":
+        """A copy with other settings. `source` names where these come from."""
         sources = {**self.given.sources, **dict.fromkeys(changes, source)}
         return replace(self, given=Given(self.given.settings.model_copy(update=changes), sources))
 
     def resolve(self, hardware: Hardware) -> Resolved:
-        """Every setting. Raises ConfigError, CannotSplit and DoesNotFit."""
+        """Resolves every setting. Raises ConfigError, CannotSplit and DoesNotFit."""
         return resolve(self.given, self.divide, hardware, folder=str(self.folder))
 
 
-def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
-    """The model, and the settings that were given.
+def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
+    """Finds the model and the settings that the user gave.
 
-    A hub id is downloaded, without its weights where those are not wanted. Raises ConfigError, UnsupportedModel and
-    HubError.
+    A Hugging Face model is downloaded, without the weights if `weights` is false. Raises ConfigError, UnsupportedModel
+    and HubError.
     """
     settings = dict(flags)
     file = settings.pop("config", None)
@@ -60,27 +63,27 @@ def find(model: str | None, flags: Flags, *, weights: bool = True) -> Found:
     named = given.settings.model
     folder = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(folder)
-    return Found(folder, spec, lru_cache(partial(rank_facts, spec)), given)
+    return FoundModel(folder, spec, lru_cache(partial(rank_facts, spec)), given)
 
 
-def prepare(model: str | None, flags: Flags) -> Prepared:
-    """Everything that can be known before a process is started or a weight is read.
+def prepare(model: str | None, flags: Flags) -> PreparedModel:
+    """Finds the model and resolves every setting. Starts no process and reads no weights.
 
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
     """
-    return prepare_found(find(model, flags))
+    return prepare_found(find_model(model, flags))
 
 
-def prepare_found(found: Found) -> Prepared:
-    """As `prepare`, of a model that has been found."""
+def prepare_found(found: FoundModel) -> PreparedModel:
+    """Does what `prepare` does, for a model that has been found."""
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
     check_runs(resolved, hardware)
-    return Prepared(found.folder, found.spec, model_facts(found.spec), resolved)
+    return PreparedModel(found.folder, found.spec, model_facts(found.spec), resolved)
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:
-    """Raise ConfigError for what can be planned but not run here. Where Ray places ranks, it is Ray that knows."""
+    """Raises ConfigError for a split that this machine cannot run. Ray checks the ranks that it places itself."""
     engine = resolved.engine
     ranks = engine.split.world
     if engine.device == "cuda" and engine.distributed_executor != "ray" and ranks > hardware.gpus:
@@ -88,12 +91,12 @@ def check_runs(resolved: Resolved, hardware: Hardware) -> None:
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":
-    """Of the rank with the least to spare, where there are several."""
-    from rich.table import Table  # here and not above: an engine waits for what is prepared, and not for this
+    """The memory table. If there are several ranks, it is that of the rank with the least free memory."""
+    from rich.table import Table  # imported here, so that `serve` sends the settings to the engine earlier
 
     rows, ranks = resolved.memory.rows, resolved.ranks
     if len(ranks) > 1:
-        title += f", rank {ranks.index(resolved.memory)} of {len(ranks)}: it has the least to spare"
+        title += f", rank {ranks.index(resolved.memory)} of {len(ranks)}, which has the least to spare"
     table = Table(title=title, title_justify="left")
     table.add_column("for")
     table.add_column("size", justify="right")

@@ -1,4 +1,4 @@
-"""`penstock run`: a completion in the terminal."""
+"""`penstock run`: streams completions to the terminal."""
 
 import asyncio
 import signal
@@ -18,7 +18,9 @@ from penstock.text import ChatTemplateError, OutputText, Tokenizer
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunOptions:
+    """The flags of `penstock run` that are not the engine's."""
+
     max_tokens: int
     temperature: float
     top_p: float
@@ -26,42 +28,43 @@ class Wanted:
     chat: bool
 
 
-class Session:
-    """Prompts sent to one engine, and with `chat` the conversation so far."""
+class ChatSession:
+    """Sends prompts to an engine. With `chat` it keeps the conversation."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, wanted: Wanted) -> None:
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, options: RunOptions) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.wanted = wanted
+        self.options = options
         self.messages: list[dict[str, str]] = []
         self.turn = 0
 
     def prompt_ids(self, text: str) -> list[int]:
-        if not self.wanted.chat:
+        """The token ids of a prompt. With `chat` they include the conversation so far."""
+        if not self.options.chat:
             return self.tokenizer.encode(text)
         if self.tokenizer.chat_template is None:
-            raise ValueError("this model has no chat template; run without --chat")
+            raise ValueError("--chat: this model has no chat template; run without --chat")
         prompt = self.tokenizer.chat_template.render([*self.messages, {"role": "user", "content": text}])
         return self.tokenizer.encode(prompt, add_special_tokens=False)
 
     async def answer(self, text: str) -> None:
-        """Stream the completion of `text` to standard output. Cancelling it aborts the request.
+        """Streams the completion of `text` to standard output. Cancelling it aborts the request.
 
-        A turn that fails or is cancelled is no part of the conversation.
+        A prompt whose answer fails or is cancelled does not become part of the conversation.
         """
         ids = self.prompt_ids(text)
-        room = self.client.info.max_model_len - len(ids)
-        if not ids or room < 1:
+        left = self.client.info.max_model_len - len(ids)
+        if not ids or left < 1:
             most = self.client.info.max_model_len - 1
             with_earlier = " with the conversation before it" if self.messages else ""
             raise ValueError(
                 f"the prompt{with_earlier} has {len(ids)} tokens; it must have 1 to {most} (--max-model-len)"
             )
         sampling = SamplingParams(
-            seed=self.wanted.seed,
-            max_tokens=min(self.wanted.max_tokens, room),
-            temperature=self.wanted.temperature,
-            top_p=self.wanted.top_p,
+            seed=self.options.seed,
+            max_tokens=min(self.options.max_tokens, left),
+            temperature=self.options.temperature,
+            top_p=self.options.top_p,
             eos_token_ids=self.client.info.eos_token_ids,
         )
         self.turn += 1
@@ -75,19 +78,19 @@ class Session:
             print(said[-1], end="", flush=True)
         said.append(output.finish().text)
         print(said[-1], flush=True)
-        if self.wanted.chat:
+        if self.options.chat:
             self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(said)}]
 
 
-async def finished(work: Coroutine[None, None, None]) -> bool:
-    """Whether `work` came to its end: Ctrl-C cancels it, and nothing else."""
+async def runs_to_end(work: Coroutine[None, None, None]) -> bool:
+    """Runs `work` and returns True, or returns False if Ctrl-C cancelled it."""
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
     before = signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
         await asyncio.wait([task])
     finally:
-        task.cancel()  # where this is cancelled itself
+        task.cancel()  # this coroutine may have been cancelled
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
     if task.cancelled():
@@ -96,13 +99,13 @@ async def finished(work: Coroutine[None, None, None]) -> bool:
     return True
 
 
-async def _interactive(session: Session, name: str) -> None:
-    """Read prompts until end of file. A line that ends in a backslash goes on; an error ends its turn only."""
+async def _interactive(session: ChatSession, name: str) -> None:
+    """Reads prompts until end of file. A line that ends in a backslash continues. An error ends only its own answer."""
     console = Console(stderr=True)
-    keys = "A line ending in \\ goes on; Ctrl-C ends an answer, Ctrl-D leaves."
+    keys = "A line that ends in \\ continues. Ctrl-C stops an answer, Ctrl-D exits."
     console.print(f"{name}: type a prompt. {keys}", style="dim", markup=False)
     while True:
-        lines = []
+        lines: list[str] = []
         try:
             while (line := await asyncio.to_thread(input, ">>> " if not lines else "... ")).endswith("\\"):
                 lines.append(line[:-1])
@@ -112,24 +115,27 @@ async def _interactive(session: Session, name: str) -> None:
         if not any(lines):
             continue
         try:
-            if not await finished(session.answer("\n".join(lines))):
+            if not await runs_to_end(session.answer("\n".join(lines))):
                 print()
         except (ValueError, RequestRejected, ChatTemplateError) as error:
             console.print(str(error), style="red", markup=False)
 
 
-async def _main(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
+async def _main(model: str | None, prompt: str | None, options: RunOptions, flags: Flags) -> None:
     prepared = prepare(model, flags)
     tokenizer = Tokenizer.load(prepared.folder)
     async with own_engine(replace(prepared.resolved.engine, log_level="warning")) as client:
-        session = Session(client, tokenizer, wanted)
+        session = ChatSession(client, tokenizer, options)
         if prompt is None and sys.stdin.isatty():
             await _interactive(session, prepared.resolved.engine.name)
         else:
             await session.answer(sys.stdin.read() if prompt is None else prompt)
 
 
-def run(model: str | None, prompt: str | None, wanted: Wanted, flags: Flags) -> None:
+def run(model: str | None, prompt: str | None, options: RunOptions, flags: Flags) -> None:
+    """Completes one prompt. Without a prompt, completes standard input, or reads prompts from a terminal."""
     if model is not None and prompt is None and any(map(str.isspace, model)) and not Path(model).exists():
-        raise ValueError(f"{model!r} is no model: name one before the prompt, or give the prompt on standard input")
-    asyncio.run(_main(model, prompt, wanted, flags))
+        raise ValueError(
+            f"{model!r} is not a model: name the model before the prompt, or send the prompt on standard input"
+        )
+    asyncio.run(_main(model, prompt, options, flags))

@@ -1,4 +1,4 @@
-"""`penstock serve`: an engine in a process of its own, and an HTTP server in front of it."""
+"""`penstock serve`: runs an HTTP server in front of an engine process."""
 
 import gc
 import socket
@@ -10,18 +10,20 @@ from penstock.cli.options import Flags
 from penstock.engine.spawned import Spawned
 
 if TYPE_CHECKING:
-    from penstock.cli.prepare import Prepared
+    from penstock.cli.prepare import PreparedModel
 
 
 def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> None:
-    """In an `engine` that was started already, before its settings were known; it loads while this process imports what
-    serving takes: so nothing is imported above."""
+    """Serves until a signal. `engine` is the engine process if one was started already.
+
+    The engine loads the model while this process imports the server, so this module imports almost nothing at the top.
+    """
     started = time.monotonic()
-    gc.disable()  # until it is ready: there is much to import, and none of it is garbage
+    gc.disable()  # until the server is ready: imports make many objects and hardly any garbage
     try:
         engine = engine or Spawned()
     except OSError as error:
-        sys.exit(f"penstock: the engine process could not be started: {error}")
+        sys.exit(f"penstock: cannot start the engine process: {error}")
     with engine as spawned:
         from penstock.cli.prepare import memory_table, prepare
         from penstock.messages import EngineError
@@ -37,14 +39,14 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
         Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
         server = prepared.resolved.server
         try:
-            sock = listen(server.host, server.port)  # before anybody waits for the engine: a clash is all that is told
+            sock = listen(server.host, server.port)  # first, so that a port in use is the only error shown
             uvloop.run(_main(prepared, spawned, sock, started))
         except (EngineError, OSError) as error:
             print(f"penstock: {error}", file=sys.stderr)
             sys.exit(1)
 
 
-async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, started: float) -> None:
+async def _main(prepared: "PreparedModel", spawned: Spawned, sock: socket.socket, started: float) -> None:
     import asyncio
     import logging
     import os
@@ -54,7 +56,7 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
 
     server = prepared.resolved.server
     connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
-    await asyncio.sleep(0)  # it listens before this loop is busy with imports
+    await asyncio.sleep(0)  # starts the connection before the imports below block this loop
     try:
         from prometheus_client import CollectorRegistry
 
@@ -66,7 +68,7 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
         from penstock.text import Tokenizer
 
         configure_logging()
-        # Texts are tokenised one at a time: a pool of threads would only take processors from the kernels.
+        # One text is tokenised at a time. A pool of threads would take processors from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.folder)
         defaults = load_generation_defaults(prepared.folder)

@@ -1,4 +1,4 @@
-"""The outermost layer: who may come in, what the answer is labelled with, and what is counted and logged of it."""
+"""The outermost layer: admits or refuses requests, labels answers with a request id, counts and logs them."""
 
 import asyncio
 import hashlib
@@ -9,21 +9,21 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.frontend.asgi import ASGIApp, Message, Receive, Scope, Send, Visit, header, respond, visit
+from penstock.frontend.asgi import ASGIApp, Message, Receive, RequestInfo, Scope, Send, header, request_info, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
-_CLIENT_GONE = 499  # never sent; for counts and logs, as nginx has it
+_CLIENT_GONE = 499  # the client disconnected; nginx's code, for metrics and logs, never sent
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 
 
 class Lifecycle:
-    """Whether new requests are welcome, and how many are being answered."""
+    """Says whether new requests are accepted, and counts those being answered."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -41,12 +41,12 @@ class Lifecycle:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when nothing is being answered."""
+        """Returns when no request is being answered."""
         await self._idle.wait()
 
 
 class Access:
-    """Pure ASGI middleware. Decides on the raw path, before anything has decoded it, and denies by default."""
+    """ASGI middleware that admits requests. It checks the raw path, before it is decoded, and denies by default."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class Access:
         *,
         lifecycle: Lifecycle,
         metrics: Metrics,
-        limits: Limits,
+        limits: RequestLimits,
         api_keys: Sequence[str],
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError], bytes],
     ) -> None:
-        """`allowed_hosts` are the names this server goes by, without port; none: any.
+        """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
-        `route_of` gives the template of a path, `encode_error` the body of a refusal.
+        `route_of` returns the template of a path, `encode_error` the body of an error answer.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -75,23 +75,23 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"this server speaks HTTP only, not {scope['type']}")
+            raise RuntimeError(f"this server supports only HTTP, not {scope['type']}")
         request_id = _request_id(header(scope, b"x-request-id"))
-        seen = Visit(request_id.decode(), time.monotonic())
-        scope["penstock.visit"] = seen
-        answer = _Answer(send, request_id)
+        info = RequestInfo(request_id.decode(), time.monotonic())
+        scope["penstock.request"] = info
+        answer = _ResponseTracker(send, request_id)
         try:
             await self._admit(scope, receive, answer.send)
         except Exception as error:
             failure = as_api_error(error, self.limits.retry_after)
             if failure.code == INTERNAL_ERROR:
-                _log.exception("a request failed", extra={"fields": {"request_id": seen.request_id}})
+                _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
                 await respond(answer.send, failure.status, self._encode_error(failure), headers=failure.http_headers())
             elif not answer.complete:
-                raise  # too late for an answer: the server is to close the connection
+                raise  # too late for an error answer: uvicorn closes the connection
         finally:
-            self._record(scope, seen, answer.status)
+            self._record(scope, info, answer.status)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -99,21 +99,21 @@ class Access:
             await self._app(scope, receive, send)
         else:
             self._check_host(header(scope, b"host"))
-            visit(scope).tenant = self._tenant(header(scope, b"authorization"))
+            request_info(scope).tenant = self._tenant(header(scope, b"authorization"))
             await self._in_flight(scope, receive, send)
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.lifecycle.draining:
             raise APIError(
                 503,
-                "the server is shutting down; send this to another",
+                "the server is shutting down; send this to another server",
                 code="draining",
                 retry_after=self.limits.retry_after,
             )
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
             raise APIError(
                 429,
-                f"{self.limits.max_in_flight} requests are in flight, which is the limit; try again later",
+                f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",
                 code="too_many_requests",
                 retry_after=self.limits.retry_after,
             )
@@ -124,42 +124,45 @@ class Access:
             self.lifecycle.end()
 
     def _check_host(self, host: bytes | None) -> None:
-        """Refuses names that are not ours: a web page that rebinds its name to this address sends its own."""
+        """Refuses other names in the Host header, such as a web page's name that was rebound to this host."""
         if not self._hosts:
             return
         name = re.sub(rb":\d*$", b"", (host or b"").lower())
         if name.removeprefix(b"[").removesuffix(b"]") not in self._hosts:
             known = ", ".join(sorted(name.decode() for name in self._hosts))
-            message = f"the Host header names another server; this one, without an API key, answers to {known} only"
+            message = (
+                f"the Host header must be one of {known}, as this server listens on loopback without an API key; "
+                "use one of these names, or set --api-key"
+            )
             raise APIError(403, message, code="host_refused")
 
     def _tenant(self, authorization: bytes | None) -> str:
-        """A name for the holder of the key; empty where no keys are set. Raises APIError 401."""
+        """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
         if not self._keys:
             return ""
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         known = False
-        for other in self._keys:  # every key is compared, each in constant time
+        for other in self._keys:  # no early exit, so that the time does not depend on the key
             known |= hmac.compare_digest(digest, other)
         if not known or scheme.lower() != b"bearer":
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
         return digest.hex()[:16]
 
-    def _record(self, scope: Scope, seen: Visit, status: int | None) -> None:
-        code = _CLIENT_GONE if seen.client_gone or status is None else status
+    def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
+        code = _CLIENT_GONE if info.client_gone or status is None else status
         route = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(method, route, code)
         if route.encode() in OPEN_PATHS or not _log.isEnabledFor(logging.INFO):
             return
-        seconds = round(time.monotonic() - seen.start, 4)
-        fields = {"method": method, "route": route, "status": code, "seconds": seconds, "request_id": seen.request_id}
+        seconds = round(time.monotonic() - info.start, 4)
+        fields = {"method": method, "route": route, "status": code, "seconds": seconds, "request_id": info.request_id}
         _log.info("request", extra={"fields": fields})
 
 
-class _Answer:
-    """Labels a response with its request's id, and remembers how far it got."""
+class _ResponseTracker:
+    """Adds the request's id to a response, and tracks its status and whether it is complete."""
 
     __slots__ = ("_request_id", "_send", "complete", "status")
 
@@ -179,5 +182,5 @@ class _Answer:
 
 
 def _request_id(given: bytes | None) -> bytes:
-    """The client's own, where it is fit for a header and a log; else a new one."""
+    """The client's request id if it is safe in a header and a log, else a new one."""
     return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()

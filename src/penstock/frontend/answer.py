@@ -1,4 +1,4 @@
-"""A generation's way out: as a stream of events, or whole. A dialect's codec gives the bytes."""
+"""Sends the output of a generation, as a stream of events or as one answer. A dialect's codec makes the bytes."""
 
 import io
 import logging
@@ -9,28 +9,28 @@ from typing import Protocol
 
 from penstock.frontend.asgi import Headers, Send, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
-from penstock.frontend.generation import Generation, Update, Usage
-from penstock.frontend.turns import in_turn
+from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
+from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
 _log = logging.getLogger("penstock.frontend")
 
 
-class Answer:
-    """One choice, gathered from its updates."""
+class CollectedChoice:
+    """One choice, collected from its updates."""
 
     __slots__ = ("_text", "choice", "finish_reason", "logprobs", "offsets", "prompt_logprobs")
 
-    def __init__(self, first: Update) -> None:
+    def __init__(self, first: ChoiceUpdate) -> None:
         self.choice = first.choice
         self.prompt_logprobs = first.prompt_logprobs
         self.finish_reason: FinishReason | None = None
         self.logprobs = bytearray()
-        self.offsets: list[int] = []  # of the tokens in `logprobs`
+        self.offsets: list[int] = []  # text offsets of the tokens in `logprobs`
         self._text = io.StringIO()
         self.add(first)
 
-    def add(self, update: Update) -> None:
+    def add(self, update: ChoiceUpdate) -> None:
         self._text.write(update.text)
         self.finish_reason = update.finish_reason
         if update.logprobs:
@@ -43,36 +43,36 @@ class Answer:
 
 
 class Codec(Protocol):
-    """One dialect's bytes for one call."""
+    """Encodes the output of one call as one dialect's bytes."""
 
-    stream_type: bytes  # content type of the stream
+    stream_type: bytes  # content type of a stream
 
     def opening(self) -> bytes:
-        """What a stream begins with."""
+        """The bytes that start a stream."""
         ...
 
-    def chunk(self, update: Update, usage: Usage) -> bytes:
-        """An update as events; nothing where the dialect has nothing to say. `usage` is as of now."""
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
+        """An update as events, or nothing if the dialect does not send it. `usage` holds the counts so far."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
-        """What a stream ends with."""
+        """The bytes that end a stream."""
         ...
 
     def failure(self, error: APIError) -> bytes:
-        """What a stream ends with that failed after it began."""
+        """The bytes that end a stream that failed after it began."""
         ...
 
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
-        """Everything in one piece, choices in order."""
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
+        """The whole answer, with the choices in order."""
         ...
 
 
 async def stream(generation: Generation, codec: Codec, send: Send, retry_after: int) -> None:
-    """Sends events as updates come.
+    """Sends each update as events.
 
-    The response starts with the first update, so that a request which is refused gets a status of its own: what is
-    raised here has sent nothing yet. What goes wrong later becomes the dialect's error event.
+    The response starts with the first update. Errors before it are raised, so that the answer has an error status.
+    Later errors become the dialect's error event.
     """
     updates = generation.updates()
     async with aclosing(updates):
@@ -80,7 +80,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
         headers: Headers = [
             (b"content-type", codec.stream_type),
             (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # a proxy in between is not to wait for more
+            (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
         ]
         begin = codec.opening() + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -89,32 +89,32 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
     await send({"type": "http.response.body", "body": end})
 
 
-async def _chunk(codec: Codec, update: Update, usage: Usage) -> bytes:
-    """A first update of a choice, which may have its prompt's logprobs to spell out."""
-    return await in_turn(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
+async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
+    """Encodes an update that may hold the prompt's logprobs, which are many."""
+    return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
 async def collect(generation: Generation, codec: Codec, send: Send) -> None:
-    """Sends one answer when every choice is complete. Raises what the generation raises."""
-    answers: dict[int, Answer] = {}
+    """Sends one answer once every choice is complete. Raises what the generation raises."""
+    answers: dict[int, CollectedChoice] = {}
     updates = generation.updates()
     async with aclosing(updates):
         async for update in updates:
             answer = answers.get(update.choice)
             if answer is None:
-                answers[update.choice] = Answer(update)
+                answers[update.choice] = CollectedChoice(update)
             else:
                 answer.add(update)
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
-    body = await in_turn(partial(codec.whole, ordered, generation.usage), size)
+    body = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
     await respond(send, 200, body)
 
 
 async def _send_rest(
-    updates: AsyncGenerator[Update, None], usage: Usage, codec: Codec, send: Send, retry_after: int
+    updates: AsyncGenerator[ChoiceUpdate, None], usage: Usage, codec: Codec, send: Send, retry_after: int
 ) -> bytes:
-    """Sends every update but the first. Returns the end of the stream."""
+    """Sends every update after the first. Returns the bytes that end the stream."""
     encode = codec.chunk
     try:
         async for update in updates:

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and the layers around them."""
+"""The ASGI application: its routes, and the layers around them."""
 
 import secrets
 import time
@@ -14,42 +14,40 @@ from starlette.routing import BaseRoute, Route
 
 from penstock import __version__
 from penstock.config import ServerConfig
-from penstock.frontend import openai
 from penstock.frontend.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.answer import collect, stream
-from penstock.frontend.asgi import ASGIApp, Receive, Scope, Send, Visit, respond, visit
+from penstock.frontend.asgi import ASGIApp, Receive, RequestInfo, Scope, Send, request_info, respond
 from penstock.frontend.body import read_body
-from penstock.frontend.call import Call, Context
+from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.disconnect import while_connected
 from penstock.frontend.errors import APIError, ClientGone, as_api_error
 from penstock.frontend.generation import Generation
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.openai import GENERATE_ROUTES, TOKEN_ROUTES, encode_error, encode_model, encode_models
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError
 from penstock.observe.metrics import Metrics
-from penstock.observe.model import ModelMetrics
+from penstock.observe.model_metrics import ModelMetrics
 
 _MODEL_PATH = "/v1/models/"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_ENDED = "the engine has ended (the server's log says why)"
+_ENDED = "the engine has ended; the server's log has the reason"
 
 
-def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limits: Limits | None = None) -> Access:
-    """An ASGI app that serves one model.
+def create_app(
+    model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None
+) -> Access:
+    """Returns an ASGI app that serves one model.
 
-    Its `lifecycle` says how it is used, and takes it out of use. With an API key, everything but health, version and
-    metrics asks for it. Without one, and on loopback, it answers to loopback's names only, so that no web page can
-    reach it by a name of its own. It counts in `metrics`, which must not have a model of this name yet.
+    With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
+    accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The app's
+    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet.
     """
-    limits = limits or Limits.of(config)
-    site = _Site(model, limits, metrics.model(model.name, model.client), config.seed)
+    limits = limits or RequestLimits.of(config)
+    site = _RouteContext(model, limits, metrics.model(model.name, model.client), config.seed)
     lifecycle = Lifecycle()
-    hot: dict[str, ASGIApp] = {
-        "/v1/completions": _Generate(site, openai.read_completion),
-        "/v1/chat/completions": _Generate(site, openai.read_chat),
-        "/tokenize": _Convert(site, openai.tokenize),
-        "/detokenize": _Convert(site, openai.detokenize),
-    }
+    hot: dict[str, ASGIApp] = {path: _GenerateRoute(site, read) for path, read in GENERATE_ROUTES.items()}
+    hot |= {path: _TokenRoute(site, answer) for path, answer in TOKEN_ROUTES.items()}
     rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *_post_only(hot)])
     rest.router.redirect_slashes = False
     for kind in (APIError, HTTPException, Exception):
@@ -62,12 +60,12 @@ def create_app(model: ServedModel, config: ServerConfig, metrics: Metrics, limit
         api_keys=[config.api_key] if config.api_key else [],
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=_templates(rest.router.routes),
-        encode_error=openai.encode_error,
+        encode_error=encode_error,
     )
 
 
 class _Dispatch:
-    """POSTs with a route of their own go there at once, past the layers that Starlette puts around every chunk."""
+    """Sends POST requests for the hot routes straight there. Starlette's layers would add work to every chunk."""
 
     def __init__(self, hot: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
         self._hot = hot
@@ -79,61 +77,61 @@ class _Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
-    """What every route of a model needs."""
+class _RouteContext:
+    """What the routes of a model share."""
 
     model: ServedModel
-    limits: Limits
+    limits: RequestLimits
     metrics: ModelMetrics
     seed: int | None
 
-    def context(self, seen: Visit) -> Context:
-        return Context(self.model, self.limits, secrets.token_hex(12), int(time.time()), seen.tenant, self.seed)
+    def context(self, info: RequestInfo) -> RequestContext:
+        return RequestContext(self.model, self.limits, secrets.token_hex(12), int(time.time()), info.tenant, self.seed)
 
 
-class _Generate:
-    """A route that generates. ASGI, not Starlette's: bytes come in and bytes go out."""
+class _GenerateRoute:
+    """A route that generates. It is plain ASGI: bytes come in and bytes go out."""
 
-    def __init__(self, site: _Site, read: Callable[[bytes, Context], Awaitable[Call]]) -> None:
+    def __init__(self, site: _RouteContext, read: Callable[[bytes, RequestContext], Awaitable[Call]]) -> None:
         self._site = site
         self._read = read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, seen = self._site, visit(scope)
+        site, info = self._site, request_info(scope)
         if not site.model.client.healthy:
-            raise EngineError(f"{_ENDED}; try again when it has been started anew")
+            raise EngineError(f"{_ENDED}; restart the server, then send this again")
         try:
             body = await read_body(scope, receive, site.limits)
             async with while_connected(receive):
-                call = await self._read(body, site.context(seen))
-                generation = Generation(site.model, call.parts, site.metrics, call.operation, seen.start)
+                call = await self._read(body, site.context(info))
+                generation = Generation(site.model, call.parts, site.metrics, call.operation, info.start)
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
                 else:
                     await collect(generation, call.codec, send)
         except ClientGone:
-            seen.client_gone = True
+            info.client_gone = True
 
 
-class _Convert:
-    """A route that answers from the tokenizer alone."""
+class _TokenRoute:
+    """A route that only needs the tokenizer."""
 
-    def __init__(self, site: _Site, answer: Callable[[bytes, Context], Awaitable[bytes]]) -> None:
+    def __init__(self, site: _RouteContext, answer: Callable[[bytes, RequestContext], Awaitable[bytes]]) -> None:
         self._site = site
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen = visit(scope)
+        info = request_info(scope)
         try:
             body = await read_body(scope, receive, self._site.limits)
         except ClientGone:
-            seen.client_gone = True
+            info.client_gone = True
             return
-        await respond(send, 200, await self._answer(body, self._site.context(seen)))
+        await respond(send, 200, await self._answer(body, self._site.context(info)))
 
 
 class _Probes:
-    """What operators and clients ask about the server itself. Never runs inference."""
+    """Routes about the server itself. They never run inference."""
 
     def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics) -> None:
         self._model = model
@@ -170,19 +168,19 @@ class _Probes:
         return Response(body, headers={"content-type": content_type})
 
     async def _models(self, request: Request) -> Response:
-        return Response(openai.encode_models(self._model), media_type="application/json")
+        return Response(encode_models(self._model), media_type="application/json")
 
     async def _model_of_name(self, request: Request) -> Response:
-        return Response(openai.encode_model(self._model, request.path_params["id"]), media_type="application/json")
+        return Response(encode_model(self._model, request.path_params["id"]), media_type="application/json")
 
 
 def _post_only(hot: Mapping[str, ASGIApp]) -> list[Route]:
-    """The hot routes once more, for other methods than POST to be refused."""
+    """The hot routes again, so that Starlette refuses their other methods."""
     return [Route(path, app, methods=["POST"]) for path, app in hot.items()]
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
-    """A path's template, for labels: one of few, whatever clients ask for."""
+    """Returns a function from a path to its template. There are few templates, whatever paths clients send."""
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
 
     def template(path: str) -> str:
@@ -198,11 +196,11 @@ def _json(fields: dict[str, str], status: int = 200) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Every refusal has the same shape: ours, Starlette's own, and the answer to a bug."""
+    """Encodes our errors, Starlette's and unexpected ones in the same shape."""
     if isinstance(error, HTTPException):
         error = _routing_error(request, error)
     known = as_api_error(error, 0)
-    response = Response(openai.encode_error(known), known.status, media_type="application/json")
+    response = Response(encode_error(known), known.status, media_type="application/json")
     response.raw_headers += known.http_headers()
     return response
 
@@ -214,7 +212,7 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
             here = ", ".join(sorted(path for path in known if path.encode() not in OPEN_PATHS and "{" not in path))
-            code, message = "not_found", f"there is no {path} here; there are {here}"
+            code, message = "not_found", f"there is no route {path}; the routes are {here}"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
             if allowed := (error.headers or {}).get("Allow"):

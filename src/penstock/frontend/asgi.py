@@ -1,4 +1,4 @@
-"""The ASGI types, and the little that every route does with them."""
+"""ASGI types and functions that every route uses."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -15,29 +15,30 @@ JSON = b"application/json"
 
 
 @dataclass(slots=True)
-class Visit:
-    """What is known of a request outside its body. Travels in its scope."""
+class RequestInfo:
+    """Facts about a request that are not in its body. The request's scope carries them."""
 
     request_id: str
-    start: float  # when it came, on time.monotonic()
-    tenant: str = ""  # of its API key
-    client_gone: bool = False  # before the answer was complete
+    start: float  # when the request arrived, on time.monotonic()
+    tenant: str = ""  # identifies the API key; "" without keys
+    client_gone: bool = False  # the client closed the connection before the answer was complete
 
 
-def visit(scope: Scope) -> Visit:
-    found: Visit = scope["penstock.visit"]
+def request_info(scope: Scope) -> RequestInfo:
+    """The facts that `Access` put into the scope."""
+    found: RequestInfo = scope["penstock.request"]
     return found
 
 
 async def respond(
     send: Send, status: int, body: bytes, content_type: bytes = JSON, headers: Headers | None = None
 ) -> None:
-    """A whole answer."""
+    """Sends a whole answer."""
     fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or ())]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The value of a header given once; of one given more often, the first."""
+    """The first value of a header, or None if the request does not have it."""
     return next((value for key, value in scope["headers"] if key == name), None)

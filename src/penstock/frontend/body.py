@@ -1,14 +1,15 @@
-"""Request bodies: read within limits, decoded by strict types, with errors that name the parameter."""
+"""Reads request bodies within limits and decodes them with strict types. Errors name the parameter."""
 
 import asyncio
 import re
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.frontend.asgi import Receive, Scope
 from penstock.frontend.errors import APIError, ClientGone, invalid
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 
 T = TypeVar("T")
 
@@ -16,7 +17,7 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 _WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<given>[^`]*)`$")
-_TYPES = {  # msgspec's names, in JSON's words
+_TYPES = {  # msgspec's name: what a client calls it
     "array": "an array",
     "bool": "true or false",
     "float": "a number",
@@ -26,8 +27,8 @@ _TYPES = {  # msgspec's names, in JSON's words
 }
 
 
-async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The whole body. Raises APIError 408, 413 or 415, before more than the limit is held, and ClientGone."""
+async def read_body(scope: Scope, receive: Receive, limits: RequestLimits) -> bytes:
+    """Returns the whole body. Raises APIError 408, 413 (as soon as the limit is passed) or 415, and ClientGone."""
     length = _check_headers(scope["headers"], limits)
     try:
         async with asyncio.timeout(limits.body_timeout):
@@ -39,7 +40,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """The body as the decoder's type. Raises APIError 400 that names the parameter, where there is one to name."""
+    """Decodes the body. Raises APIError 400, which names the parameter if one is wrong."""
     if not body:
         raise invalid("the body is empty; send a JSON object", code="invalid_json")
     try:
@@ -54,8 +55,22 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
 
 
-def _check_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> int | None:
-    """The content length, where given."""
+def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Raises APIError 400 for a parameter that the server knows but does not support.
+
+    `harmless` has these parameters with the values that ask for nothing, which are accepted. `where` is the path of
+    `fields` in the body.
+    """
+    for name, accepted in harmless.items():
+        value = getattr(fields, name, None)
+        if value is not None and value not in accepted:
+            raise invalid(
+                f"{where}{name} is not supported by this server; leave it out", where + name, "unsupported_parameter"
+            )
+
+
+def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> int | None:
+    """Returns the content length, or None if the request does not have it. Raises APIError 413 or 415."""
     length: int | None = None
     for name, value in headers:
         if name == b"content-length":
@@ -75,7 +90,7 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or kind.endswith(b"+json") or not kind
 
 
-async def _read(receive: Receive, length: int | None, limits: Limits) -> bytes:
+async def _read(receive: Receive, length: int | None, limits: RequestLimits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -92,7 +107,7 @@ async def _read(receive: Receive, length: int | None, limits: Limits) -> bytes:
             return b"".join(chunks)
 
 
-def _too_large(limits: Limits) -> APIError:
+def _too_large(limits: RequestLimits) -> APIError:
     return APIError(
         413,
         f"the body is larger than {limits.max_body_bytes} bytes; send less, or raise the server's --max-body-size",
@@ -115,7 +130,7 @@ def _invalid_value(text: str) -> APIError:
 
 
 def _what_is_wrong(text: str) -> str:
-    """msgspec's complaint about a value, in a client's words."""
+    """Rewords msgspec's error about a value for a client."""
     if wrong := _WRONG_TYPE.match(text):
         wanted = [_TYPES.get(name, name) for name in wrong["wanted"].split(" | ") if name != "null"]
         given = _TYPES.get(wrong["given"], wrong["given"])
@@ -130,5 +145,5 @@ def _join(path: str, field: str) -> str:
 
 
 def _short(name: str, limit: int = 100) -> str:
-    """A name the client made up, cut so that an error stays readable."""
+    """A name that the client made up, cut so that the error stays readable."""
     return name if len(name) <= limit else name[:limit] + "..."

@@ -1,32 +1,34 @@
-"""A request that has been read and found valid: what the engine is to do, and who spells the answer."""
+"""A request that has been read and found valid."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.frontend.answer import Codec
-from penstock.frontend.generation import Part
-from penstock.frontend.limits import Limits
+from penstock.frontend.generation import PromptPart
+from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a codec needs to know beside the body."""
+class RequestContext:
+    """What a dialect needs besides the body."""
 
     model: ServedModel
-    limits: Limits
-    id: str  # unique; engine requests and the answer's id are made of it
+    limits: RequestLimits
+    id: str  # unique; the ids of the engine's requests and of the answer contain it
     created: int  # seconds since the epoch
-    tenant: str = ""  # of the API key, empty where there are no keys
-    seed: int | None = None  # of requests that name none; None: each draws its own
+    tenant: str = ""  # identifies the API key; "" without keys
+    seed: int | None = None  # for requests without a seed; None: each gets a random one
 
     def salt(self, given: str | None) -> str:
-        """The prefix cache's salt: tenants never share entries, whatever salt they name."""
+        """The salt for the prefix cache. Tenants never share cache entries, whatever salt they send."""
         return f"{self.tenant}:{given or ''}" if self.tenant else given or ""
 
 
 class Call(NamedTuple):
-    parts: tuple[Part, ...]
+    """What a request asks for, and the codec for its answer."""
+
+    parts: tuple[PromptPart, ...]
     codec: Codec
     stream: bool
-    operation: str  # for metrics, by OpenTelemetry's names: "chat" or "text_completion"
+    operation: str  # OpenTelemetry's name for metrics: "chat" or "text_completion"

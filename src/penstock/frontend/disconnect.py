@@ -1,4 +1,4 @@
-"""Noticing that the client has gone, while the answer is being made."""
+"""Notices that a client disconnects while its answer is being made."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,13 +10,13 @@ from penstock.frontend.errors import ClientGone
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Runs a block whose request has been read, and cancels it when the client goes. Then raises ClientGone.
+    """Cancels the block if the client disconnects, and raises ClientGone then. The body must have been read.
 
-    Whatever the block awaits is cancelled at once; generators it closes abort their requests.
+    Generators that the cancelled block closes abort their requests.
     """
     task = asyncio.current_task()
     if task is None:
-        raise RuntimeError("while_connected runs inside a task")
+        raise RuntimeError("while_connected must run in an asyncio task")
     gone = False
 
     def cancel(watch: asyncio.Task[None]) -> None:

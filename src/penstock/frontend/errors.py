@@ -1,18 +1,15 @@
-"""What went wrong, before a dialect has spelled it."""
+"""Errors of requests, independent of the API dialect."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
 
 from penstock.messages import EngineError, QueueFull, RequestRejected
 
-ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
-
-INTERNAL_ERROR = "internal_error"  # the code of what nobody foresaw
+INTERNAL_ERROR = "internal_error"  # the code of an unexpected exception
 
 
 class APIError(Exception):
-    """An answer that is not a result. The message names the value, the limit and the remedy, and is fit for a user."""
+    """An error answer. The message is for users: it names the value, the limit and the remedy."""
 
     def __init__(
         self,
@@ -25,7 +22,7 @@ class APIError(Exception):
         close: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`close` says that the connection cannot be used again: its request was not read to the end."""
+        """`close`: the connection cannot be reused, because the request was not read to its end."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -42,34 +39,32 @@ class APIError(Exception):
         if self.status == 401:
             fields.append((b"www-authenticate", b"Bearer"))
         if self.status == 500:
-            fields.append((b"x-should-retry", b"false"))  # the openai client would send what failed here again, twice
+            fields.append((b"x-should-retry", b"false"))  # else OpenAI's client retries twice
         if self.close:
             fields.append((b"connection", b"close"))
         return fields
 
-    @property
-    def type(self) -> ErrorType:
-        if self.status >= 500:
-            return "server_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "authentication_error" if self.status in (401, 403) else "invalid_request_error"
-
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was complete. Nobody is left to tell."""
+    """The client closed the connection before its answer was complete. No answer can be sent."""
 
 
 class GenerationFailed(Exception):
-    """The engine ended this request with an error that concerns no other."""
+    """The engine ended this request with an error. Other requests are not affected."""
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    """Returns APIError 400."""
     return APIError(400, message, param=param, code=code)
 
 
+def digits(value: int) -> str:
+    """An integer for an error message. A huge one is described, as writing it out would take long."""
+    return str(value) if abs(value) < 2**64 else f"an integer of {value.bit_length()} bits"
+
+
 def as_api_error(error: Exception, retry_after: int) -> APIError:
-    """The answer to an exception on a request's way through the engine."""
+    """The error answer for an exception that a request raised."""
     match error:
         case APIError():
             return error
@@ -82,5 +77,5 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
         case GenerationFailed():
             return APIError(500, str(error), code="generation_failed")
         case _:
-            message = "an internal error; the server's log has it under this request's id"
+            message = "internal error; the server's log has the details under this request's id"
             return APIError(500, message, code=INTERNAL_ERROR)

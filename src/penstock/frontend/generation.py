@@ -1,4 +1,4 @@
-"""One call's prompts through the engine, and their tokens back into text. Knows no dialect."""
+"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the API dialect."""
 
 import asyncio
 import time
@@ -10,44 +10,46 @@ from typing import NamedTuple, cast
 from penstock.frontend.errors import GenerationFailed
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError, FinishReason, GenerateRequest, RequestRejected, TokenDelta, row_size
-from penstock.observe.model import ModelMetrics
+from penstock.observe.model_metrics import ModelMetrics
 from penstock.text import OutputText
 
 _FAILED = ("error", "abort")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One prompt of a call, and how its output becomes text."""
+class PromptPart:
+    """The part of a call that comes from one prompt: the engine's request, and how its output becomes text."""
 
     request: GenerateRequest
     stop: tuple[str, ...] = ()
-    include_stop: bool = False  # the text keeps the stop string, or the stop token, that ended it
+    include_stop: bool = False  # the text includes the stop string or stop token that ended it
     skip_special_tokens: bool = True
-    prompt_only: bool = False  # the client asked for no output at all; the engine's one token is dropped
+    prompt_only: bool = False  # no output was asked for; the engine's one token is dropped
 
 
-class Update(NamedTuple):
-    """What is new of one choice. The last one of a choice has a finish reason."""
+class ChoiceUpdate(NamedTuple):
+    """New output of one choice. The last update of a choice has a finish reason."""
 
-    choice: int  # prompt x n + the choice of that prompt
+    choice: int  # prompt's index x n + index of the choice for that prompt
     text: str
-    tokens: int  # of the choice so far
-    logprobs: bytes  # packed rows, one per token that is new
-    offsets: tuple[int, ...]  # for each of those: where in the choice's text its own begins
+    tokens: int  # tokens of the choice so far
+    logprobs: bytes  # packed rows, one for each new token
+    offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
-    prompt_logprobs: bytes  # packed rows, with the first update of each choice, where asked for
+    prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
 
 
 @dataclass(slots=True)
 class Usage:
+    """Token counts of a call so far."""
+
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
 
 
 class _Choice:
-    """A choice under way."""
+    """The state of one choice."""
 
     __slots__ = ("characters", "ended", "first", "index", "last", "text", "tokens")
 
@@ -55,37 +57,37 @@ class _Choice:
         self.index = index
         self.text = text
         self.tokens = 0
-        self.characters = 0  # of text given so far
-        self.first = 0.0  # when its first token came, and its last
+        self.characters = 0  # of text sent so far
+        self.first = 0.0  # when its first token and its last token arrived
         self.last = 0.0
         self.ended = False
 
 
 class _Progress:
-    """A part under way."""
+    """The state of one prompt's part."""
 
     __slots__ = ("choices", "held", "open", "part", "prompt_logprobs", "unfinished")
 
-    def __init__(self, part: Part, choices: list[_Choice]) -> None:
+    def __init__(self, part: PromptPart, choices: list[_Choice]) -> None:
         self.part = part
         self.choices = choices
         self.unfinished = len(choices)
-        self.open = False  # its first delta has been read, and with it the prompt's logprobs
+        self.open = False  # the prompt's logprobs have arrived, if requested
         self.prompt_logprobs = b""
-        self.held: list[TokenDelta] = []  # of other choices, that came before
+        self.held: list[TokenDelta] = []  # deltas of other choices that arrived before the prompt's logprobs
 
 
 class Generation:
-    """The updates of all prompts of one call, as they come.
+    """Yields the updates of all prompts of one call.
 
-    `operation` names the kind of call in metrics, `start` is when it was received, on the same clock. Choices are
-    numbered prompt by prompt.
+    `operation` names the kind of call in metrics. `start` is the time on `clock` when the call was received. Choices
+    are numbered prompt by prompt.
     """
 
     def __init__(
         self,
         model: ServedModel,
-        parts: Sequence[Part],
+        parts: Sequence[PromptPart],
         metrics: ModelMetrics,
         operation: str,
         start: float,
@@ -103,10 +105,10 @@ class Generation:
             self._progress.append(_Progress(part, [_Choice(first + i, text) for i, text in enumerate(texts)]))
         self.usage = Usage(sum(len(part.request.prompt_ids) for part in parts))
 
-    async def updates(self) -> AsyncGenerator[Update, None]:
-        """Closing it early aborts what is still running.
+    async def updates(self) -> AsyncGenerator[ChoiceUpdate, None]:
+        """Yields updates in the order of the engine's deltas. Closing the generator early aborts the requests.
 
-        Raises RequestRejected and EngineError as the engine does, and GenerationFailed for this request's own errors.
+        Raises the engine's RequestRejected and EngineError, and GenerationFailed if one of these requests failed.
         """
         deltas = self._engine(self._progress[0]) if len(self._progress) == 1 else self._merged()
         by_id = {progress.part.request.request_id: progress for progress in self._progress}
@@ -123,7 +125,7 @@ class Generation:
             if any(progress.unfinished for progress in self._progress):
                 raise EngineError("the engine ended the request before it was complete; send it again")
         except RequestRejected:
-            reason = None  # it never began
+            reason = None  # the request never began
             raise
         except Exception:
             reason = "error"
@@ -133,11 +135,11 @@ class Generation:
                 self._metrics.choices_cut_short(reason, sum(progress.unfinished for progress in self._progress))
 
     def _engine(self, progress: _Progress) -> AsyncGenerator[TokenDelta, None]:
-        # Closing early is how a request is aborted, so every client's iterator is a generator.
+        # Every client's iterator is a generator, as closing it aborts the request.
         return cast(AsyncGenerator[TokenDelta, None], self._client.generate(progress.part.request))
 
     async def _merged(self) -> AsyncGenerator[TokenDelta, None]:
-        """Deltas of several parts, as they come. A slow reader holds up every part, and the client merges for it."""
+        """Yields the deltas of several parts as they arrive. The engine client merges deltas if the reader is slow."""
         queue: asyncio.Queue[TokenDelta | Exception | None] = asyncio.Queue(len(self._progress))
 
         async def pump(progress: _Progress) -> None:
@@ -165,8 +167,8 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    def _open(self, progress: _Progress, delta: TokenDelta) -> list[Update]:
-        """The updates of a part's first deltas. All wait for choice 0's where that brings the prompt's logprobs."""
+    def _open(self, progress: _Progress, delta: TokenDelta) -> list[ChoiceUpdate]:
+        """The updates of a part's first deltas. If prompt logprobs are due, all are held until choice 0 has them."""
         request = progress.part.request
         if not progress.held:
             self.usage.cached_tokens += delta.cached_tokens
@@ -181,8 +183,8 @@ class Generation:
         deltas, progress.held = [delta, *progress.held], []
         return [update for delta in deltas if (update := self._update(progress, delta)) is not None]
 
-    def _update(self, progress: _Progress, delta: TokenDelta) -> Update | None:
-        """What a delta brings; nothing for a choice that has ended already."""
+    def _update(self, progress: _Progress, delta: TokenDelta) -> ChoiceUpdate | None:
+        """The update of a delta, or None if its choice has ended already."""
         choice = progress.choices[delta.choice]
         part = progress.part
         if delta.timing is not None:
@@ -193,7 +195,7 @@ class Generation:
             raise GenerationFailed(delta.error or "the engine aborted the request; send it again")
         began = choice.tokens
         if delta.offset != began:
-            raise GenerationFailed(f"the engine sent token {delta.offset} of a choice where {began} was next")
+            raise GenerationFailed(f"the engine sent token {delta.offset} of a choice, but token {began} was expected")
         text, offsets, keep, reason = _read(choice, part, delta)
         if reason is not None and delta.finish_reason is None:
             self._client.finish(delta.request_id, delta.choice, reason, keep)
@@ -212,7 +214,7 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        return Update(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs)
+        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs)
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True
@@ -222,7 +224,7 @@ class Generation:
             self._metrics.request_finished(self._operation, self._clock() - self._start)
 
 
-def _output_text(model: ServedModel, part: Part) -> OutputText:
+def _output_text(model: ServedModel, part: PromptPart) -> OutputText:
     return OutputText(
         model.tokenizer,
         part.request.prompt_ids,
@@ -233,8 +235,10 @@ def _output_text(model: ServedModel, part: Part) -> OutputText:
     )
 
 
-def _read(choice: _Choice, part: Part, delta: TokenDelta) -> tuple[str, tuple[int, ...], int, FinishReason | None]:
-    """A delta's text, its tokens' offsets, the choice's tokens with it, and why the choice ends here, if it does."""
+def _read(
+    choice: _Choice, part: PromptPart, delta: TokenDelta
+) -> tuple[str, tuple[int, ...], int, FinishReason | None]:
+    """(text of a delta, offsets of its tokens, tokens of the choice so far, finish reason or None)."""
     if part.prompt_only:
         return "", (), 0, "length"
     ids, reason = delta.token_ids, delta.finish_reason

@@ -1,18 +1,18 @@
-"""Prompts to token ids, within the model's context and without holding up the event loop."""
+"""Turns prompts into token ids, within the model's context length. Long ones are encoded off the event loop."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontend.errors import invalid
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
-from penstock.frontend.turns import in_turn
 from penstock.text import ChatTemplateError, TokenizerError
 
-CHARS_PER_TOKEN = 256  # more than the longest token of any vocabulary in use, so that only hopeless texts are refused
+CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
 
 
 async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
-    """A prompt's ids. Raises APIError 400 for a text that is empty, that cannot fit, or that is no text."""
+    """The token ids of a prompt. Raises APIError 400 for text that is empty, too long or not valid Unicode."""
     if not text:
         raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
     _check_length(model, len(text), param)
@@ -21,11 +21,11 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
-        ids = await in_turn(encode, len(text))
+        ids = await offload_if_large(encode, len(text))
     except TokenizerError as error:
         raise invalid(f"{param}: {error}", param) from error
     if not ids:
-        raise invalid(f"{param} has no tokens; send some text", param, "empty_prompt")
+        raise invalid(f"{param} has no tokens; send text that has at least one", param, "empty_prompt")
     return tuple(ids)
 
 
@@ -39,9 +39,10 @@ async def encode_chat(
     variables: Mapping[str, Any],
     body_size: int,
 ) -> tuple[int, ...]:
-    """The ids of messages in the model's chat template. Raises APIError 400 where model or template refuse them.
+    """The token ids of messages, rendered with the model's chat template.
 
-    `body_size` is that of the request: what its many or empty messages, and its variables, can take to render.
+    Raises APIError 400 if the model has no template or the template refuses the messages. `body_size` is the size of
+    the request's body in bytes: rendering takes time for empty messages and for variables, too.
     """
     template = model.tokenizer.chat_template
     if template is None:
@@ -60,16 +61,16 @@ async def encode_chat(
         return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     try:
-        return tuple(await in_turn(encode, body_size))
+        return tuple(await offload_if_large(encode, body_size))
     except (ChatTemplateError, TokenizerError) as error:
         raise invalid(f"messages: {error}", "messages") from error
 
 
 def check_ids(model: ServedModel, ids: Sequence[int], param: str) -> tuple[int, ...]:
-    """Ids a client sent, as a prompt. Raises APIError 400 for none or too many, and for ids the model does not have."""
+    """Checks token ids that a client sent. Raises APIError 400 for no ids, too many ids, or ids out of range."""
     if not ids:
         raise invalid(f"{param} is empty; send at least one token id", param, "empty_prompt")
-    check_room(model, len(ids), param)  # before millions of them are looked at
+    tokens_left(model, len(ids), param)  # first, as the next checks walk over all ids
     vocab_size = model.client.info.vocab_size
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
@@ -78,17 +79,17 @@ def check_ids(model: ServedModel, ids: Sequence[int], param: str) -> tuple[int, 
     return tuple(ids)
 
 
-def check_room(model: ServedModel, prompt_tokens: int, param: str) -> int:
-    """Tokens that fit after a prompt. Raises APIError 400 where there are none."""
-    room = model.max_model_len - prompt_tokens
-    if room < 1:
+def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
+    """The number of tokens that fit after a prompt. Raises APIError 400 if none do."""
+    left = model.max_model_len - prompt_tokens
+    if left < 1:
         raise invalid(
             f"the maximum context length is {model.max_model_len} tokens, but {param} has {prompt_tokens} tokens: "
-            "no room is left for an answer; shorten it",
+            "none are left for an answer; shorten it",
             param,
             "context_length_exceeded",
         )
-    return room
+    return left
 
 
 def _check_length(model: ServedModel, chars: int, param: str) -> None:

@@ -1,19 +1,20 @@
-"""A model as the frontend knows it."""
+"""The model that a server serves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
 from penstock.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A name, the engine that answers to it, and what turns its tokens into text.
+    """A model's names, its engine and its tokenizer.
 
-    `defaults` are sampling values for requests that leave them out, named as in `SamplingParams`: what a checkpoint's
-    generation_config.json advises. `created` is in seconds since the epoch.
+    `defaults` are sampling values for requests that do not set them, named as in `SamplingParams`. They come from the
+    checkpoint's generation_config.json. `created` is in seconds since the epoch.
     """
 
     name: str
@@ -23,8 +24,12 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
-    def answers_to(self, name: str) -> bool:
-        return name == self.name or name in self.aliases
+    def check_name(self, name: str | None) -> None:
+        """Raises APIError 404 if a request names another model. A request without a name means this one."""
+        if name is not None and name != self.name and name not in self.aliases:
+            shown = name if len(name) <= 100 else name[:100] + "..."
+            message = f"model {shown!r} is not served here; this server has {self.name!r}"
+            raise APIError(404, message, param="model", code="model_not_found")
 
     @property
     def max_model_len(self) -> int:

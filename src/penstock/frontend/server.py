@@ -1,4 +1,4 @@
-"""Listening, serving and stopping."""
+"""Listens, serves until a signal, and stops."""
 
 import asyncio
 import contextlib
@@ -13,23 +13,23 @@ from typing import cast
 import uvicorn
 
 from penstock.frontend.access import Access
-from penstock.frontend.protocol import BoundedProtocol
+from penstock.frontend.connection import BoundedProtocol
 from penstock.messages import EngineClient, EngineError
 
 _log = logging.getLogger("penstock.server")
 
 
 class AddressInUse(OSError):
-    """The address cannot be listened on. `str` says why and what to change."""
+    """The server cannot listen on the address. The message says why and what to change."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Done before a model is loaded, so that a clash shows at once.
+    """Returns a listening socket; port 0 takes a free port. Raises AddressInUse.
 
-    Raises AddressInUse.
+    Call it before the model is loaded, so that a port that is in use is reported at once.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -52,7 +52,7 @@ def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Where a listening socket is reached, as clients write it."""
+    """The URL of a listening socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
 
@@ -65,14 +65,14 @@ async def serve(
     stop: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves on a listening socket until SIGTERM or SIGINT; or until `stop` is set, where it is given. `ready` is
-    called once requests are answered and a signal lets them finish.
+    """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
 
-    Then it takes no new requests, lets those in flight finish for at most the limits' `drain_timeout`, and closes the
-    client and the socket. A second signal cuts the waiting short. What is still in flight then ends with the engine's
-    error. To be run by uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
+    `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
+    lets those in flight finish for at most `drain_timeout`, and closes the client and the socket. A second signal ends
+    that wait. Requests that are still in flight then end with the engine's error. Run it on uvloop:
+    `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
-    Raises EngineError at the end if the engine had ended before: whoever started the server is to know.
+    Raises EngineError at the end if the engine ended before the server was stopped.
     """
     config = uvicorn.Config(
         app,
@@ -84,7 +84,7 @@ async def serve(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(app.limits.keep_alive_timeout),
-        timeout_graceful_shutdown=5,  # to write out what is left; requests have had `drain_timeout` already
+        timeout_graceful_shutdown=5,  # to send the rest of the answers, after drain_timeout
     )
     server = _Server(config, ready)
     async with _stopping(stop) as (stopping, hurry):
@@ -97,7 +97,7 @@ async def serve(
             stopped.cancel()
             app.lifecycle.draining = True
             ended = not client.healthy
-            await client.close()  # whatever is still in flight ends now, with an error of its own
+            await client.close()  # requests that are still in flight end now, with an error
             server.should_exit = True
             await running
     if ended:
@@ -105,10 +105,10 @@ async def serve(
 
 
 async def _drain(app: Access, hurry: asyncio.Event) -> None:
-    """Refuses new requests and waits for those in flight."""
+    """Refuses new requests, and waits for those in flight to finish."""
     lifecycle = app.lifecycle
     lifecycle.draining = True
-    _log.info("stopping; requests in flight may finish", extra={"fields": {"requests": lifecycle.in_flight}})
+    _log.info("stopping: requests in flight may finish", extra={"fields": {"requests": lifecycle.in_flight}})
     if not lifecycle.in_flight:
         return
     waits = [asyncio.create_task(lifecycle.idle()), asyncio.create_task(hurry.wait())]
@@ -116,11 +116,14 @@ async def _drain(app: Access, hurry: asyncio.Event) -> None:
     for task in waits:
         task.cancel()
     if lifecycle.in_flight:
-        _log.warning("cutting requests short", extra={"fields": {"requests": lifecycle.in_flight}})
+        _log.warning(
+            "stopping: requests did not finish in time and are aborted",
+            extra={"fields": {"requests": lifecycle.in_flight}},
+        )
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us. uvicorn would stop listening at once; we answer 503 until the last stream has ended."""
+    """A uvicorn server without signal handlers. uvicorn's own would stop listening at once, without answering 503."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -137,7 +140,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def _stopping(stop: asyncio.Event | None) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Two events: stop, and stop without waiting. Set by signals, unless the caller has an event of its own."""
+    """Two events: stop, and stop without waiting. Signals set them, unless `stop` is given."""
     hurry = asyncio.Event()
     if stop is not None:
         yield stop, hurry

@@ -1,4 +1,4 @@
-"""Metrics, logs and progress. Nothing global: a `Metrics` is made with a registry and passed on.
+"""Metrics, logs and progress bars.
 
-Each is imported from its module: an engine's process shows progress, and has no use for Prometheus.
+Nothing is global: `Metrics` takes a registry. Import from the modules: an engine's process does not need Prometheus.
 """

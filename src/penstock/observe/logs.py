@@ -1,4 +1,4 @@
-"""Logs: one line an event, readable or JSON. A line has names, codes, sizes and times, never what a user wrote."""
+"""Formats logs as text or JSON, one line for each event. Lines hold names, codes, sizes and times, but no user text."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ _OURS = "penstock"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, and the `fields` given as `extra`."""
+    """Formats a record as a JSON object: time (UTC), level, logger, message, and the `fields` of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -26,7 +26,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: `12:34:56 INFO message key=value ...`."""
+    """Formats a record as text: `12:34:56 INFO message key=value ...`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
@@ -39,9 +39,9 @@ class TextFormatter(logging.Formatter):
 def configure_logging(
     level: str = "info", style: Literal["text", "json"] = "text", stream: TextIO | None = None
 ) -> None:
-    """Sends Penstock's logs, and warnings of the libraries, to `stream` (standard error). Called once, by a command.
+    """Sends Penstock's logs and the libraries' warnings to `stream` (default: standard error). A command calls it once.
 
-    Raises ValueError for a level that does not exist.
+    Raises ValueError if the level does not exist.
     """
     names = logging.getLevelNamesMapping()
     if level.upper() not in names:
@@ -53,6 +53,6 @@ def configure_logging(
 
 
 def _word(value: object) -> str:
-    """A value as one word, so that a line cannot be forged by a name with spaces or line ends."""
+    """A value as one word, so that a value with spaces or line ends cannot forge log fields or lines."""
     text = str(value)
     return text if text.isprintable() and " " not in text else json.dumps(text)

@@ -1,8 +1,7 @@
-"""How Prometheus reads what a server process counted.
+"""Exposes a server's metrics to Prometheus.
 
-Every series of a model is exposed twice: as `penstock_<name>` and as `vllm:<name>`, the names that dashboards and
-routers already read. Latencies come a third time under OpenTelemetry's GenAI names, by operation. Labels hold names and
-codes only, never anything a user wrote.
+Every series of a model has two names: `penstock_<name>`, and `vllm:<name>` for existing dashboards and routers.
+Latencies have a third, OpenTelemetry's GenAI name, by operation. Labels hold names and codes, but no user text.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,39 +12,39 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock.messages import EngineStats
-from penstock.observe.model import REASONS, EngineView, Latencies, ModelMetrics
-from penstock.observe.series import Histogram
+from penstock.observe.histogram import Histogram
+from penstock.observe.model_metrics import REASONS, EngineView, Latencies, ModelMetrics
 
 _PREFIXES = ("penstock_", "vllm:")
 _IDLE = EngineStats()
 
 
 class Metrics:
-    """Every series of one server process, in the registry given."""
+    """All series of one server process, exposed through a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
-        registry.register(_Exposition(self._models, self._requests))
+        registry.register(_Collector(self._models, self._requests))
 
     def model(self, name: str, engine: EngineView) -> ModelMetrics:
-        """The series of one model, whose engine is looked at with every scrape and every delta.
+        """Adds the series of one model. Every scrape and every delta reads `engine`.
 
-        Raises ValueError for a name that has its series already.
+        Raises ValueError if the name has its series already.
         """
         if name in self._models:
-            raise ValueError(f"model {name!r} has its metrics already; give every model a name of its own")
+            raise ValueError(f"model {name!r} has its metrics already; give each model a different name")
         found = self._models[name] = ModelMetrics(name, engine)
         return found
 
     def http_request(self, method: str, route: str, code: int) -> None:
-        """Counts an answered request. `route` is a route's template, so that labels stay few."""
+        """Counts an answered request. `route` is the route's template, so that there are few labels."""
         key = (method, route, str(code))
         self._requests[key] = self._requests.get(key, 0) + 1
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
-        """The exposition and its content type: OpenMetrics where the scraper accepts it."""
+        """The exposition and its content type, which is OpenMetrics if the scraper accepts it."""
         encoder, content_type = choose_encoder(accept or "")
         return encoder(self.registry), content_type
 
@@ -59,23 +58,27 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...]
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (
     ("prompt_tokens", "Prompt tokens prefilled.", lambda model, _: model.prompt_tokens),
     ("generation_tokens", "Tokens generated.", lambda model, _: model.generation_tokens),
-    ("num_preemptions", "Requests preempted for want of KV blocks.", lambda _, stats: stats.preemptions),
+    ("num_preemptions", "Requests preempted because KV blocks ran out.", lambda _, stats: stats.preemptions),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda _, stats: stats.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda _, stats: stats.prefix_hits),
-    ("engine_steps", "Steps the engine made.", lambda _, stats: stats.steps),
+    ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
     ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),
     ("engine_step_seconds", "Time spent in steps.", lambda _, stats: stats.step_seconds),
     ("engine_forward_seconds", "Time spent in the model's forward.", lambda _, stats: stats.forward_seconds),
     ("engine_sample_seconds", "Time spent sampling.", lambda _, stats: stats.sample_seconds),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
-    ("time_to_first_token_seconds", "Request to first token.", lambda model: model.time_to_first_token),
-    ("inter_token_latency_seconds", "Between tokens of a choice.", lambda model: model.inter_token_latency),
-    ("request_time_per_output_token_seconds", "A choice's mean.", lambda model: model.time_per_output_token),
-    ("e2e_request_latency_seconds", "Request to its end.", lambda model: model.e2e_latency),
-    ("request_queue_time_seconds", "Waiting for the first step.", lambda model: model.queue_time),
-    ("request_prefill_time_seconds", "First step to first token.", lambda model: model.prefill_time),
-    ("request_decode_time_seconds", "First token to the last.", lambda model: model.decode_time),
+    ("time_to_first_token_seconds", "Time from a request to its first token.", lambda model: model.time_to_first_token),
+    ("inter_token_latency_seconds", "Time between tokens of a choice.", lambda model: model.inter_token_latency),
+    (
+        "request_time_per_output_token_seconds",
+        "Mean time per output token of a choice, after the first.",
+        lambda model: model.time_per_output_token,
+    ),
+    ("e2e_request_latency_seconds", "Time from a request to its end.", lambda model: model.e2e_latency),
+    ("request_queue_time_seconds", "Time a choice waits for its first step.", lambda model: model.queue_time),
+    ("request_prefill_time_seconds", "Time from the first step to the first token.", lambda model: model.prefill_time),
+    ("request_decode_time_seconds", "Time from the first token to the last.", lambda model: model.decode_time),
     ("request_prompt_tokens", "Prompt tokens of a request.", lambda model: model.prompt_sizes),
     ("request_generation_tokens", "Tokens of a choice.", lambda model: model.generation_sizes),
     ("iteration_tokens_total", "Tokens computed in a step.", lambda model: model.step_sizes),
@@ -87,27 +90,27 @@ _GENAI: tuple[tuple[str, Callable[[Latencies], Histogram]], ...] = (
 )
 
 
-class _Exposition:
-    """prometheus_client's collector of all that is counted here."""
+class _Collector:
+    """Implements prometheus_client's collector protocol."""
 
     def __init__(self, models: dict[str, ModelMetrics], requests: dict[tuple[str, str, str], int]) -> None:
         self._models = models
         self._requests = requests
 
     def describe(self) -> list[Metric]:
-        """Nothing: without this the registry would scrape at registration, to learn the names."""
+        """Returns no names. Without this method the registry would collect once at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.values()}
-        # An engine that has ended runs nothing, whatever it said last.
+        # An engine that has ended runs nothing, but its last stats may say otherwise.
         load = {model.name: stats[model.name] if model.engine.healthy else _IDLE for model in self._models.values()}
         for prefix in _PREFIXES:
             yield from self._gauges(prefix, load)
             yield from self._counters(prefix, stats)
             yield from self._histograms(prefix)
         yield from self._genai()
-        text = "HTTP requests answered; code 499: the client went away first."
+        text = "HTTP requests answered; code 499: the client disconnected first."
         answered = CounterMetricFamily("penstock_http_requests", text, labels=["method", "route", "code"])
         for key, count in self._requests.items():
             answered.add_metric(key, count)
@@ -121,7 +124,7 @@ class _Exposition:
             yield gauge
         # num_gpu_blocks is vLLM's name for the pool's size, on any device.
         labels = ["model_name", "block_size", "num_gpu_blocks", "cache_dtype"]
-        config = GaugeMetricFamily(prefix + "cache_config_info", "How the KV cache is laid out.", labels=labels)
+        config = GaugeMetricFamily(prefix + "cache_config_info", "Layout of the KV cache.", labels=labels)
         for model in self._models.values():
             info = model.engine.info
             config.add_metric([model.name, str(info.block_size), str(sum(info.num_blocks)), info.dtype], 1.0)

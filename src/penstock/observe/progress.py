@@ -1,4 +1,4 @@
-"""Progress of what takes long before a model answers, on a terminal."""
+"""Progress bars on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str, total: int, *, wanted: bool, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """A function to call, from any thread, with how much more of `total` is done. A bar is shown while the block runs
-    if it is `wanted` and stderr is a terminal."""
+    """Shows a bar while the block runs, if it is `wanted` and stderr is a terminal.
+
+    Yields a function that any thread may call with the progress since the last call, in units of `total`.
+    """
     if not wanted or not sys.stderr.isatty():
         yield lambda count: None
         return
-    from rich.console import Console  # only who sees a bar pays for it
+    from rich.console import Console  # imported only to show a bar, as it takes time
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
 
     figures = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)

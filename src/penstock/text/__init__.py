@@ -1,9 +1,9 @@
-"""Tokens to text and back: tokenizers, incremental detokenisation, stop strings and chat templates."""
+"""Turns text into tokens and back: tokenizers, incremental detokenisation, stop strings and chat templates."""
 
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.output import OutputText, TextChunk
-from penstock.text.sandbox import Limits
+from penstock.text.sandbox import RenderLimits
 from penstock.text.stops import StopStrings
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
@@ -12,8 +12,8 @@ __all__ = [
     "ChatTemplate",
     "ChatTemplateError",
     "Detokenizer",
-    "Limits",
     "OutputText",
+    "RenderLimits",
     "StopStrings",
     "TextChunk",
     "Tokenizer",

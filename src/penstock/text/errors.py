@@ -1,9 +1,9 @@
-"""What can go wrong with text. Messages name the file or the value and are fit for a user."""
+"""Errors of tokenizers and templates. Messages are for users: they name the file or the value."""
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be loaded, or cannot take this input."""
+    """A tokenizer cannot be loaded, or it cannot process this input."""
 
 
 class ChatTemplateError(ValueError):
-    """A chat template is broken, refuses these messages, or passes its limits."""
+    """A chat template is broken, refuses these messages, or exceeds its limits."""

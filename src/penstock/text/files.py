@@ -1,4 +1,4 @@
-"""The files of a tokenizer in Hugging Face layout, read and checked."""
+"""Reads and checks the files of a tokenizer in Hugging Face layout."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,21 +12,21 @@ _UNCONVERTED = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "t
 
 
 class TokenizerFiles(NamedTuple):
-    """What a folder says about its tokenizer. Absent files are empty."""
+    """The contents of a folder's tokenizer files. A missing file counts as empty."""
 
     folder: Path
     tokenizer: str  # tokenizer.json, as text
     config: dict[str, Any]  # tokenizer_config.json
-    special_tokens_map: dict[str, Any]  # special_tokens_map.json, which older checkpoints have
-    added_tokens: dict[str, int]  # added_tokens.json, likewise
-    model_type: str | None  # of config.json
-    model_tokenizer_class: str | None  # of config.json
+    special_tokens_map: dict[str, Any]  # special_tokens_map.json, only in older checkpoints
+    added_tokens: dict[str, int]  # added_tokens.json, only in older checkpoints
+    model_type: str | None  # from config.json
+    model_tokenizer_class: str | None  # from config.json
 
 
 def read_files(folder: Path) -> TokenizerFiles:
-    """Reads the folder. Raises TokenizerError that names the missing or broken file."""
+    """Reads the files of a folder. Raises TokenizerError that names the missing or broken file."""
     if not folder.is_dir():
-        raise TokenizerError(f"there is no folder {folder} to load a tokenizer from")
+        raise TokenizerError(f"cannot load a tokenizer: there is no folder {folder}")
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(_missing(folder))
     model = read_json(folder / "config.json")
@@ -42,7 +42,7 @@ def read_files(folder: Path) -> TokenizerFiles:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty where there is no such file."""
+    """The JSON object in a file; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -55,6 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
+    """The text of a file. Raises TokenizerError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

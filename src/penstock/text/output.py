@@ -1,4 +1,4 @@
-"""What a client gets to read of one choice: text, up to a stop string."""
+"""Produces the text of one choice up to a stop string."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,19 +9,19 @@ from penstock.text.tokenizer import Tokenizer
 
 
 class TextChunk(NamedTuple):
-    """Text to send. All chunks of a choice together are the same however its tokens were cut into pushes."""
+    """Text to send. A choice's chunks together do not depend on how its tokens were split into pushes."""
 
     text: str
     stopped: str | None  # the stop string that ended the choice
-    keep: int  # output tokens so far; with `stopped` the choice ends here, and later tokens do not count
-    offsets: tuple[int, ...]  # for each token of this push that counts: where in the choice's text its own begins
+    keep: int  # output tokens so far; if `stopped` is set, the choice ends here and later tokens do not count
+    offsets: tuple[int, ...]  # for each counted token of this push: where its text begins in the choice's text
 
 
 class OutputText:
-    """One choice's output tokens to text, with stop strings found across any borders.
+    """Turns one choice's output tokens into text and finds stop strings, also across tokens and pushes.
 
-    Text that may begin a stop string waits until it is clear that it does not. Only output is searched, no prompt.
-    A token that ends a choice by its id is not part of its text: do not push it.
+    Text that may begin a stop string is held back until it is clear that it does not. The prompt is not searched.
+    Do not push a token that ends the choice by its id: it is not part of the text.
     """
 
     def __init__(
@@ -34,23 +34,23 @@ class OutputText:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
-        """With `include_stop` the text ends with the stop string, else before it.
+        """With `include_stop` the text includes the stop string.
 
-        A stop string that is complete with fewer than `min_tokens` tokens is ordinary text. Raises ValueError for an
-        empty stop string.
+        A stop string that is complete before `min_tokens` tokens is ordinary text. Raises ValueError for an empty
+        stop string.
         """
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
         self._stops = StopStrings(stop) if stop else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
-        self._state = 0  # of the stop strings' automaton
-        self._held = ""  # text not yet given, for it may begin a stop string
-        self._length = 0  # characters of text so far, held ones included
+        self._state = 0  # state of the stop strings' automaton
+        self._held = ""  # text held back because it may begin a stop string
+        self._length = 0  # characters of text so far, including those held back
         self._tokens = 0
         self._stopped: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> TextChunk:
-        """The text these tokens make certain. After a stop string, tokens still on their way are disregarded."""
+        """Returns the text that these tokens make final. Tokens after a stop string are ignored."""
         texts: list[str] = []
         offsets: list[int] = []
         for token_id in token_ids:
@@ -62,13 +62,13 @@ class OutputText:
         return self._chunk("".join(texts), tuple(offsets))
 
     def finish(self) -> TextChunk:
-        """What is left when the choice has ended otherwise."""
+        """Returns the rest of the text of a choice that ended without a stop string."""
         text = "" if self._stopped is not None else self._read(self._detokenizer.flush())
-        self._state = 0  # nothing follows, so nothing waits
+        self._state = 0  # no text follows, so none is held back
         return self._chunk(text, ())
 
     def _read(self, text: str) -> str:
-        """The text up to the first stop string that counts, that string included."""
+        """The text up to and including the first stop string that counts."""
         self._length += len(text)
         if self._stops is None:
             return text

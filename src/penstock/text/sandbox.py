@@ -1,9 +1,9 @@
-"""Where chat templates run: Jinja's immutable sandbox, with bounds on time and size.
+"""Runs chat templates in Jinja's immutable sandbox, with limits on time and size.
 
-A template comes with a model, so it is a stranger's program. The sandbox keeps it from Python's objects. That is not
-enough: a loop in a loop runs for hours and writes nothing, and a string doubled forty times fills memory in a blink. So
-every turn of a loop and every call looks at the clock, and whatever can make a value much larger than what went into it
-is measured first. What else there is grows by small factors, inside these limits.
+A template comes with a model, so it is an untrusted program. The sandbox keeps it from Python's objects, but a nested
+loop can run for hours, and a string doubled forty times fills the memory. So every iteration of a loop and every call
+checks the deadline, and operations whose result can be much larger than their operands are measured first. All other
+operations grow a value by small factors only.
 """
 
 import functools
@@ -23,16 +23,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from penstock.text.growth import FILTERS, METHODS, Measure, TooLarge, materialise, operator_size, text_size
+from penstock.text.result_sizes import FILTERS, METHODS, Measure, TooLarge, materialise, operator_size, text_size
 
 
-class Limits(NamedTuple):
-    seconds: float = 2.0  # for one rendering
-    size: int = 8 << 20  # characters or items of any one value, and characters of the prompt
+class RenderLimits(NamedTuple):
+    """Limits of one rendering."""
+
+    seconds: float = 2.0
+    size: int = 8 << 20  # characters or items of any value, and characters of the prompt
 
 
 class _RenderContext(Context):
-    """Carries the deadline of one rendering."""
+    """A context with the deadline of its rendering."""
 
     deadline = math.inf  # of time.monotonic()
 
@@ -46,12 +48,12 @@ class _RenderContext(Context):
 
 
 class RenderEnvironment(ImmutableSandboxedEnvironment):
-    """The environment transformers gives chat templates, with bounds."""
+    """The environment that transformers gives to chat templates, with limits."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = _RenderContext
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RenderLimits) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -59,7 +61,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
             finalize=self._printable,
         )
         self._limits = limits
-        self.look_at_clock = _nothing  # every call looks at the clock; this one does nothing else
+        self.check_deadline = _nothing  # every call checks the deadline; this one does nothing else
         self.join_operands = self._join_operands
         self.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "namespace": _Namespace}
         del self.globals["lipsum"]
@@ -68,12 +70,12 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = self._bounded(self.filters[name], measure)
 
     def compile_tree(self, tree: nodes.Template) -> Template:
-        """A template from what `parse` gave, with the clock looked at in every loop."""
-        _Clocked().visit(tree)
+        """Compiles a parsed template, with a deadline check in every loop."""
+        _AddDeadlineChecks().visit(tree)
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def render(self, template: Template, variables: Mapping[str, Any]) -> str:
-        """Raises TemplateError past a limit, and whatever else the template raises."""
+        """Returns the rendered text. Raises TemplateError past a limit, and whatever the template raises."""
         context = template.new_context(dict(variables))
         if not isinstance(context, _RenderContext):
             raise TypeError(f"expected a render context, got {type(context).__name__}")
@@ -85,7 +87,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
             parts.append(part)
         return "".join(parts)
 
-    def concat(self, parts: Iterable[str]) -> str:  # joins what a macro or a block wrote
+    def concat(self, parts: Iterable[str]) -> str:  # joins the output of a macro or a block
         parts = list(parts)
         self._check_size(sum(map(len, parts)))
         return "".join(parts)
@@ -96,8 +98,8 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(__context, _RenderContext) and time.monotonic() > __context.deadline:
-            raise TemplateError(f"it runs longer than {__self._limits.seconds:g} s")
-        if __obj is __self.look_at_clock or __obj is __self.join_operands:
+            raise TemplateError(f"it runs longer than {__self._limits.seconds:g} s, which is the limit")
+        if __obj is __self.check_deadline or __obj is __self.join_operands:
             return __obj(*args)
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
         owner = getattr(method, "__self__", None)
@@ -107,7 +109,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def _bounded(self, function: Callable[..., Any], measure: Measure) -> Callable[..., Any]:
-        passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # the environment or context, as Jinja hands it over
+        passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja passes the environment or context first
 
         @functools.wraps(function)
         def bounded(*args: Any, **named: Any) -> Any:
@@ -118,7 +120,7 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def _join_operands(self, *operands: Any) -> str:
-        """The `~` operator."""
+        """Implements the `~` operator."""
         self._check_size(sum(text_size(operand, self._limits.size) for operand in operands))
         return "".join(map(str, operands))
 
@@ -131,12 +133,12 @@ class RenderEnvironment(ImmutableSandboxedEnvironment):
             raise TooLarge(self._limits.size)
 
 
-class _Clocked(NodeTransformer):
-    """Puts a look at the clock into every loop, and measures the operands of `~`. Macros are calls, and timed so."""
+class _AddDeadlineChecks(NodeTransformer):
+    """Adds a deadline check to every loop, and measures the operands of `~`. Macros are calls, which are checked."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("look_at_clock", [], node.lineno), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(_call("check_deadline", [], node.lineno), lineno=node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -145,12 +147,12 @@ class _Clocked(NodeTransformer):
 
 
 def _call(function: str, args: list[nodes.Expr], line: int) -> nodes.Call:
-    """A call of the environment's own, which no template can name."""
+    """A call of a method of the environment, which templates cannot name."""
     return nodes.Call(nodes.EnvironmentAttribute(function, lineno=line), args, [], None, None, lineno=line)
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training. Here it is a scope and no more."""
+    """Parses `{% generation %}`, which marks the assistant's text for training, as a plain scope."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -160,7 +162,7 @@ class _GenerationTag(Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja's, without private names: an attribute such as `__class__` would be taken for the object's own."""
+    """Jinja's namespace without private names. An attribute such as `__class__` would replace the object's own."""
 
     def __init__(*args: Any, **named: Any) -> None:  # `self` may be a name in the namespace
         attributes = dict(*args[1:], **named)
@@ -197,5 +199,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """transformers': unlike Jinja's own it escapes no HTML."""
+    """The filter of transformers. Unlike Jinja's, it does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,14 +1,14 @@
-"""Stop strings, found while text comes in."""
+"""Finds stop strings in text as it arrives."""
 
 from collections import deque
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds the stop string that is complete first; of several complete at the same character, the longest.
+    """Finds the stop string that is complete first. If several end at the same character, finds the longest.
 
-    An automaton after Aho and Corasick (1975): a state is the longest end of the text that begins some stop string, and
-    each character costs amortised constant time however many strings there are. States are numbers, 0 the empty one.
+    An automaton after Aho and Corasick (1975). A state is the longest end of the text that begins a stop string. Each
+    character takes amortised constant time for any number of strings. States are numbers; 0 is the empty one.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -29,13 +29,13 @@ class StopStrings:
                 state = self._next[state][char]
             self._match[state] = text
         self._fall = [0] * len(self._next)
-        # At a state, the characters at the end of the text that may yet become a stop string. Where a state ends the
-        # longest string through it, only a shorter end of the text may.
+        # By state: how many characters at the end of the text may still become a stop string. At the end of the
+        # longest string through a state, only a shorter end of the text may.
         self._hold = [0] * len(self._next)
         self._link(depth)
 
     def _link(self, depth: list[int]) -> None:
-        """For each state, the next shorter end of the text that is a state too; shortest first."""
+        """Links each state to the next shorter end of the text that is a state too; shortest first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -53,7 +53,7 @@ class StopStrings:
         return self._next[state].get(char, 0)
 
     def scan(self, state: int, text: str, start: int) -> tuple[int, int, str | None]:
-        """Reads text from `start` until a stop string is complete: (state, where that is, the stop string or None)."""
+        """Reads text from `start` until a stop string is complete. Returns (state, its end, stop string or None)."""
         for position in range(start, len(text)):
             state = self.advance(state, text[position])
             if self._match[state] is not None:
@@ -61,5 +61,5 @@ class StopStrings:
         return state, len(text), None
 
     def hold(self, state: int) -> int:
-        """How many characters at the end of the text must wait, for they may begin a stop string."""
+        """How many characters at the end of the text must be held back, because they may begin a stop string."""
         return self._hold[state]

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, by the model's own template."""
+"""Renders chat messages as a prompt with the model's template."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -6,17 +6,21 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 
 from penstock.text.errors import ChatTemplateError
-from penstock.text.sandbox import Limits, RenderEnvironment
+from penstock.text.sandbox import RenderEnvironment, RenderLimits
 
-_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark; its blank tells whether the template strips messages
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field; templates read the first or second
+_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark; its blank shows whether the template strips messages
+_REASONING = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # names of the same field; templates read the first or the second
 
 
 class ChatTemplate:
     """A Jinja template in a sandbox, rendered as transformers' `apply_chat_template` does.
 
-    `special_tokens` are variables of the template, such as "bos_token". `tool_source` replaces the source for requests
-    with tools, for models that have a template of their own for these.
+    `special_tokens` are variables of the template, such as "bos_token". `tool_source` is the template for requests with
+    tools, for models that have a separate one.
     """
 
     takes_parts: bool  # whether the template itself reads content given as a list of parts
@@ -27,9 +31,9 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         tool_source: str | None = None,
-        limits: Limits = Limits(),
+        limits: RenderLimits = RenderLimits(),
     ) -> None:
-        """Raises ChatTemplateError where a source does not compile."""
+        """Raises ChatTemplateError if a template does not compile."""
         self._special_tokens = dict(special_tokens)
         self._environment = RenderEnvironment(limits)
         self._plain = _Compiled(self._environment, source)
@@ -46,11 +50,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt, to be encoded without special tokens. Messages, tools and variables are JSON values.
+        """Returns the prompt, which is to be encoded without special tokens. All arguments are JSON values.
 
-        Content given as a list of text parts is joined by line breaks, unless the template reads parts itself.
-        `continue_final_message` ends the prompt inside the last message, for the model to go on with it. Raises
-        ChatTemplateError with the template's own words where it refuses the messages.
+        Content that is a list of text parts is joined by line breaks, unless the template reads parts itself. With
+        `continue_final_message` the prompt ends inside the last message, so that the model continues it. Raises
+        ChatTemplateError with the template's message if the template refuses the messages.
         """
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError(
@@ -77,6 +81,8 @@ class ChatTemplate:
 
 
 class _Compiled:
+    """A compiled template. Raises ChatTemplateError if the source does not compile."""
+
     def __init__(self, environment: RenderEnvironment, source: str) -> None:
         self.source = source
         try:
@@ -92,7 +98,7 @@ class _Compiled:
 
 
 def _message(message: Mapping[str, Any], *, flatten: bool) -> dict[str, Any]:
-    """A copy that is the template's own. Keys with null are left out: templates test for presence."""
+    """Returns a copy for the template. Keys with null are left out, because templates test for presence."""
     plain = _json(message)
     if not isinstance(plain, dict):
         raise ChatTemplateError(f"a message is an object with role and content, not {message!r}")
@@ -111,20 +117,22 @@ def _join_parts(parts: list[Any]) -> str:
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ChatTemplateError(f"this model reads text only, but a content part is of type {kind!r}")
+            raise ChatTemplateError(
+                f"a content part is of type {kind!r}, but this model reads only text; send text parts"
+            )
         texts.append(text)
     return "\n".join(texts)
 
 
 def _json(value: Any) -> Any:
-    """A deep copy of plain JSON values. A template gets nothing else: objects have methods no sandbox knows."""
+    """Returns a deep copy of plain JSON values. Other objects could have methods that the sandbox does not know."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
         return {_json(key): _json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json(item) for item in value]
-    raise ChatTemplateError(f"chat templates take JSON values, but got a {type(value).__name__}")
+    raise ChatTemplateError(f"a chat template got a value of type {type(value).__name__}; pass JSON values only")
 
 
 def _mark_final(message: dict[str, Any], source: str) -> str:
@@ -132,7 +140,7 @@ def _mark_final(message: dict[str, Any], source: str) -> str:
     content = message.get("content")
     if content is None or "content" not in source:
         raise ChatTemplateError(
-            "continue_final_message needs a last message with content, and a template that shows it"
+            "continue_final_message needs content in the last message, and a chat template that shows it"
         )
     if isinstance(content, str):
         message["content"] = content + _CONTINUE
@@ -142,7 +150,7 @@ def _mark_final(message: dict[str, Any], source: str) -> str:
             text: str = part["text"]
             part["text"] = text + _CONTINUE
             return text
-    raise ChatTemplateError("continue_final_message needs text in the last message, and there is none")
+    raise ChatTemplateError("continue_final_message needs text in the last message, which has none")
 
 
 def _cut_at_mark(prompt: str, final: str) -> str:
@@ -151,12 +159,12 @@ def _cut_at_mark(prompt: str, final: str) -> str:
         raise ChatTemplateError(
             "continue_final_message: the chat template leaves out or changes the last message's text"
         )
-    # A template that strips messages has taken the mark's blank too; then trailing blanks of the message go as well.
+    # A template that strips messages removes the mark's blank. Then the message's trailing blanks are removed, too.
     return prompt[:at] if prompt.startswith(_CONTINUE, at) else prompt[:at].rstrip()
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether some loop runs over a message's content: `message.content`, a variable set to it, a macro given it."""
+    """True if a loop runs over a message's content: `message.content`, a variable set to it, or a macro's argument."""
     names = {
         assign.target.name
         for assign in tree.find_all(nodes.Assign)

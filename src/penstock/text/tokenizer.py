@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the model's own tokenizer files say."""
+"""Turns text into token ids and back, as the model's tokenizer files define."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,23 +9,22 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
-from penstock.text.pieces import Pieces, read_decoder
-from penstock.text.pipeline import tokenizer_class
-from penstock.text.special import SpecialTokens, add_special_tokens, read_special_tokens
+from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read_special_tokens
 from penstock.text.template import ChatTemplate
+from penstock.text.token_bytes import TokenBytes, read_decoder
+from penstock.text.tokenizer_classes import tokenizer_class
 
 
 class Tokenizer:
-    """Gives the ids that transformers' AutoTokenizer gives for the same folder. Safe to share between threads.
+    """Produces the ids that transformers' AutoTokenizer produces for the same folder. Threads can share it.
 
-    Other threads run while it encodes or decodes: of the backend's methods those for batches give up Python's lock, the
-    others hold it to the end of the text.
+    Other threads run while it encodes or decodes: it uses the backend's batch methods, which release Python's lock.
     """
 
-    vocab_size: int  # the highest id + 1; a model's logits may be wider
+    vocab_size: int  # the highest id + 1; a model may have more logits
     bos_token_id: int | None
     eos_token_id: int | None
-    special_ids: frozenset[int]  # what skip_special_tokens leaves out
+    special_ids: frozenset[int]  # the ids that skip_special_tokens leaves out
     chat_template: ChatTemplate | None
 
     def __init__(self, backend: Backend, special: SpecialTokens, chat_template: ChatTemplate | None) -> None:
@@ -39,12 +38,12 @@ class Tokenizer:
         decoder = backend.decoder
         spec = None if decoder is None else msgspec.json.decode(decoder.__getstate__())
         spelling = read_decoder(spec)
-        self._all_pieces = Pieces(backend.id_to_token, spelling, frozenset())
-        self._plain_pieces = Pieces(backend.id_to_token, spelling, self.special_ids)
+        self._all_tokens = TokenBytes(backend.id_to_token, spelling, frozenset())
+        self._plain_tokens = TokenBytes(backend.id_to_token, spelling, self.special_ids)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template of a folder.
+        """Loads a tokenizer and its chat template from a folder.
 
         Raises TokenizerError that names the missing or broken file.
         """
@@ -65,7 +64,7 @@ class Tokenizer:
         return cls(backend, special, _load_template(files, special))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises TokenizerError for text that is not valid Unicode (an unpaired surrogate)."""
+        """The token ids of a text. Raises TokenizerError for text that is not valid Unicode (an unpaired surrogate)."""
         try:
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:  # bare Exception, TypeError for surrogates, and panics
@@ -76,10 +75,10 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence. Ids that name no token add nothing.
+        """The text of a whole sequence. Ids outside the vocabulary add nothing.
 
-        Equal to transformers', but for one thing: `clean_up_tokenization_spaces`, which transformers honours for models
-        other than BPE, is not done: text that is cleaned up is no longer what the model wrote.
+        The result is that of transformers, except that `clean_up_tokenization_spaces` has no effect: cleaned-up text is
+        not the text that the model produced.
         """
         try:
             texts: list[str] = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
@@ -92,9 +91,9 @@ class Tokenizer:
         return texts[0]
 
     def token(self, token_id: int) -> str:
-        """One token as text, special ones too. Where it is not whole characters: `bytes:` and hexadecimal escapes.
+        """One token as text, also a special one. If its bytes are not valid UTF-8: `bytes:` and hexadecimal escapes.
 
-        That is how OpenAI writes such tokens; it keeps apart what would else all be U+FFFD.
+        OpenAI writes such tokens the same way. Decoded, they would all be U+FFFD.
         """
         piece = self.token_bytes(token_id)
         try:
@@ -103,12 +102,12 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token adds inside a text; nothing for an id that names no token."""
-        return self._all_pieces[token_id]
+        """The bytes that one token adds inside a text. Empty for an id outside the vocabulary."""
+        return self._all_tokens[token_id]
 
-    def pieces(self, *, skip_special_tokens: bool) -> Pieces:
-        """For detokenisers: token id -> bytes."""
-        return self._plain_pieces if skip_special_tokens else self._all_pieces
+    def token_table(self, *, skip_special_tokens: bool) -> TokenBytes:
+        """The bytes of each token, for detokenisers."""
+        return self._plain_tokens if skip_special_tokens else self._all_tokens
 
 
 def _id(backend: Backend, token: str | None) -> int | None:
@@ -119,12 +118,12 @@ def _id(backend: Backend, token: str | None) -> int | None:
 def _vocab_size(backend: Backend) -> int:
     count: int = backend.get_vocab_size()
     if all(backend.id_to_token(token_id) is not None for token_id in range(count)):
-        return count  # the usual case, and much cheaper than a copy of the vocabulary
+        return count  # the usual case: much cheaper than a copy of the vocabulary
     return max(backend.get_vocab().values()) + 1
 
 
 def _failed(error: BaseException) -> bool:
-    """Whether it is the tokenizer's failure, of one request. A panic of the Rust library is no Exception."""
+    """True if the tokenizer failed on its input. A panic of the Rust library is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -140,7 +139,10 @@ def _refusal(text: str, cause: BaseException) -> TokenizerError:
 
 
 def _load_template(files: TokenizerFiles, special: SpecialTokens) -> ChatTemplate | None:
-    """chat_template.jinja and additional_chat_templates/, else tokenizer_config.json, else chat_template.json."""
+    """Loads the template from the first place that has one.
+
+    The places are chat_template.jinja and additional_chat_templates/, tokenizer_config.json, and chat_template.json.
+    """
     where, sources = _template_sources(files)
     if not sources:
         return None
@@ -155,6 +157,7 @@ def _load_template(files: TokenizerFiles, special: SpecialTokens) -> ChatTemplat
 
 
 def _template_sources(files: TokenizerFiles) -> tuple[Path, dict[str, str]]:
+    """The file with the templates, and the templates by name."""
     folder = files.folder
     single = folder / "chat_template.jinja"
     named = sorted((folder / "additional_chat_templates").glob("*.jinja"))

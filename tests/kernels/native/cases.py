@@ -31,8 +31,8 @@ from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
-from penstock.runtime.sampler import Sampler
 from tests.kernels.native.guarded import GuardedSession
+from tests.runtime.samplers import Sampler
 from tests.runtime.test_sampler import some_choice
 
 DTYPES = (torch.float32, torch.bfloat16)

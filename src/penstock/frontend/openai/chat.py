@@ -1,50 +1,56 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: reads requests and encodes answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import orjson
 
-from penstock.frontend.answer import Answer
-from penstock.frontend.body import decode
-from penstock.frontend.call import Call, Context
+from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.body import decode, refuse_unsupported
+from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.generation import Update, Usage
-from penstock.frontend.openai import events
-from penstock.frontend.openai.logprobs import chat_logprobs, prompt_logprobs
-from penstock.frontend.openai.models import check_model
-from penstock.frontend.openai.protocol import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
-from penstock.frontend.openai.requests import make_parts, output_room
-from penstock.frontend.openai.sampling import check_common, check_logprobs, choices, refuse_unsupported
+from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.logprobs import token_logprobs
+from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
+from penstock.frontend.openai.logprobs import prompt_logprobs
+from penstock.frontend.openai.options import read_options
 from penstock.frontend.prompts import encode_chat
+from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.sse import STREAM_TYPE
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 _decoder = msgspec.json.Decoder(ChatFields)
 
 
-async def read_chat(body: bytes, context: Context) -> Call:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def read_chat(body: bytes, context: RequestContext) -> Call:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    check_model(context.model, fields.model)
-    check_common(fields, context.limits)
+    context.model.check_name(fields.model)
+    options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
     param, wanted = _max_tokens(fields)
     prompt_ids = await encode_messages(fields, context, len(body))
-    room = output_room(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
-    parts = make_parts(context, fields, [prompt_ids], [room], k, fields.prompt_logprobs)
-    return Call(parts, ChatCodec(context, fields, k, prompt_ids), bool(fields.stream), "chat")
+    limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
+    parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs)
+    return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
 
 
-async def encode_messages(fields: ChatFields | TokenizeFields, context: Context, body_size: int) -> tuple[int, ...]:
-    """The prompt of a chat, of a request of so many bytes. Raises APIError 400 that names the message or parameter."""
+async def encode_messages(
+    fields: ChatFields | TokenizeFields, context: RequestContext, body_size: int
+) -> tuple[int, ...]:
+    """The token ids of a chat. Raises APIError 400 that names the message or the parameter.
+
+    `body_size` is the size of the request's body in bytes.
+    """
     if not fields.messages:
         raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
     variables = fields.chat_template_kwargs or {}
     if reserved := _TEMPLATE_OWN & variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
-        raise invalid(f"{name} is set by the server; use the parameter of that name", name)
+        raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise invalid(
@@ -87,8 +93,8 @@ def _text(message: ChatMessage, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def _top_logprobs(fields: ChatFields, context: Context) -> int | None:
-    """How many alternatives a token gets; None: no logprobs."""
+def _top_logprobs(fields: ChatFields, context: RequestContext) -> int | None:
+    """The number of alternatives for each token, or None for no logprobs."""
     if fields.top_logprobs is not None:
         if not fields.logprobs:
             raise invalid("top_logprobs needs logprobs: true; set it, or leave top_logprobs out", "top_logprobs")
@@ -97,7 +103,7 @@ def _top_logprobs(fields: ChatFields, context: Context) -> int | None:
 
 
 def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
-    """The limit under either of its names."""
+    """The name that the request uses for its output limit, and the limit."""
     if fields.max_completion_tokens is None:
         return "max_tokens", fields.max_tokens
     if fields.max_tokens not in (None, fields.max_completion_tokens):
@@ -106,28 +112,28 @@ def _max_tokens(fields: ChatFields) -> tuple[str, int | None]:
 
 
 class ChatCodec:
-    """Chat completions, as OpenAI spells them."""
+    """Encodes chat completions as OpenAI does."""
 
-    stream_type = events.STREAM_TYPE
+    stream_type = STREAM_TYPE
 
-    def __init__(self, context: Context, fields: ChatFields, k: int | None, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, context: RequestContext, fields: ChatFields, part: PromptPart) -> None:
         self._tokenizer = context.model.tokenizer
-        self._k = k
+        self._k = part.request.sampling.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
-        self._prompt_ids = prompt_ids
+        self._prompt_ids = part.request.prompt_ids
         self._id = {"id": f"chatcmpl-{context.id}"}
         rest = {"created": context.created, "model": context.model.name}
         self._fields = {**self._id, "object": "chat.completion", **rest}
-        self._frame = events.Frame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
-        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(choices(fields))]
+        self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
+        self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]
 
     def opening(self) -> bytes:
-        """The role, for each choice."""
+        """One event with the role for each choice."""
         role = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         tail = self._frame.tail(Usage(len(self._prompt_ids)))
         return b"".join(head + role + tail for head in self._heads)
 
-    def chunk(self, update: Update, usage: Usage) -> bytes:
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         head, tail = self._heads[update.choice], self._frame.tail(usage)
         event = b""
         if update.text or update.logprobs:
@@ -147,13 +153,13 @@ class ChatCodec:
         return self._frame.closing(usage)
 
     def failure(self, error: APIError) -> bytes:
-        return events.failure(error)
+        return encode_failure(error)
 
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         answer = {
             **self._fields,
             "choices": [self._choice(answer) for answer in answers],
-            "usage": events.usage_fields(usage),
+            "usage": usage_fields(usage),
         }
         if self._prompt_logprobs is not None:
             packed = answers[0].prompt_logprobs
@@ -162,7 +168,7 @@ class ChatCodec:
             )
         return orjson.dumps(answer)
 
-    def _choice(self, answer: Answer) -> dict[str, Any]:
+    def _choice(self, answer: CollectedChoice) -> dict[str, Any]:
         return {
             "index": answer.choice,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
@@ -171,5 +177,5 @@ class ChatCodec:
         }
 
     def _logprobs(self, packed: bytes | bytearray) -> dict[str, Any]:
-        content = [] if self._k is None else chat_logprobs(self._tokenizer, packed, self._k)
+        content = [] if self._k is None else token_logprobs(self._tokenizer, packed, self._k)
         return {"content": content, "refusal": None}

@@ -1,35 +1,35 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: reads requests and encodes answers."""
 
 from typing import Any
 
 import msgspec
 import orjson
 
-from penstock.frontend.answer import Answer
+from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.body import decode
-from penstock.frontend.call import Call, Context
+from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.generation import Part, Update, Usage
-from penstock.frontend.openai import events
+from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from penstock.frontend.openai.models import check_model
-from penstock.frontend.openai.protocol import CompletionFields
-from penstock.frontend.openai.requests import make_parts, output_room
-from penstock.frontend.openai.sampling import check_common, check_logprobs, choices
+from penstock.frontend.openai.options import read_options
 from penstock.frontend.prompts import check_ids, encode_text
+from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.sse import STREAM_TYPE
 from penstock.text import OutputText
 
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
 _decoder = msgspec.json.Decoder(CompletionFields)
 
 
-async def read_completion(body: bytes, context: Context) -> Call:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def read_completion(body: bytes, context: RequestContext) -> Call:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
-    check_model(context.model, fields.model)
-    check_common(fields, context.limits)
-    _check(fields, context)
-    n = choices(fields)
+    context.model.check_name(fields.model)
+    options = read_options(fields, context.limits)
+    n = options.n
+    _check(fields, n, context)
     prompts = _split(fields.prompt)
     if len(prompts) > context.limits.max_prompts:
         raise invalid(
@@ -50,9 +50,11 @@ async def read_completion(body: bytes, context: Context) -> Call:
     ]
     prompt_only = fields.max_tokens == 0
     wanted = 1 if prompt_only else fields.max_tokens
-    room = [output_room(context, ("prompt", len(prompt)), wanted, _DEFAULT_MAX_TOKENS, "max_tokens") for prompt in ids]
+    limits = [
+        output_limit(context, ("prompt", len(prompt)), wanted, _DEFAULT_MAX_TOKENS, "max_tokens") for prompt in ids
+    ]
     wants_prompt = fields.logprobs if fields.echo and fields.logprobs is not None else fields.prompt_logprobs
-    parts = make_parts(context, fields, ids, room, fields.logprobs, wants_prompt, prompt_only=prompt_only)
+    parts = make_parts(context, options, ids, limits, fields.logprobs, wants_prompt, prompt_only=prompt_only)
     echoed = [
         _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
         for part, prompt in zip(parts, prompts, strict=True)
@@ -60,8 +62,8 @@ async def read_completion(body: bytes, context: Context) -> Call:
     return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 
-def _check(fields: CompletionFields, context: Context) -> None:
-    if fields.best_of is not None and fields.best_of != choices(fields):
+def _check(fields: CompletionFields, n: int, context: RequestContext) -> None:
+    if fields.best_of is not None and fields.best_of != n:
         raise invalid("best_of is not supported unless it equals n; leave it out", "best_of", "unsupported_parameter")
     if fields.logprobs is not None:
         check_logprobs(fields.logprobs, "logprobs", context.limits)
@@ -72,7 +74,7 @@ def _check(fields: CompletionFields, context: Context) -> None:
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A text, token ids, or a list of either: as a list of prompts."""
+    """The list of prompts in a text, token ids, or a list of either."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -86,9 +88,9 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
 
 
 class _Echo:
-    """A prompt as part of the answer."""
+    """A prompt that the answer repeats."""
 
-    def __init__(self, context: Context, part: Part, text: str | None) -> None:
+    def __init__(self, context: RequestContext, part: PromptPart, text: str | None) -> None:
         output = OutputText(context.model.tokenizer, (), skip_special_tokens=part.skip_special_tokens)
         chunk = output.push(part.request.prompt_ids)
         self.text = chunk.text + output.finish().text if text is None else text
@@ -96,23 +98,27 @@ class _Echo:
 
 
 class CompletionCodec:
-    """Completions, as OpenAI spells them."""
+    """Encodes completions as OpenAI does."""
 
-    stream_type = events.STREAM_TYPE
+    stream_type = STREAM_TYPE
 
     def __init__(
-        self, context: Context, fields: CompletionFields, parts: tuple[Part, ...], echoed: list[_Echo | None]
+        self,
+        context: RequestContext,
+        fields: CompletionFields,
+        parts: tuple[PromptPart, ...],
+        echoed: list[_Echo | None],
     ) -> None:
         self._tokenizer = context.model.tokenizer
-        self._n = choices(fields)
+        self._n = parts[0].request.n
         self._logprobs = fields.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
         self._parts = parts
         self._echoed = echoed
         self._begun: set[int] = set()  # choices whose prompt has been echoed
-        self._rows_of_prompts: dict[int, Any] = {}  # part -> its prompt's logprobs, spelled out
-        self._echoed_rows: dict[int, CompletionLogprobs] = {}  # the same, for echoing
-        self._frame = events.Frame(
+        self._rows_of_prompts: dict[int, Any] = {}  # by part: the prompt's logprobs, formatted
+        self._echoed_rows: dict[int, CompletionLogprobs] = {}  # by part: the same in the shape of an echoed prompt
+        self._frame = EventFrame(
             {
                 "id": f"cmpl-{context.id}",
                 "object": "text_completion",
@@ -126,7 +132,7 @@ class CompletionCodec:
     def opening(self) -> bytes:
         return b""
 
-    def chunk(self, update: Update, usage: Usage) -> bytes:
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
         index, text = update.choice, update.text
         echo = self._echoed[index // self._n]
         logprobs = b"null"
@@ -150,13 +156,13 @@ class CompletionCodec:
         return self._frame.closing(usage)
 
     def failure(self, error: APIError) -> bytes:
-        return events.failure(error)
+        return encode_failure(error)
 
-    def whole(self, answers: list[Answer], usage: Usage) -> bytes:
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
         choices = [self._choice(answer) for answer in answers]
-        return orjson.dumps({**self._frame.fields, "choices": choices, "usage": events.usage_fields(usage)})
+        return orjson.dumps({**self._frame.fields, "choices": choices, "usage": usage_fields(usage)})
 
-    def _choice(self, answer: Answer) -> dict[str, Any]:
+    def _choice(self, answer: CollectedChoice) -> dict[str, Any]:
         echo = self._echoed[answer.choice // self._n]
         choice: dict[str, Any] = {
             "index": answer.choice,
@@ -168,16 +174,16 @@ class CompletionCodec:
             choice["prompt_logprobs"] = self._prompt_rows(answer, self._prompt_logprobs)
         return choice
 
-    def _prompt_rows(self, answer: Answer, k: int) -> Any:
-        """The logprobs of an answer's prompt, which the choices of a prompt share."""
+    def _prompt_rows(self, answer: CollectedChoice, k: int) -> Any:
+        """The logprobs of a choice's prompt, formatted once for all choices of that prompt."""
         part = answer.choice // self._n
         if part not in self._rows_of_prompts:
             prompt_ids = self._parts[part].request.prompt_ids
             self._rows_of_prompts[part] = prompt_logprobs(self._tokenizer, prompt_ids, answer.prompt_logprobs, k)
         return self._rows_of_prompts[part]
 
-    def _logprob_fields(self, source: Update | Answer, begins: bool) -> dict[str, Any]:
-        """Logprobs of an update or an answer, those of an echoed prompt first."""
+    def _logprob_fields(self, source: ChoiceUpdate | CollectedChoice, begins: bool) -> dict[str, Any]:
+        """The logprobs of an update or a choice, after those of an echoed prompt if the text begins with it."""
         rows = CompletionLogprobs(self._tokenizer, self._logprobs or 0)
         part = source.choice // self._n
         echo = self._echoed[part]

@@ -1,4 +1,4 @@
-"""Errors as OpenAI spells them: all four keys, always."""
+"""Encodes errors as OpenAI does."""
 
 import orjson
 
@@ -6,6 +6,14 @@ from penstock.frontend.errors import APIError
 
 
 def encode_error(error: APIError) -> bytes:
-    """The body of an error response."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    """The body of an error response. It always has all four keys."""
+    fields = {"message": error.message, "type": _type(error.status), "param": error.param, "code": error.code}
     return orjson.dumps({"error": fields})
+
+
+def _type(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "authentication_error" if status in (401, 403) else "invalid_request_error"

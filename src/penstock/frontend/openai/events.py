@@ -1,4 +1,4 @@
-"""The frame of OpenAI's server-sent events. All that is fixed for a request is encoded once."""
+"""Encodes OpenAI's server-sent events. The bytes that do not change during a request are encoded once."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ import orjson
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.openai.errors import encode_error
-from penstock.frontend.openai.protocol import StreamOptions
+from penstock.frontend.openai.fields import StreamOptions
+from penstock.frontend.sse import sse_event
 
-STREAM_TYPE = b"text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
+DONE = sse_event(b"[DONE]")
 
 
-class Frame:
-    """The bytes around a choice. `id`, `created` and `model` are the same in every event and in a whole answer."""
+class EventFrame:
+    """The bytes of an event around its choice. `fields` are the same in every event of a request."""
 
     def __init__(self, fields: dict[str, Any], options: StreamOptions | None) -> None:
         self.fields = fields
@@ -24,28 +24,29 @@ class Frame:
         self._tail = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
 
     def head(self, index: int) -> bytes:
-        """An event up to the first field of choice `index` after its index."""
+        """The start of an event, up to the index of choice `index`. The choice's other fields follow."""
         return self._start + b',"choices":[{"index":%d,' % index
 
     def tail(self, usage: Usage) -> bytes:
-        """An event from the end of its choice."""
+        """The end of an event, after its choice's fields."""
         if self._usage_always:
             return b'}],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n"
         return self._tail
 
     def closing(self, usage: Usage) -> bytes:
-        """The usage, where it was asked for, and the end."""
+        """The event with the usage if the request asks for it, and the end of the stream."""
         if not self._include_usage:
             return DONE
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n" + DONE
 
 
-def failure(error: APIError) -> bytes:
-    """The end of a stream that failed."""
-    return b"data: " + encode_error(error) + b"\n\n" + DONE
+def encode_failure(error: APIError) -> bytes:
+    """The error event, and the end of the stream."""
+    return sse_event(encode_error(error)) + DONE
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
+    """The `usage` object of an answer."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -1,27 +1,15 @@
-"""Packed logprobs in the three shapes clients know."""
+"""Formats logprobs as completions have them, and as vLLM's prompt_logprobs."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.frontend.logprobs import finite
 from penstock.messages import TokenLogprobs, unpack_rows
 from penstock.text import Tokenizer
 
-_LOWEST = -9999.0  # JSON has no minus infinity; a token that was ruled out gets this, as in vLLM
-
-
-def chat_logprobs(tokenizer: Tokenizer, packed: bytes | bytearray, k: int) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content` of a chat: one entry a token."""
-    return [
-        {
-            **_chat_token(tokenizer, row.token_id, row.logprob),
-            "top_logprobs": [_chat_token(tokenizer, token_id, logprob) for token_id, logprob in row.top],
-        }
-        for row in unpack_rows(bytes(packed), k)
-    ]
-
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of a completion, as parallel lists."""
+    """`choices[].logprobs` of a completion, which are parallel lists."""
 
     def __init__(self, tokenizer: Tokenizer, k: int) -> None:
         self._tokenizer = tokenizer
@@ -32,7 +20,7 @@ class CompletionLogprobs:
         self.text_offset: list[int] = []
 
     def add_prompt(self, prompt_ids: Sequence[int], packed: bytes, offsets: Sequence[int]) -> None:
-        """The prompt's tokens. Nothing comes before the first, so it has no logprob."""
+        """Adds the prompt's tokens. The first one has no logprob."""
         self.tokens.append(self._tokenizer.token(prompt_ids[0]))
         self.token_logprobs.append(None)
         self.top_logprobs.append(None)
@@ -40,22 +28,23 @@ class CompletionLogprobs:
         self.add(packed, offsets[1:], 0)
 
     def add(self, packed: bytes | bytearray, offsets: Sequence[int], base: int) -> None:
-        """Output tokens, whose offsets count from `base`."""
+        """Adds output tokens. Their offsets count from `base`."""
         for row, offset in zip(unpack_rows(bytes(packed), self._k), offsets, strict=True):
             token = self._tokenizer.token(row.token_id)
             self.tokens.append(token)
-            self.token_logprobs.append(_finite(row.logprob))
+            self.token_logprobs.append(finite(row.logprob))
             self.top_logprobs.append(self._top(row, token))
             self.text_offset.append(base + offset)
 
     def extend(self, other: "CompletionLogprobs") -> None:
-        """The tokens of another, as they are."""
+        """Adds the tokens of another instance."""
         self.tokens += other.tokens
         self.token_logprobs += other.token_logprobs
         self.top_logprobs += other.top_logprobs
         self.text_offset += other.text_offset
 
     def fields(self) -> dict[str, Any]:
+        """The JSON object."""
         return {
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
@@ -64,18 +53,18 @@ class CompletionLogprobs:
         }
 
     def _top(self, row: TokenLogprobs, token: str) -> dict[str, float]:
-        """The k best, best first, and the token itself where it is not among them."""
+        """The k most likely tokens, best first, and the token itself if it is not one of them."""
         top: dict[str, float] = {}
         for token_id, logprob in row.top:
-            top.setdefault(self._tokenizer.token(token_id), _finite(logprob))
-        top.setdefault(token, _finite(row.logprob))
+            top.setdefault(self._tokenizer.token(token_id), finite(logprob))
+        top.setdefault(token, finite(row.logprob))
         return top
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], packed: bytes, k: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's `prompt_logprobs`: null for the first token, then by token id the token itself and the k best."""
+    """vLLM's `prompt_logprobs`: null for the first token; for each other, itself and the k most likely by token id."""
     rows: list[dict[str, dict[str, Any]] | None] = [None] if prompt_ids else []
     for row in unpack_rows(packed, k):
         entry = {str(row.token_id): _ranked(tokenizer, row.token_id, row.logprob, row.rank)}
@@ -86,13 +75,4 @@ def prompt_logprobs(
 
 
 def _ranked(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
-    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token(token_id)}
-
-
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    piece = tokenizer.token_bytes(token_id)
-    return {"token": tokenizer.token(token_id), "logprob": _finite(logprob), "bytes": list(piece)}
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > _LOWEST else _LOWEST
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token(token_id)}

@@ -1,26 +1,24 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, as in vLLM."""
 
 import msgspec
 import orjson
 
-from penstock.frontend.body import decode
-from penstock.frontend.call import Context
-from penstock.frontend.errors import invalid
+from penstock.frontend.body import decode, refuse_unsupported
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import digits, invalid
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import encode_messages
-from penstock.frontend.openai.models import check_model
-from penstock.frontend.openai.protocol import UNSUPPORTED, DetokenizeFields, TokenizeFields
-from penstock.frontend.openai.sampling import digits, refuse_unsupported
+from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields
 from penstock.frontend.prompts import encode_text
-from penstock.frontend.turns import in_turn
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)
 _detokenize = msgspec.json.Decoder(DetokenizeFields)
 
 
-async def tokenize(body: bytes, context: Context) -> bytes:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def tokenize(body: bytes, context: RequestContext) -> bytes:
+    """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_tokenize, body)
-    check_model(context.model, fields.model)
+    context.model.check_name(fields.model)
     refuse_unsupported(fields, UNSUPPORTED)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("send either prompt or messages", "prompt", "missing_parameter")
@@ -36,13 +34,13 @@ async def tokenize(body: bytes, context: Context) -> bytes:
             {"count": len(ids), "max_model_len": context.model.max_model_len, "tokens": ids, "token_strs": strings}
         )
 
-    return await in_turn(answer, len(ids))
+    return await offload_if_large(answer, len(ids))
 
 
-async def detokenize(body: bytes, context: Context) -> bytes:
-    """Raises APIError 400 or 404 that names the parameter."""
+async def detokenize(body: bytes, context: RequestContext) -> bytes:
+    """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_detokenize, body)
-    check_model(context.model, fields.model)
+    context.model.check_name(fields.model)
     vocab_size = context.model.client.info.vocab_size
 
     def answer() -> bytes:
@@ -54,4 +52,4 @@ async def detokenize(body: bytes, context: Context) -> bytes:
                 )
         return orjson.dumps({"prompt": context.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)})
 
-    return await in_turn(answer, len(fields.tokens))
+    return await offload_if_large(answer, len(fields.tokens))

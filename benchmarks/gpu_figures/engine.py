@@ -1,4 +1,4 @@
-"""A model of random weights on a device behind the production scheduler and runner, and how fast they go together."""
+"""Runs a model of random weights on a device with the production scheduler and runner, and times its steps."""
 
 import gc
 import random
@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from gpu_roofline import Peaks
 
-from penstock.bench.roofline import Machine, least_seconds
+from gpu_figures.roofline import Peaks
+from penstock.bench.roofline import MachineRates, least_seconds
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig
 from penstock.config.memory import token_bytes
@@ -23,20 +23,20 @@ from penstock.messages import GenerateRequest, SamplingParams, StepPlan, StepRes
 from penstock.runtime.runner import ModelRunner
 from penstock.schedule import Scheduler, SchedulerConfig
 
-PIECE = 1 << 26  # elements of a weight that are drawn at once
-SPREAD = 0.02  # of the weights
-STEADY = 16  # steps after the last prompt that are not counted: clocks and caches settle
+PIECE = 1 << 26  # elements of a weight drawn at once
+SPREAD = 0.02  # standard deviation of the weights
+STEADY = 16  # steps after the last prompt that do not count, as clocks and caches settle
 
 
 @dataclass
 class Steps:
-    """What a run's steps took, one figure each, in order."""
+    """The times of a run's steps, in order."""
 
-    tokens: list[int] = field(default_factory=list)  # sampled
-    prompts: list[bool] = field(default_factory=list)  # whether any was computed
-    ended: list[float] = field(default_factory=list)  # on the host's clock: when the result was there
-    device: list[float] = field(default_factory=list)  # seconds of the device's own clock
-    seconds: float = 0.0  # of all
+    tokens: list[int] = field(default_factory=list)  # sampled in the step
+    prompts: list[bool] = field(default_factory=list)  # whether the step computed prompt tokens
+    ended: list[float] = field(default_factory=list)  # host clock when the result arrived
+    device: list[float] = field(default_factory=list)  # seconds on the device's clock
+    seconds: float = 0.0  # of the whole run
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         self.tokens.append(sum(len(each.token_ids) for each in result.results))
@@ -45,17 +45,17 @@ class Steps:
         self.device.append(result.timing.forward + result.timing.sample)
 
     def decoding(self) -> tuple[float, float]:
-        """(seconds between results, seconds of the device) of a step, medians over those that decode in peace."""
+        """Medians of a decode step: (seconds between results, seconds on the device). Prompts and ends are left out."""
         first = max((i for i, prompt in enumerate(self.prompts) if prompt), default=-1) + 1 + STEADY
-        last = len(self.ended) - 1  # the end of the last sequence
+        last = len(self.ended) - 1  # leaves out the step in which the sequences end
         if last - first < 2:
-            raise ValueError(f"{len(self.ended)} steps are too few to time decoding: ask for more output tokens")
+            raise ValueError(f"{len(self.ended)} steps are too few to time decoding: use more output tokens")
         between = [self.ended[i] - self.ended[i - 1] for i in range(first + 1, last)]
         return median(between), median(self.device[first + 1 : last])
 
 
 class Engine:
-    """Scheduler and runner of one model, with room for `sequences` of `length` tokens each."""
+    """Scheduler and runner of one model, with KV blocks for `sequences` of `length` tokens each."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Engine:
         self._count = 0
 
     def run(self, case: Case) -> Steps:
-        """The case's requests, all at once, to their end. RuntimeError where one fails."""
+        """Runs the requests of a case, which all arrive at once. RuntimeError if one fails."""
         for _ in range(case.count):
             self._count += 1
             prompt = tuple(self._random.randrange(self.spec.vocab_size) for _ in range(case.prompt_len))
@@ -134,7 +134,7 @@ class Engine:
         return steps
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Frees the model's memory."""
         self.runner.close()
         del self.runner
         gc.collect()
@@ -144,18 +144,18 @@ class Engine:
     # -- rooflines ------------------------------------------------------------------------------------------------
 
     def decode_seconds(self, peaks: Peaks, sequences: int, context: float) -> float:
-        """The least that a decode step takes: max(W / BW, 2 P B / F) + B ctx kv / BW."""
+        """The least seconds of a decode step: max(W / BW, 2 P B / F) + B ctx kv / BW."""
         weights = matmul_bytes(self.facts, self.config, sequences)
         flops = 2.0 * self._with_head * sequences
         kv = sum(token_bytes(self.facts, self.config)) * context * sequences
         return max(weights / peaks.bandwidth, flops / self._flops(peaks)) + kv / peaks.bandwidth
 
     def case_seconds(self, peaks: Peaks, case: Case) -> float:
-        """The least that a case takes: see penstock.bench.roofline."""
-        return least_seconds(case, self.facts, self.config, Machine(peaks.bandwidth, self._flops(peaks)))
+        """The least seconds of a case: see penstock.bench.roofline."""
+        return least_seconds(case, self.facts, self.config, MachineRates(peaks.bandwidth, self._flops(peaks)))
 
     def prefill_flops(self, tokens: int) -> float:
-        """Of the layers' products and of attention's, of which a token sees half of the prompt."""
+        """Operations of the layers' products and of attention, in which a token sees half of the prompt on average."""
         layers = self._with_head - self.facts.vocab_size * self.facts.hidden_size
         attention = sum(layer.attention.query_width for layer in self.spec.layers) * 2 * tokens
         return 2.0 * layers * tokens + attention * tokens
@@ -172,7 +172,7 @@ class Engine:
 
 
 def random_parameters(spec: ModelSpec, config: EngineConfig, device: torch.device) -> dict[str, Any]:
-    """A model's parameters, drawn and packed on the device; norms of 1 or, with an offset, 0."""
+    """A model's parameters, drawn and packed on the device. Norms are 1 or, with an offset, 0."""
     platform, needs = detect_platform(device.type), Needs(getattr(torch, config.dtype), config.block_size)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, device=device)
     source = torch.Generator(device).manual_seed(0)
@@ -184,7 +184,7 @@ def random_parameters(spec: ModelSpec, config: EngineConfig, device: torch.devic
             continue
         packer = packing(parameter.shape, parameter.kind, parameter.experts)
         rows, width = parameter.shape[0], parameter.shape[1]
-        step = max(PIECE // width // 16 * 16, 16)  # a multiple that every packing takes
+        step = max(PIECE // width // 16 * 16, 16)  # a multiple of 16, as every packing requires
         for start in range(0, rows, step):
             piece = torch.empty(min(step, rows - start), width, dtype=needs.dtype, device=device)
             packer.put(start, piece.normal_(0.0, SPREAD, generator=source))
@@ -193,5 +193,5 @@ def random_parameters(spec: ModelSpec, config: EngineConfig, device: torch.devic
 
 
 def mean_context(case: Case) -> float:
-    """Of a decode step, over the case."""
+    """The mean context of a sequence over the decode steps of a case."""
     return case.prompt_len + case.output_len / 2

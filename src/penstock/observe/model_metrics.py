@@ -1,15 +1,15 @@
-"""What one model's requests did, counted as their deltas arrive."""
+"""Counts what one model's requests do, as their deltas arrive."""
 
 from typing import Protocol
 
 from penstock.messages import EngineInfo, EngineStats, FinishReason, RequestTiming
-from penstock.observe.series import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
+from penstock.observe.histogram import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
 class EngineView(Protocol):
-    """An engine, as metrics look at it. Nothing of it may wait."""
+    """The part of an engine client that metrics read. No method may block."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -19,7 +19,7 @@ class EngineView(Protocol):
 
 
 class Latencies:
-    """Those of one operation's requests, for OpenTelemetry's names."""
+    """Latencies of one operation's requests, for OpenTelemetry's names."""
 
     __slots__ = ("first_token", "per_output_token", "request")
 
@@ -30,7 +30,7 @@ class Latencies:
 
 
 class ModelMetrics:
-    """Written from one event loop, which also answers the scrape."""
+    """The metrics of one model. One event loop writes and scrapes them."""
 
     def __init__(self, name: str, engine: EngineView) -> None:
         self.name = name
@@ -53,14 +53,14 @@ class ModelMetrics:
         self.operations: dict[str, Latencies] = {}
 
     def request_prefilled(self, operation: str, prompt_tokens: int, seconds: float) -> None:
-        """The first token of a request came, `seconds` after it was received."""
+        """Counts a request whose first token arrived `seconds` after the request."""
         self.prompt_tokens += prompt_tokens
         self.prompt_sizes.observe(prompt_tokens)
         self.time_to_first_token.observe(seconds)
         self._latencies(operation).first_token.observe(seconds)
 
     def tokens_arrived(self, count: int, seconds: float) -> None:
-        """`count` tokens came together, `seconds` after the last of their choice (0: they are its first)."""
+        """Counts tokens that arrived together, `seconds` after the choice's previous ones (0: they are its first)."""
         self.generation_tokens += count
         if seconds and count:
             self.inter_token_latency.observe(seconds / count, count)
@@ -69,7 +69,7 @@ class ModelMetrics:
             self._observe_steps(stats)
 
     def choice_finished(self, operation: str, reason: FinishReason, tokens: int, decode_seconds: float) -> None:
-        """A choice of `tokens` tokens ended, `decode_seconds` after its first one."""
+        """Counts a choice of `tokens` tokens that ended `decode_seconds` after its first token."""
         self.finished[reason] += 1
         self.generation_sizes.observe(tokens)
         if tokens > 1:
@@ -78,17 +78,17 @@ class ModelMetrics:
             self._latencies(operation).per_output_token.observe(seconds)
 
     def choices_cut_short(self, reason: FinishReason, count: int) -> None:
-        """`count` choices ended before they were complete. They are in no latency: it would be nobody's."""
+        """Counts choices that ended before they were complete. They are not in the latencies."""
         self.finished[reason] += count
 
     def engine_timed(self, timing: RequestTiming) -> None:
-        """Where the engine says a choice spent its time."""
+        """Counts the times of a choice as the engine measured them."""
         self.queue_time.observe(timing.queued)
         self.prefill_time.observe(timing.prefill)
         self.decode_time.observe(timing.decode)
 
     def request_finished(self, operation: str, seconds: float) -> None:
-        """Every choice of a request ended, `seconds` after it was received."""
+        """Counts a request whose last choice ended `seconds` after the request."""
         self.e2e_latency.observe(seconds)
         self._latencies(operation).request.observe(seconds)
 
@@ -99,7 +99,7 @@ class ModelMetrics:
         return found
 
     def _observe_steps(self, stats: EngineStats) -> None:
-        """Tokens per engine step, averaged over the steps since the last look (one, where every step is heard of)."""
+        """Counts the mean number of tokens of the steps since the last call."""
         steps = stats.steps - self._steps_seen
         if steps > 0:
             self.step_sizes.observe((stats.computed_tokens - self._tokens_seen) / steps, steps)

@@ -1,7 +1,7 @@
-"""Which tokens are special, by the rules of transformers' `from_pretrained`.
+"""Finds the special tokens by the rules of transformers' `from_pretrained`.
 
-Whether a BOS or EOS is put around a text is up to the post-processor in tokenizer.json alone: where that file exists,
-transformers 5 disregards `add_bos_token` and `add_eos_token` of tokenizer_config.json.
+Only the post-processor in tokenizer.json decides whether BOS or EOS is added to a text: transformers 5 ignores
+`add_bos_token` and `add_eos_token` of tokenizer_config.json if tokenizer.json exists.
 """
 
 from collections.abc import Mapping
@@ -12,29 +12,32 @@ from tokenizers import AddedToken, Tokenizer
 
 from penstock.text.errors import TokenizerError
 from penstock.text.files import TokenizerFiles
-from penstock.text.pipeline import TokenizerClass
+from penstock.text.tokenizer_classes import TokenizerClass
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class SpecialTokens(NamedTuple):
-    named: dict[str, AddedToken]  # "bos_token", ... and names of the model's own, such as "image_token"
+    """The special and added tokens of a tokenizer's files."""
+
+    named: dict[str, AddedToken]  # by name: "bos_token" and so on, and the model's own names such as "image_token"
     extra: list[AddedToken]
-    added: list[AddedToken]  # every added token the configuration lists, by id
+    added: list[AddedToken]  # every added token that the configuration lists, in the order of ids
 
     def text(self, name: str) -> str | None:
+        """The text of a named token, or None if there is no such token."""
         token = self.named.get(name)
         return None if token is None else token.content
 
 
-class _Listed(msgspec.Struct):
-    """The part of tokenizer.json that lists added tokens; the vocabulary is skipped."""
+class _AddedTokens(msgspec.Struct):
+    """The part of tokenizer.json that lists added tokens. Decoding skips the rest."""
 
     added_tokens: list[dict[str, Any]] = []
 
 
 def read_special_tokens(files: TokenizerFiles, kind: TokenizerClass | None) -> SpecialTokens:
-    """What the files say. Raises TokenizerError for entries of the wrong shape."""
+    """Reads the tokens from the files. Raises TokenizerError if an entry is malformed."""
     try:
         return _read(files, kind)
     except (TypeError, ValueError, KeyError, AttributeError, msgspec.DecodeError) as error:
@@ -42,7 +45,7 @@ def read_special_tokens(files: TokenizerFiles, kind: TokenizerClass | None) -> S
 
 
 def add_special_tokens(backend: Tokenizer, special: SpecialTokens, kind: TokenizerClass | None) -> None:
-    """Makes the backend know every token the files list. One that is not in the vocabulary gets the next free id."""
+    """Adds every token of the files to the backend. A token that is not in the vocabulary gets the next free id."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     known |= {token.content for token in special.added}
     tokens = list(special.added)
@@ -65,13 +68,13 @@ def _read(files: TokenizerFiles, kind: TokenizerClass | None) -> SpecialTokens:
     if "added_tokens_decoder" in files.config:
         for index, fields in files.config["added_tokens_decoder"].items():
             added[int(index)] = _token(fields)
-    else:  # older checkpoints, whose special tokens may be in files of their own
+    else:  # an older checkpoint, whose special tokens may be in separate files
         settings |= {name: _marked(value) for name, value in files.special_tokens_map.items()}
         specials = {token.content for token in _named(settings).values()} | {t.content for t in _extra(settings)}
         for text, index in files.added_tokens.items():
             special = text in specials
             added[int(index)] = AddedToken(text, normalized=not special, special=special)
-        for fields in msgspec.json.decode(files.tokenizer, type=_Listed).added_tokens:
+        for fields in msgspec.json.decode(files.tokenizer, type=_AddedTokens).added_tokens:
             added[int(fields["id"])] = _token({key: value for key, value in fields.items() if key != "id"})
     by_text = {token.content: token for token in added.values()}
     named = {name: by_text.get(token.content, token) for name, token in _named(settings).items()}

@@ -6,9 +6,9 @@ from ctypes import c_int64
 import numpy as np
 import pytest
 import torch
+from op_timing.cost import OpCost, op_cost
 
-from penstock.bench.roofline import Machine
-from penstock.bench.work import Work, work
+from penstock.bench.roofline import MachineRates
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
@@ -20,7 +20,7 @@ from penstock.kernels.native.session import Program, native_session
 BF16 = torch.bfloat16
 
 
-def recorded(call: Callable[[Callable[[torch.Tensor], torch.Tensor]], object]) -> Work:
+def recorded(call: Callable[[Callable[[torch.Tensor], torch.Tensor]], object]) -> OpCost:
     """The work of the last op that `call` records; it is given what declares an input."""
     with native_session().record() as program:
 
@@ -28,7 +28,7 @@ def recorded(call: Callable[[Callable[[torch.Tensor], torch.Tensor]], object]) -
             return program.input(tensor, c_int64(len(tensor)))
 
         call(declare)
-    return work(last(program))
+    return op_cost(last(program))
 
 
 def last(program: Program) -> object:
@@ -48,7 +48,7 @@ def test_a_product_reads_its_weight_and_its_rows_once(scheme: str, weight: int) 
     packed = pack(torch.randn(96, 64, dtype=BF16), None, scheme)  # type: ignore[arg-type]
     linear = NativeLinear(native_session())
     done = recorded(lambda declare: linear(declare(torch.randn(5, 64).to(BF16)), packed))
-    assert done == Work(weight + 5 * (64 + 96) * 2, 2 * 5 * 96 * 64)
+    assert done == OpCost(weight + 5 * (64 + 96) * 2, 2 * 5 * 96 * 64)
     done = recorded(lambda declare: linear.logits(declare(torch.randn(5, 64).to(BF16)), packed))
     assert done.bytes == weight + 5 * (64 * 2 + 96 * 4)
 
@@ -57,7 +57,7 @@ def test_a_gated_product_writes_half_of_its_columns() -> None:
     packed = pack(torch.randn(96, 64, dtype=BF16), None, "bf16", gated=True)
     linear = NativeLinear(native_session())
     done = recorded(lambda declare: linear.gated(declare(torch.randn(5, 64).to(BF16)), packed, "silu"))
-    assert done == Work(96 * 64 * 2 + 5 * (64 + 48) * 2, 2 * 5 * 96 * 64)
+    assert done == OpCost(96 * 64 * 2 + 5 * (64 + 48) * 2, 2 * 5 * 96 * 64)
 
 
 def test_an_embedding_reads_only_its_rows() -> None:
@@ -81,9 +81,9 @@ def test_a_mixture_reads_the_experts_that_were_chosen() -> None:
         experts(x, experts.route(logits, 2, normalize=True), *stacks, "silu", residual=x)
     program.run()  # equal logits: experts 0 and 1 for all
     route, chosen = (timed.op for timed in program.timed([0.0, 0.0]))
-    assert work(route) == Work(5 * (6 * 4 + 2 * 12))
+    assert op_cost(route) == OpCost(5 * (6 * 4 + 2 * 12))
     values = 96 * 64 + 64 * 48
-    assert work(chosen) == Work(2 * 2 * values + 5 * (3 * 64 * 2 + 2 * 12), 2 * 10 * values)
+    assert op_cost(chosen) == OpCost(2 * 2 * values + 5 * (3 * 64 * 2 + 2 * 12), 2 * 10 * values)
 
 
 @pytest.mark.parametrize(("dtype", "vector"), [(BF16, 64), (torch.int8, 36)])
@@ -105,6 +105,6 @@ def test_attention_reads_what_its_queries_see(dtype: torch.dtype, vector: int, w
 
 
 def test_the_least_time_is_that_of_what_takes_longer() -> None:
-    machine = Machine(bandwidth=10.0, flops=100.0)
-    assert Work(50.0, 100.0).least_seconds(machine) == 5.0
-    assert Work(50.0, 1000.0).least_seconds(machine) == 10.0
+    machine = MachineRates(bandwidth=10.0, flops=100.0)
+    assert OpCost(50.0, 100.0).least_seconds(machine) == 5.0
+    assert OpCost(50.0, 1000.0).least_seconds(machine) == 10.0

@@ -1,4 +1,4 @@
-"""What an op of a recorded program must read, write and multiply, from its own description."""
+"""The bytes and multiplications that an op of a recorded program needs, computed from the op's own fields."""
 
 from ctypes import c_int32, c_int64
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
 from penstock.kernels.native.structs import (
     F32,
@@ -32,21 +32,21 @@ _BITS = {"f32": 32, "bf16": 16, "int16": 16, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
-class Work:
-    """The least an op can do: everything it needs is read once, and what it gives is written once."""
+class OpCost:
+    """The least work of an op: each input is read once, and each output is written once."""
 
     bytes: float = 0.0
     flops: float = 0.0  # multiply-adds counted twice
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.bytes + other.bytes, self.flops + other.flops)
+    def __add__(self, other: "OpCost") -> "OpCost":
+        return OpCost(self.bytes + other.bytes, self.flops + other.flops)
 
-    def least_seconds(self, machine: Machine) -> float:
+    def least_seconds(self, machine: MachineRates) -> float:
         return max(self.bytes / machine.bandwidth, self.flops / machine.flops)
 
 
-def work(op: Any) -> Work:
-    """Of a native op as its cells are now: before they are filled for another step."""
+def op_cost(op: Any) -> OpCost:
+    """The cost of a native op with the values that its cells have now. Call it before the next step fills them."""
     size = 4 if getattr(op, "dtype", F32) == F32 else 2
     match op:
         case LinearOp():
@@ -54,62 +54,62 @@ def work(op: Any) -> Work:
             width = weight.n // 2 if op.epilogue else weight.n
             out = width * (4 if op.out_dtype == F32 else 2)
             residual = width * size if op.residual else 0
-            return Work(
+            return OpCost(
                 weight_bytes(weight) + rows * (weight.k * size + out + residual), 2.0 * rows * weight.n * weight.k
             )
         case EmbeddingOp():
             rows, table = _cell(op.rows), op.table
-            return Work(rows * (weight_bytes(table) / table.n + table.k * size), 0.0)
+            return OpCost(rows * (weight_bytes(table) / table.n + table.k * size), 0.0)
         case NormOp():
             rows = _cell(op.rows)
-            return Work(rows * op.width * size * (4 if op.residual else 2), 0.0)
+            return OpCost(rows * op.width * size * (4 if op.residual else 2), 0.0)
         case RotationOp():
-            return Work(_cell(op.rows) * (8 + 8 * op.half), 0.0)
+            return OpCost(_cell(op.rows) * (8 + 8 * op.half), 0.0)
         case CacheOp():
             rows, heads = _cell(op.rows), op.heads + 2 * op.kv_heads
             moved = (heads + op.heads) * op.head_dim * size + 2 * op.kv_heads * _page_bytes(op)
-            return Work(rows * (moved + 4 * op.head_dim), 0.0)
+            return OpCost(rows * (moved + 4 * op.head_dim), 0.0)
         case AttentionOp():
             return _attention(op, size)
         case RouteOp():
-            return Work(_cell(op.rows) * (4 * op.count + 12 * op.slots), 0.0)
+            return OpCost(_cell(op.rows) * (4 * op.count + 12 * op.slots), 0.0)
         case ExpertsOp():
             return _experts(op, size)
         case SampleOp():
-            return Work(_cell(op.count) * op.vocab * 4.0, 0.0)
+            return OpCost(_cell(op.count) * op.vocab * 4.0, 0.0)
         case FillOp():
-            return Work(_cell(op.rows) * 8.0 * (6 + 5 * op.group_count), 0.0)
+            return OpCost(_cell(op.sequences) * 8.0 * (6 + 5 * op.group_count), 0.0)
         case AdvanceOp():
-            return Work(_cell(op.rows) * 8.0 * 9, 0.0)
+            return OpCost(_cell(op.sequences) * 8.0 * 9, 0.0)
         case FiniteOp():
-            return Work(_cell(op.rows) * (op.width * size + 1.0), 0.0)
-    raise TypeError(f"{type(op).__name__} is not an op whose work is known")
+            return OpCost(_cell(op.rows) * (op.width * size + 1.0), 0.0)
+    raise TypeError(f"{type(op).__name__} has no cost here: add a case to op_cost")
 
 
 def weight_bytes(weight: Matrix) -> float:
-    """Of the values and their scales, without padding."""
+    """Bytes of the values and their scales, without padding."""
     scales = {"int16": 4 * weight.n, "int8": 4 * weight.n, "int4": 2 * weight.n * -(-weight.k // max(weight.group, 1))}
     scheme = SCHEMES[weight.scheme]
     return float(weight.n * weight.k * _BITS[scheme] / 8 + scales.get(scheme, 0))
 
 
-def _experts(op: ExpertsOp, size: int) -> Work:
-    """Of experts, the matrices of those that were chosen when it last ran are read, each once."""
+def _experts(op: ExpertsOp, size: int) -> OpCost:
+    """Reads the matrices of the experts that the last run chose, each once."""
     read, multiplied = _array(op.tally, c_int64, 2).tolist()
     rows = _cell(op.rows)
     activations = (2 + bool(op.shared) + bool(op.residual)) * op.down.n * size + 12 * op.slots
     values = op.gate_up.n * op.gate_up.k + op.down.n * op.down.k
-    return Work(
+    return OpCost(
         read * (weight_bytes(op.gate_up) + weight_bytes(op.down)) + rows * activations, 2.0 * multiplied * values
     )
 
 
-def _attention(op: AttentionOp, size: int) -> Work:
-    """Keys and values that any query of a sequence sees are read once; every query is multiplied with what it sees."""
+def _attention(op: AttentionOp, size: int) -> OpCost:
+    """Reads each key and value that a query of the sequence sees once; multiplies every query with all that it sees."""
     items = _array(op.items, c_int32, _cell(op.item_count) * 5).reshape(-1, 5)
     sequences = np.unique(items[:, 0])
     if not len(sequences):
-        return Work()
+        return OpCost()
     count = int(sequences[-1]) + 1
     starts = _array(op.query_start, c_int64, count + 1)
     contexts = _array(op.context_lens, c_int64, count)
@@ -124,11 +124,11 @@ def _attention(op: AttentionOp, size: int) -> Work:
         pairs += int(seen.sum())
         queries += length
     kept = 2 * op.kv_heads * _page_bytes(op)
-    return Work(read * kept + 2 * queries * op.heads * op.head_dim * size, 4.0 * pairs * op.heads * op.head_dim)
+    return OpCost(read * kept + 2 * queries * op.heads * op.head_dim * size, 4.0 * pairs * op.heads * op.head_dim)
 
 
 def _page_bytes(op: CacheOp | AttentionOp) -> int:
-    """Of a token's key, or value, for one head: an int8 one has an fp32 scale."""
+    """Bytes of one token's key (or value) for one head. An int8 one includes its fp32 scale."""
     if op.page_dtype == I8:
         return int(op.head_dim) + SCALE_BYTES
     return int(op.head_dim) * (4 if op.page_dtype == F32 else 2)
@@ -139,5 +139,5 @@ def _cell(address: int) -> int:
 
 
 def _array(address: int, kind: type[c_int32] | type[c_int64], count: int) -> NDArray[Any]:
-    """A view of what lies at an address."""
+    """A view of `count` numbers at an address."""
     return np.ctypeslib.as_array((kind * count).from_address(address))

@@ -1,11 +1,11 @@
-"""`bench kernels` with everything small: every op is measured in every type that it has."""
+"""`benchmarks/kernels.py` with everything small: every op is measured in every type that it has."""
 
+import op_timing.kernel_cases as bench
 import pytest
 import torch
+from op_timing.kernel_cases import OPS, measure_kernels
 
-import penstock.bench.kernels as bench
-from penstock.bench.kernels import OPS, measure_kernels
-from penstock.bench.roofline import Machine
+from penstock.bench.roofline import MachineRates
 from penstock.kernels.native.session import native_session
 
 SMALL = {
@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_op_is_measured() -> None:
     said: list[str] = []
-    slow = Machine(bandwidth=1.0, flops=1.0)
+    slow = MachineRates(bandwidth=1.0, flops=1.0)
     found, machine = measure_kernels(native_session(), slow, list(OPS), said.append)
     assert {each.op for each in found} == set(OPS)
     assert len(said) == len(found)

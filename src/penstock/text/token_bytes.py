@@ -1,8 +1,8 @@
-"""What each token adds to a text, as bytes.
+"""The bytes that each token adds to a text.
 
-A tokenizer's decoder is a chain of steps over token strings. In the chains that language models use, what a token adds
-depends on the token alone, save at the very start of a text. So text can be made token by token, exactly and in
-constant time, and only UTF-8 characters have to be put together across tokens.
+A tokenizer's decoder is a chain of steps over token strings. In the chains that language models use, a token always
+adds the same bytes, except at the start of a text. So text can be produced token by token, exactly and in constant
+time. Only UTF-8 characters have to be put together across tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 from penstock.text.errors import TokenizerError
 
 
-class Decoder(NamedTuple):
-    """A decoder of tokenizer.json, taken apart."""
+class TokenDecoder(NamedTuple):
+    """A decoder of tokenizer.json in the form that streaming needs."""
 
-    spell: Callable[[str, bool], bytes]  # (token, whether it is the first of its text) -> what it adds
-    first_differs: bool  # whether `spell` looks at its second argument
+    bytes_of: Callable[[str, bool], bytes]  # (token, whether it is the first of its text) -> the bytes that it adds
+    start_differs: bool  # whether the first token of a text can add other bytes
     strip: bytes  # one ASCII character, or nothing
-    strip_count: int  # so many of it are taken off the start of a text
+    strip_count: int  # how many of it are removed from the start of a text
 
 
-class Pieces(dict[int, bytes]):
-    """Token id -> bytes inside a text, filled as ids are asked for. Ids without a token add nothing."""
+class TokenBytes(dict[int, bytes]):
+    """Maps a token id to the bytes that it adds inside a text, made on first use. Unknown ids add nothing."""
 
-    def __init__(self, token_of: Callable[[int], str | None], decoder: Decoder, hidden: frozenset[int]) -> None:
+    def __init__(self, token_of: Callable[[int], str | None], decoder: TokenDecoder, hidden: frozenset[int]) -> None:
         super().__init__()
         self.decoder = decoder
         self._token_of = token_of
@@ -31,19 +31,19 @@ class Pieces(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         token = self.visible(token_id)
-        piece = b"" if token is None else self.decoder.spell(token, False)
+        piece = b"" if token is None else self.decoder.bytes_of(token, False)
         self[token_id] = piece
         return piece
 
     def visible(self, token_id: int) -> str | None:
-        """The token, or None for an id that is hidden (a special token, skipped) or that names no token."""
+        """The token, or None if the id is a special token that is skipped or is not in the vocabulary."""
         return None if token_id in self._hidden else self._token_of(token_id)
 
 
-def read_decoder(spec: Mapping[str, Any] | None) -> Decoder:
-    """Takes apart the `decoder` of tokenizer.json. Raises TokenizerError where text cannot be made token by token."""
+def read_decoder(spec: Mapping[str, Any] | None) -> TokenDecoder:
+    """Reads the `decoder` of tokenizer.json. Raises TokenizerError if it cannot produce text token by token."""
     if spec is None:  # tokens are joined by spaces
-        return Decoder(lambda token, first: ("" if first else " ").encode() + token.encode(), True, b"", 0)
+        return TokenDecoder(lambda token, first: ("" if first else " ").encode() + token.encode(), True, b"", 0)
     steps = list(_flatten(spec))
     edits: list[Callable[[str, bool], str]] = []
     to_bytes: Callable[[str], bytes] = str.encode
@@ -61,16 +61,16 @@ def read_decoder(spec: Mapping[str, Any] | None) -> Decoder:
             edits.append(_EDITS[kind](step))
         else:
             raise TokenizerError(
-                f"tokenizer.json has a decoder of {' + '.join(s['type'] for s in steps)}, where {kind} cannot be "
+                f"tokenizer.json has a decoder of {' + '.join(s['type'] for s in steps)}, of which {kind} cannot be "
                 f"streamed. Supported are ByteLevel, and {', '.join(_EDITS)}, ByteFallback, Fuse, Strip in this order"
             )
 
-    def spell(token: str, first: bool) -> bytes:
+    def bytes_of(token: str, first: bool) -> bytes:
         for edit in edits:
             token = edit(token, first)
         return to_bytes(token)
 
-    return Decoder(spell, any(step["type"] == "Metaspace" for step in steps), strip, strip_count)
+    return TokenDecoder(bytes_of, any(step["type"] == "Metaspace" for step in steps), strip, strip_count)
 
 
 def _flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -110,9 +110,9 @@ def _byte_fallback(token: str) -> bytes:
 
 
 def _byte_level() -> Callable[[str], bytes]:
-    """GPT-2's alphabet: printable Latin-1 stands for its own byte, U+0100 and up for the other bytes in order.
+    """Returns a reader of GPT-2's alphabet: printable Latin-1 characters are their own bytes, U+0100 and up the others.
 
-    A token with any other character, as an added token may have, stands for itself.
+    A token with any other character, such as an added token, is plain UTF-8.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -1,4 +1,5 @@
-"""How large a result will be, told before it is made: for the operations of a template that can make much of little."""
+"""Estimates the size of an operation's result before it is made, for operations whose result can be much larger than
+their operands."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -6,22 +7,22 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-_INTEGER_BITS = 4096  # of a product or power; no template needs large integers, and their text grows with their size
-_WIDE_FIELD = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of 10000 and more, or one that is an argument
+_INTEGER_BITS = 4096  # limit for a product or power: no template needs larger integers, and their text would be long
+_WIDE_FIELD = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of 10000 or more, or one that an argument sets
 
 Measure = Callable[[tuple[Any, ...], Mapping[str, Any], int], int]
 
 
 class TooLarge(TemplateError):
     def __init__(self, limit: int) -> None:
-        super().__init__(f"it makes a value of more than {limit} characters or items")
+        super().__init__(f"it makes a value of more than {limit} characters or items, which is the limit")
 
 
 def text_size(value: Any, limit: int) -> int:
-    """About the length of str(value), counted in full only as far as the limit. Raises TooLarge past it.
+    """The approximate length of str(value). Raises TooLarge as soon as the count passes the limit.
 
-    A list that holds one list twice, and so on, is small in memory and endless as text: it is walked as text is. An
-    item counts as eight characters, so that a walk to the limit is short.
+    A list that holds the same list twice, nested many times, is small in memory but huge as text, so every occurrence
+    counts. Each item counts at least eight characters, which keeps the walk to the limit short.
     """
     if isinstance(value, str):
         return _within(len(value), limit)
@@ -61,7 +62,7 @@ def operator_size(operator: str, left: Any, right: Any, limit: int) -> int:
 
 
 def materialise(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Generators, such as `map` gives, as lists: what is measured must still be there to be used."""
+    """Replaces generators, such as the result of `map`, by lists, because measuring would use them up."""
     return tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
 
 
@@ -76,7 +77,7 @@ def _printed(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int
 
 
 def _padded(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
-    """Each line, or tab, can grow by the numbers and texts given."""
+    """Each line and each tab can grow by the other arguments: numbers are widths, texts are inserted."""
     subject, *rest = args
     text = subject if isinstance(subject, str) else ""
     by = sum(abs(arg) if isinstance(arg, int) else text_size(arg, limit) for arg in [*rest, *named.values()])
@@ -84,7 +85,7 @@ def _padded(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
 
 
 def _multiplied(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
-    """Each character can become all that is given."""
+    """Each character can become all of the other arguments."""
     return text_size(args[0], limit) * (1 + text_size([*args[1:], *named.values()], limit))
 
 
@@ -108,10 +109,10 @@ def _joined_by(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> i
 
 
 def _formatted(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
-    """Each field can show all that is given, and pad it to a width of four digits."""
+    """Each field can show all other arguments, and pad them to a width of four digits."""
     pattern = args[0].decode("latin-1") if isinstance(args[0], bytes) else str(args[0])
     if _WIDE_FIELD.search(pattern):
-        raise TemplateError("it formats a field to a width of 10000 or more, or to one that is computed")
+        raise TemplateError("it formats a field to a width of 10000 or more, or to a computed width")
     fields = pattern.count("%") + pattern.count("{")
     return len(pattern) + fields * (text_size([*args[1:], *named.values()], limit) + pattern.count("0") * 1000)
 
@@ -126,7 +127,7 @@ def _number(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
     return max([abs(arg) for arg in [*args[1:], *named.values()] if isinstance(arg, int)], default=0)
 
 
-# Of strings, bytes and integers; the first argument is the object itself.
+# Methods of strings, bytes and integers; the first argument is the object itself.
 METHODS: Mapping[str, Measure] = {
     "center": _padded,
     "expandtabs": _padded,

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from penstock.text import Detokenizer, Tokenizer, TokenizerError
-from penstock.text.special import SpecialTokens
+from penstock.text.special_tokens import SpecialTokens
 
 VOCABULARY = ["▁", "▁▁a", "b▁", "c", " ", " d", "__", "Ġe", "é", "<0x20>", "<0x41>", "<0xZZ>", "<s>"]
 
@@ -55,7 +55,7 @@ def test_pieces_make_the_text_of_the_whole(name: str) -> None:
     ("decoder", "message"),
     [
         (decoders.BPEDecoder(), "BPEDecoder cannot be streamed"),
-        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Fuse \\+ Strip, where Strip cannot"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Fuse \\+ Strip, of which Strip cannot"),
         (decoders.Sequence([decoders.Strip(" ", 1, 0)]), "Strip cannot be streamed"),
         (decoders.Sequence([decoders.ByteFallback(), decoders.Replace("a", "b")]), "Replace cannot be streamed"),
         (decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")]), "Replace cannot be streamed"),

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, decoding or a prompt's: op by op, and what the host does around them."""
+"""Times steps of a runner, decode or prefill: op by op, and the host's part."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,18 +6,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.bench.roofline import Machine
-from penstock.bench.work import Work, work
-from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming
-from penstock.messages import Work as Unit
+from op_timing.cost import OpCost, op_cost
+from penstock.bench.roofline import MachineRates
+from penstock.messages import NewSequence, SamplingParams, StepPlan, StepTiming, Work
 from penstock.runtime.runner import ModelRunner
 
-HOST = ("inputs", "launch", "sampler", "rest")  # see StepTiming; the launch is what a forward takes beside its ops
+HOST = ("inputs", "launch", "sampler", "rest")  # see StepTiming; launch: the forward's time outside of its ops
 WHOLE = "step"
 
 
-class Line(msgspec.Struct, frozen=True):
-    """A part of a step: an op, summed over the layers, or a part of the host's work."""
+class StepPart(msgspec.Struct, frozen=True):
+    """A part of a step: one op, summed over the layers, or one part of the host's work."""
 
     name: str
     calls: int
@@ -28,15 +27,15 @@ class Line(msgspec.Struct, frozen=True):
     roofline_fraction: float | None = None
 
 
-class Breakdown(msgspec.Struct, frozen=True):
-    """A step of `rows` sequences. The last line is the whole."""
+class StepBreakdown(msgspec.Struct, frozen=True):
+    """The parts of a step of `rows` sequences. The last one is the whole step."""
 
     rows: int
-    context: int  # tokens a sequence had, on average
+    context: int  # tokens per sequence, on average
     steps: int  # measured
-    wall_us: float  # median by the clock: what disturbs the machine included
-    lines: tuple[Line, ...]
-    prompt: int = 0  # tokens of its prompt that each computed; 0: they decoded
+    wall_us: float  # median wall time of a step, other load on the machine included
+    lines: tuple[StepPart, ...]
+    prompt: int = 0  # prompt tokens that each sequence computed; 0: a decode step
 
     @property
     def us(self) -> float:
@@ -47,34 +46,34 @@ class Breakdown(msgspec.Struct, frozen=True):
         return sum(line.us for line in self.lines if line.name in HOST)
 
 
-_Part = tuple[int, float, Work]  # calls in a step, their seconds, what they had to do
+_Part = tuple[int, float, OpCost]  # calls in a step, their seconds, their cost
 
 
 class _Step(NamedTuple):
     timing: StepTiming
-    ops: list[tuple[str, float, Work]]  # label, seconds, what it had to do
+    ops: list[tuple[str, float, OpCost]]  # label, seconds, cost
 
 
-class Steps:
-    """A runner with sequences, each with a KV cache of `context` tokens that were never computed.
+class StepTimer:
+    """Runs and times steps of sequences that have `context` tokens in the KV cache, none of which was computed.
 
-    They decode, or, in each step anew, compute the next `prompt` tokens of their prompts.
+    A step decodes, or computes `prompt` tokens of each sequence's prompt.
     """
 
     def __init__(self, runner: ModelRunner, context: int, rows: Sequence[int], steps: int, prompt: int = 0) -> None:
-        """With room for `steps` steps of each of `rows`. ValueError where the KV pool has too few blocks."""
+        """Allocates blocks for `steps` steps of each number of `rows`. ValueError if the KV pool has too few."""
         self._runner, self.context, self._cases, self._steps = runner, context, tuple(rows), steps
         self._prompt, self._plan, self._held = prompt, 0, 0
-        sequences, length = max(rows), room(context, rows, steps, prompt)
+        sequences, length = max(rows), longest_sequence(context, rows, steps, prompt)
         tables = []
         for group, pool in enumerate(runner.capacity.groups):
             needed, each = -(-length // runner.capacity.block_size), (pool.num_blocks - 1) // sequences
             if each < needed and not pool.window:
                 raise ValueError(
-                    f"{sequences} sequences of {length} tokens need {sequences * needed} KV blocks, there are "
-                    f"{pool.num_blocks - 1}: give a larger --kv-cache-memory, a smaller --context or fewer --rows"
+                    f"{sequences} sequences of {length} tokens need {sequences * needed} KV blocks, but the pool has "
+                    f"{pool.num_blocks - 1}: set a larger --kv-cache-memory, a smaller --context or fewer --rows"
                 )
-            # Neighbours in a sequence are far apart in the pool. A window's blocks are used again.
+            # A sequence's blocks are spread over the pool. A window's blocks are reused.
             held = min(each, needed)
             runner.pages.groups[group][: 1 + sequences * held] = 0
             tables.append([tuple(1 + i + sequences * (j % held) for j in range(needed)) for i in range(sequences)])
@@ -88,81 +87,81 @@ class Steps:
         if not prompt:
             self._execute(new=self._sequences)
 
-    def measure(self, machine: Machine) -> list[Breakdown]:
-        """The cases in turns, so that a noisy machine disturbs all alike; the first turn is to warm up."""
+    def measure(self, machine: MachineRates) -> list[StepBreakdown]:
+        """Times the numbers of rows in turn, so that other load hits all alike. The first turn is a warm-up."""
         seen: dict[int, list[_Step]] = {rows: [] for rows in self._cases}
         for turn in range(self._steps + 1):
             for rows, steps in seen.items():
                 if not self._prompt:
-                    self._step(rows)  # the second of two with the same sequences is what decoding is mostly made of
+                    self._step(rows)  # untimed: most decode steps follow one of the same sequences
                 step = self._step(rows)
                 if turn:
                     steps.append(step)
         context = self.context + (0 if self._prompt else len(self._cases) * (self._steps + 1))
         parts = {rows: _parts(steps) for rows, steps in seen.items()}
-        # Where an op of ours is faster than torch's best, it is the roof.
+        # An op that is faster than torch's best product raises the roofline.
         rates = (done.flops / seconds for each in parts.values() for _, seconds, done in each.values() if seconds)
-        reached = Machine(machine.bandwidth, max(machine.flops, *rates))
+        reached = MachineRates(machine.bandwidth, max(machine.flops, *rates))
         return [_breakdown(rows, context, self._prompt, steps, parts[rows], reached) for rows, steps in seen.items()]
 
     def _step(self, rows: int) -> _Step:
-        plan: dict[str, Any] = {"work": tuple(Unit(i, self._prompt or 1, True) for i in range(rows))}
+        plan: dict[str, Any] = {"work": tuple(Work(i, self._prompt or 1, True) for i in range(rows))}
         if self._prompt:
             plan |= {"gone": tuple(range(self._held)), "new": self._sequences[:rows]}
             self._held = rows
         with self._runner.profile() as timed:
             timing = self._execute(**plan)
-        return _Step(timing, [(label, seconds, work(op)) for label, op, seconds in timed])
+        return _Step(timing, [(label, seconds, op_cost(op)) for label, op, seconds in timed])
 
     def _execute(self, **plan: Any) -> StepTiming:
         self._plan += 1
         result = self._runner.execute(StepPlan(self._plan, **{"work": (), **plan}))
         for each in result.results:
             if each.error:
-                raise RuntimeError(f"a sequence failed while it was measured: {each.error}")
+                raise RuntimeError(f"a sequence failed during the measurement: {each.error}")
         return result.timing
 
 
-def room(context: int, rows: Sequence[int], steps: int, prompt: int = 0) -> int:
-    """Tokens of the longest sequence when all steps are done, in whole blocks of any usual size."""
+def longest_sequence(context: int, rows: Sequence[int], steps: int, prompt: int = 0) -> int:
+    """Tokens of the longest sequence after all steps, rounded up to a multiple of 128."""
     return -(-(context + (prompt or 2 * len(rows) * (steps + 1)) + 1) // 128) * 128
 
 
 def _parts(steps: Sequence[_Step]) -> dict[str, _Part]:
-    """By label. Each call's median over the steps is added up: what disturbed a call of a step is left out."""
+    """The parts by label. A part's time is the sum of its calls' medians over the steps, so outliers do not count."""
     parts: dict[str, _Part] = {}
     for calls in zip(*(step.ops for step in steps), strict=True):
         name, _, done = calls[len(calls) // 2]
-        count, seconds, sum_done = parts.get(name, (0, 0.0, Work()))
+        count, seconds, sum_done = parts.get(name, (0, 0.0, OpCost()))
         parts[name] = (count + 1, seconds + statistics.median(call[1] for call in calls), sum_done + done)
     return parts
 
 
 def _breakdown(
-    rows: int, context: int, prompt: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: Machine
-) -> Breakdown:
-    """The whole is the sum of its parts."""
+    rows: int, context: int, prompt: int, steps: Sequence[_Step], parts: dict[str, _Part], machine: MachineRates
+) -> StepBreakdown:
+    """The breakdown of one number of rows. The whole step is the sum of its parts."""
     host = [statistics.median(each) for each in zip(*(_host(step) for step in steps), strict=True)]
     total = sum(seconds for _, seconds, _ in parts.values()) + sum(host)
     lines = [_line(name, *part[:2], total, part[2], machine) for name, part in parts.items()]
     lines += [_line(name, 1, seconds, total) for name, seconds in zip(HOST, host, strict=True)]
-    lines.append(_line(WHOLE, 1, total, total, sum((done for _, _, done in parts.values()), Work()), machine))
+    lines.append(_line(WHOLE, 1, total, total, sum((done for _, _, done in parts.values()), OpCost()), machine))
     wall = statistics.median(step.timing.total for step in steps)
-    return Breakdown(rows, context, len(steps), round(wall * 1e6, 1), tuple(lines), prompt)
+    return StepBreakdown(rows, context, len(steps), round(wall * 1e6, 1), tuple(lines), prompt)
 
 
 def _host(step: _Step) -> tuple[float, float, float, float]:
-    """Seconds, as HOST names them."""
+    """Seconds of the host's parts, in the order of HOST."""
     timing = step.timing
     launch = timing.forward - sum(seconds for _, seconds, _ in step.ops)
     return timing.inputs, launch, timing.sample, timing.total - timing.forward - timing.sample - timing.inputs
 
 
 def _line(
-    name: str, calls: int, seconds: float, total: float, done: Work | None = None, machine: Machine | None = None
-) -> Line:
+    name: str, calls: int, seconds: float, total: float, done: OpCost | None = None, machine: MachineRates | None = None
+) -> StepPart:
     figures = (name, calls, round(seconds * 1e6, 1), round(seconds / total, 4))
     if done is None or machine is None:
-        return Line(*figures)
+        return StepPart(*figures)
     rates = (round(done.bytes / seconds / 1e9, 2), round(done.flops / seconds / 1e9, 1) if done.flops else None)
-    return Line(*figures, *rates, round(done.least_seconds(machine) / seconds, 4))
+    return StepPart(*figures, *rates, round(done.least_seconds(machine) / seconds, 4))

@@ -1,4 +1,4 @@
-"""A checkpoint of random weights; and an engine loaded from it, by `gpu_checkpoint.py FOLDER DEVICE`."""
+"""Writes a checkpoint of random weights; `checkpoint.py FOLDER DEVICE` loads an engine from one."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ SHARD_BYTES = 4 << 30
 
 
 def roomiest() -> Path:
-    """The one of memory and the temporary folder that has more room."""
+    """Memory (/dev/shm) or the temporary folder, whichever has more free space."""
     places = [place for place in (Path("/dev/shm"), Path(tempfile.gettempdir())) if place.is_dir()]
     return max(places, key=lambda place: shutil.disk_usage(place).free)
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any], device: Any) -> int:
-    """A Hugging Face checkpoint in bf16, drawn on the device; gives its bytes."""
+    """Writes a Hugging Face checkpoint in bf16, drawn on the device. Returns its size in bytes."""
     from make_model import random_tensors
     from safetensors.torch import save_file
 
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], device: Any) -> in
 
 
 def load(folder: str, device: str) -> None:
-    """As the engine's worker does."""
+    """Loads the checkpoint as the engine's worker does."""
     from penstock.config import EngineConfig
     from penstock.runtime.loading.load import load_runner
 

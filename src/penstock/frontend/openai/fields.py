@@ -1,7 +1,7 @@
-"""What OpenAI's clients send: the parameters of the OpenAI API, and those that vLLM added and clients rely on.
+"""The parameters of requests: those of the OpenAI API, and those of vLLM that clients use.
 
-Types are strict (no "1" for 1, no true for 1) and unknown parameters are refused by name. A parameter that Penstock
-knows but does not serve is declared `Any` and refused unless its value asks for nothing, see `UNSUPPORTED`.
+Types are strict (no "1" for 1, no true for 1), and unknown parameters are refused by name. A parameter that Penstock
+knows but does not support is declared `Any`, and refused unless its value asks for nothing (see `UNSUPPORTED`).
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ import msgspec
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: usage with every chunk
-    include_obfuscation: bool | None = None  # padding against traffic analysis, which we have no use for
+    include_obfuscation: bool | None = None  # padding against traffic analysis: accepted, and no padding is sent
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of both routes."""
+    """The parameters that completions and chat share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -43,7 +43,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    # of no consequence here
+    # accepted without effect
     user: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
@@ -58,7 +58,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions."""
+    """The parameters of POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
@@ -68,7 +68,7 @@ class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True)
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A piece of a message's content. Parts of other types than text are decoded only to be refused by name."""
+    """A part of a message's content. Types other than text are decoded so that the error can name them."""
 
     type: str
     text: str | None = None
@@ -80,7 +80,7 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A message. What an assistant's earlier answer carries beside its content is accepted where it is empty."""
+    """A message. Fields that clients copy from an earlier answer are accepted if they are empty."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -93,11 +93,11 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     function_call: Any = None
     tool_calls: Any = None
     tool_call_id: Any = None
-    type: Any = None  # lm-eval says "text" of every message
+    type: Any = None  # lm-eval sends "text" with every message
 
 
 class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/chat/completions."""
+    """The parameters of POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -123,7 +123,7 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize, in vLLM's shape: a prompt, or messages."""
+    """The parameters of POST /tokenize, as in vLLM: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -138,13 +138,13 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize, in vLLM's shape."""
+    """The parameters of POST /detokenize, as in vLLM."""
 
     tokens: list[int]
     model: str | None = None
 
 
-# For each parameter that is known but not served: the values, beside null, that ask for nothing.
+# Parameters that are known but not supported, each with the values besides null that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
@@ -164,7 +164,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-# The same for what a message may carry.
+# The same for the fields of a message.
 UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),

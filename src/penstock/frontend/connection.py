@@ -1,7 +1,7 @@
-"""The HTTP connection: uvicorn's httptools protocol, with the bounds it lacks.
+"""The HTTP connection: uvicorn's httptools protocol with more limits.
 
-uvicorn limits neither how long a client takes to send a request, nor how large its headers are, nor how long a client
-may leave its answer unread. Each of these would let a client hold a connection, and an answer in the engine, forever.
+uvicorn does not limit how long a client takes to send a request, how large the headers are, or how long the client
+leaves its answer unread. Each of these would let a client hold a connection, and its request in the engine, forever.
 """
 
 import asyncio
@@ -9,21 +9,21 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock.frontend.limits import Limits
+from penstock.frontend.limits import RequestLimits
 
-# Sent by hand: there is no request yet for the app to answer.
+# Written directly to the connection: the app has no request to answer yet.
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes the connection of a client that sends a request too slowly, or does not read its answer."""
+    """Closes the connection of a client that sends its request too slowly or does not read its answer."""
 
-    def __init__(self, limits: Limits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: RequestLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        self._header_bytes = 0  # of a request whose headers are still coming
+        self._header_bytes = 0  # received of a request whose headers are not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        # The app, which can answer, gives up after body_timeout; this is for bodies it has refused already.
+        # The app answers 408 after body_timeout. This later limit is for bodies that the app has refused already.
         self._expect(self._limits.body_timeout + self._limits.header_timeout)
         self._header_bytes = 0
 
@@ -69,13 +69,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_unread()
 
     def _expect(self, seconds: float | None) -> None:
-        """The rest of what is being received must come within this time. None: nothing is being received."""
+        """Sets the time in which the rest of a request must arrive. None: no request is being received."""
         if self._receiving is not None:
             self._receiving.cancel()
         self._receiving = None if seconds is None else self.loop.call_later(seconds, self._too_slow, seconds)
 
     def _too_slow(self, seconds: float) -> None:
-        # A pipelined request may have to wait for the answer before it, during which nothing is read.
+        # Nothing is read while a pipelined request waits for the previous answer.
         previous = self.pipeline or (self._header_bytes and self.cycle and not self.cycle.response_complete)
         if previous:
             self._expect(seconds)

@@ -1,4 +1,4 @@
-"""Every op of the GPU by itself, at sizes of models in use: what it must move and compute, and its time."""
+"""Times every op of the GPU by itself at sizes of real models, beside the bytes and operations that it needs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_peaks import seconds_of
-from gpu_roofline import Peaks
 from torch import Tensor
 
+from gpu_figures.peaks import seconds_of
+from gpu_figures.roofline import Peaks
 from penstock.config.facts import SCALE_BYTES
 from penstock.kernels.attention import AttentionBatch, PagedAttention
-from penstock.kernels.batch_arrays import Parameters
+from penstock.kernels.batch_arrays import FILTERED, PLAIN, Parameters
 from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.attention import TritonAttention
@@ -24,9 +24,8 @@ from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.sampling.row_summary import Survey
 from penstock.kernels.triton.sampling.sample import sample
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight, pack
-from penstock.runtime.sampling_batch import FILTERED, PLAIN
 
-FLUSH = 256 << 20  # bytes that the copies of an op's inputs take together at least: several times a cache of 60 MB
+FLUSH = 256 << 20  # least bytes of all copies of an op's inputs together: several times a cache of 60 MB
 MOST_COPIES = 32
 BLOCK = 16
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -35,7 +34,7 @@ PIECE_ROWS = 4096
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of Llama-3.1-8B's layers, and of a mixture as Qwen3-30B-A3B has them."""
+    """Sizes of Llama-3.1-8B's layers and of Qwen3-30B-A3B's experts."""
 
     products: tuple[tuple[str, int, int], ...] = (("qkv", 6144, 4096), ("down", 4096, 14336), ("gate_up", 28672, 4096))
     rows: tuple[int, ...] = (1, 16, 64, 512, 2048)
@@ -45,30 +44,35 @@ class Sizes:
     decodes: tuple[tuple[int, int], ...] = ((1, 8192), (32, 8192), (256, 1024))  # sequences, context
     prompts: tuple[int, ...] = (2048, 8192)
     vocab: int = 128256
-    experts: tuple[int, int, int, int] = (128, 8, 768, 2048)  # how many, of a token, width, hidden
+    experts: tuple[int, int, int, int] = (
+        128,
+        8,
+        768,
+        2048,
+    )  # experts, experts of a token, width of an expert, hidden size
     expert_tokens: tuple[int, ...] = (1, 64, 2048)
     copies: int = MOST_COPIES
 
 
 SMALL = Sizes(
     (("qkv", 96, 64),), (3,), 64, 128, (4, 2, 16), ((2, 20),), (9,), 300, (4, 2, 32, 64), (3,), copies=1
-)  # to see that all runs
+)  # shows that everything runs
 
 
 @dataclass(frozen=True)
 class Op:
-    """`make(i)` gives the i-th copy's run, on inputs of its own."""
+    """One op on one shape. `make(i)` returns a run on the i-th copy of its inputs."""
 
     name: str
     shape: str
-    bytes: float  # that must be moved at least
+    bytes: float  # the least bytes that it moves
     flops: float
     make: Callable[[], Callable[[], object]]
-    eight_bits: bool = False  # whether tensor cores multiply bytes
+    eight_bits: bool = False  # tensor cores multiply bytes
 
 
 def measure(sizes: Sizes, peaks: Peaks, device: torch.device) -> Iterator[dict[str, Any]]:
-    """A row for each op: its time, rates and share of the roofline."""
+    """Yields a row for each op: its time, rates and share of the roofline."""
     for ops in (_attention, _products, _experts, _sampling, _elementwise):
         yield from _rows(ops(sizes, device), sizes, peaks, device)
 
@@ -76,7 +80,7 @@ def measure(sizes: Sizes, peaks: Peaks, device: torch.device) -> Iterator[dict[s
 def measure_prefill(
     sizes: Sizes, peaks: Peaks, device: torch.device, wrapper: Callable[..., Any]
 ) -> Iterator[dict[str, Any]]:
-    """Attention of prompts by both providers, a prompt alone and several at once. `wrapper` is FlashInfer's."""
+    """Times prefill attention of both providers, for one prompt and for several. `wrapper` is FlashInfer's class."""
     providers = {"triton": TritonAttention, "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper)}
     for count, context in [*((1, length) for length in sizes.prompts), (4, sizes.prompts[0] // 4)]:
         for name, provider in providers.items():
@@ -111,7 +115,7 @@ def _normal(device: torch.device, *shape: int) -> Tensor:
 
 
 def weight(scheme: str, n: int, k: int, device: torch.device) -> Weight:
-    """Random, packed by slices of rows: a stack of experts is larger than what it is packed from."""
+    """Packs random weights slice by slice: a whole stack of experts in bf16 would take too much memory."""
     if scheme == "bf16":
         return DenseWeight(_normal(device, n, k), None)
     kind: Scheme = scheme  # type: ignore[assignment]
@@ -225,7 +229,7 @@ def _attention_op(
 
     width = head_dim * 2 if dtype == BF16 else head_dim + SCALE_BYTES
     moved = count * context * kv_heads * width * 2 + 4 * count * queries * heads * head_dim
-    seen = context if kind == "decode" else context / 2  # of a query, on average
+    seen = context if kind == "decode" else context / 2  # mean context of a query
     flops = 4.0 * count * queries * heads * head_dim * seen
     return Op(f"attention {kind} {name}", f"{count}x{context}", moved, flops, make)
 
@@ -269,7 +273,7 @@ def _experts(sizes: Sizes, device: torch.device) -> Iterator[Op]:
                 return run
 
             each = 3.0 * width * hidden
-            chosen = count * (1.0 - (1.0 - slots / count) ** tokens)  # on average
+            chosen = count * (1.0 - (1.0 - slots / count) ** tokens)  # the expected number
             moved = chosen * each * {"bf16": 2.0, "int4": 0.5625}.get(scheme, 1.0) + tokens * hidden * 4
             flops = 2.0 * tokens * slots * each
             yield Op(f"experts {scheme}", f"{tokens} tokens", moved, flops, make, scheme == "fp8")

@@ -1,11 +1,11 @@
-"""Steps as a picture: a bar each, as wide as the step took, with its groups above and their parts below. Plain SVG."""
+"""Draws the time of steps as SVG: one bar for each step, with groups of ops above and the ops below."""
 
 from collections.abc import Sequence
 from html import escape
 
-from penstock.bench.step import HOST, WHOLE, Breakdown, Line
+from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart
 
-# Group: its parts, in the order of a layer, and its colour's hue.
+# By group: its parts in the order of a layer, and the hue of its colour.
 GROUPS: dict[str, tuple[tuple[str, ...], int]] = {
     "attention": (("qkv", "cache", "attention", "output"), 212),
     "MLP": (("gate_up", "down"), 152),
@@ -14,12 +14,12 @@ GROUPS: dict[str, tuple[tuple[str, ...], int]] = {
     "host": (HOST, 350),
 }
 WIDTH, MARGIN, BAR = 1120, 24, 1072
-CHARACTER = 6.7  # px, of the labels' type
+CHARACTER = 6.7  # px, the width of a character in a label
 GROUP_HEIGHT, PART_HEIGHT, HEADING, STEP_HEIGHT = 22, 40, 30, 136
 
 
-def flame(breakdowns: Sequence[Breakdown], title: str) -> str:
-    """An SVG of all steps, each drawn to its own scale; what is too narrow for its name has it below."""
+def flame(breakdowns: Sequence[StepBreakdown], title: str) -> str:
+    """Returns an SVG of all steps, each drawn to its own scale. Parts too narrow for their names are listed below."""
     height = 60 + STEP_HEIGHT * len(breakdowns) + 6
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
@@ -32,9 +32,9 @@ def flame(breakdowns: Sequence[Breakdown], title: str) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _step(step: Breakdown, top: float) -> list[str]:
+def _step(step: StepBreakdown, top: float) -> list[str]:
     sequences = "1 sequence" if step.rows == 1 else f"{step.rows} sequences"
-    prompt = f"{step.prompt:,} tokens of each one's prompt, " if step.prompt else ""
+    prompt = f"{step.prompt:,} tokens of each prompt, " if step.prompt else ""
     whole = f"{sequences}, {prompt}{step.context:,} tokens of context: {_duration(step.us)} a step"
     drawn = [_text(MARGIN, top + 18, whole, size=13, weight=600)]
     left, narrow = float(MARGIN), []
@@ -63,8 +63,8 @@ def _step(step: Breakdown, top: float) -> list[str]:
     return drawn
 
 
-def _groups(lines: dict[str, Line]) -> dict[str, tuple[tuple[str, ...], int]]:
-    """GROUPS that occur; what they do not know is a group of its own."""
+def _groups(lines: dict[str, StepPart]) -> dict[str, tuple[tuple[str, ...], int]]:
+    """The GROUPS that occur in a step. Parts that are in none of them form the group "other"."""
     known = {name for names, _ in GROUPS.values() for name in names}
     others = tuple(name for name in lines if name not in known)
     groups = GROUPS | ({"other": (others, 0)} if others else {})
@@ -75,7 +75,7 @@ def _fits(texts: list[str], width: float) -> list[str]:
     return texts if max(map(len, texts)) * CHARACTER + 8 <= width else []
 
 
-def _words(line: Line) -> str:
+def _words(line: StepPart) -> str:
     words = f"{line.name}: {_duration(line.us)}, {line.share:.1%}"
     if line.gb_s is not None:
         words += f", {line.calls} calls, {line.gb_s:,} GB/s"

@@ -1,4 +1,4 @@
-"""Every native op by itself, on shapes of real models, with its weights or pages read from memory."""
+"""Times every native op by itself, on shapes of real models, with its weights or pages read from memory."""
 
 import itertools
 import os
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.bench.roofline import Machine
-from penstock.bench.work import Work, work
+from op_timing.cost import OpCost, op_cost
+from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
@@ -30,20 +30,20 @@ SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
 SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)
 ROWS = (1, 8, 32, 256)
 VOCAB = 151_936
-SLAB = 512  # rows of a weight that are made and packed; a longer weight repeats them
+SLAB = 512  # rows of a weight that are drawn and packed; a longer weight repeats them
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16
-COUNT, SLOTS, EXPERT = 64, 8, (512, 1024)  # experts, of them those of a token; an expert's width, the hidden size
-CONTEXTS = (512, 4096, 16_384)  # of a decode
-PROMPT, BEFORE = 512, (0, 4096)  # tokens of a prompt, and how many of it are in the cache already
-SECONDS = 0.15  # a case is repeated at least so long,
-RUNS = 7  # and so often
-WORKING_SET = (128 << 20, 1 << 30)  # twice the last cache, but within these
+COUNT, SLOTS, EXPERT = 64, 8, (512, 1024)  # experts; experts of a token; (width of an expert, hidden size)
+CONTEXTS = (512, 4096, 16_384)  # of a decode step
+PROMPT, BEFORE = 512, (0, 4096)  # prompt tokens computed, and prompt tokens that are in the cache already
+SECONDS = 0.15  # a case repeats for at least this long,
+RUNS = 7  # and at least this often
+WORKING_SET = (128 << 20, 1 << 30)  # bytes: twice the last-level cache, within these limits
 MOST_COPIES = 256
-WARM_UP_FLOPS = 4e10  # copies of a case do no more in all: a case that multiplies much does not wait for memory
+WARM_UP_FLOPS = 4e10  # limit for all copies together: a case that multiplies much is not bound by memory
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """A case, and its median time."""
+class KernelTiming(msgspec.Struct, frozen=True):
+    """A case with its median time."""
 
     op: str
     shape: str
@@ -57,8 +57,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Case:
-    """`record(program, i)` calls the kernel on the i-th copy of what it reads, while `program` records."""
+class KernelCase:
+    """One op on one shape. `record(program, i)` records the op on the i-th copy of its inputs."""
 
     op: str
     shape: str
@@ -68,34 +68,34 @@ class Case:
 
 
 class _Timed(NamedTuple):
-    case: Case
+    case: KernelCase
     seconds: float  # median
-    work: Work
-    touched: float  # bytes, of all copies together
+    cost: OpCost
+    touched: float  # bytes that all copies together read and write
 
-    def measured(self, machine: Machine) -> Measured:
-        case, done, seconds = self.case, self.work, self.seconds
+    def measured(self, machine: MachineRates) -> KernelTiming:
+        case, done, seconds = self.case, self.cost, self.seconds
         rates = (round(rate / seconds / 1e9, 2) for rate in (done.bytes, done.flops))
         fraction = round(done.least_seconds(machine) / seconds, 4)
         figures = (round(seconds * 1e6, 1), *rates, round(self.touched / 1e6, 1), fraction)
-        return Measured(case.op, case.shape, case.dtype, case.rows, *figures)
+        return KernelTiming(case.op, case.shape, case.dtype, case.rows, *figures)
 
 
 def measure_kernels(
-    session: Session, machine: Machine, ops: Sequence[str], progress: Callable[[str], None]
-) -> tuple[list[Measured], Machine]:
-    """All cases of `ops`, and the machine as the better of `machine` and what these kernels reached."""
+    session: Session, machine: MachineRates, ops: Sequence[str], progress: Callable[[str], None]
+) -> tuple[list[KernelTiming], MachineRates]:
+    """Times all cases of `ops`. Also returns the better of `machine` and the best rates of these kernels."""
     size, found, flops, bandwidth = _working_set(), list[_Timed](), dict[str, float](), machine.bandwidth
     for op in ops:
         for case in OPS[op](session):
             progress(f"{case.op} {case.shape} {case.dtype}, {case.rows} rows")
             timed = _time(session, case, size)
             found.append(timed)
-            flops[case.dtype] = max(flops.get(case.dtype, machine.flops), timed.work.flops / timed.seconds)
+            flops[case.dtype] = max(flops.get(case.dtype, machine.flops), timed.cost.flops / timed.seconds)
             if timed.touched >= size:
-                bandwidth = max(bandwidth, timed.work.bytes / timed.seconds)
-    measured = [timed.measured(Machine(bandwidth, flops[timed.case.dtype])) for timed in found]
-    return measured, Machine(bandwidth, max(flops.values(), default=machine.flops))
+                bandwidth = max(bandwidth, timed.cost.bytes / timed.seconds)
+    measured = [timed.measured(MachineRates(bandwidth, flops[timed.case.dtype])) for timed in found]
+    return measured, MachineRates(bandwidth, max(flops.values(), default=machine.flops))
 
 
 def _working_set() -> int:
@@ -103,8 +103,8 @@ def _working_set() -> int:
     return max(WORKING_SET[0], min(2 * cache, WORKING_SET[1]))
 
 
-def _time(session: Session, case: Case, working_set: int) -> _Timed:
-    """Copies of what a case reads take turns, so that none is in a cache."""
+def _time(session: Session, case: KernelCase, working_set: int) -> _Timed:
+    """Times a case on copies of its inputs in turn, so that no copy is in a cache."""
 
     def recorded(i: int) -> Program:
         with session.record() as program:
@@ -113,7 +113,7 @@ def _time(session: Session, case: Case, working_set: int) -> _Timed:
 
     programs = [recorded(0)]
     [timed] = programs[0].timed(programs[0].profile())
-    done = work(timed.op)
+    done = op_cost(timed.op)
     copies = min(-(-working_set // int(done.bytes)), MOST_COPIES)
     if done.flops:
         copies = min(copies, int(WARM_UP_FLOPS / done.flops) + 1)
@@ -132,7 +132,7 @@ def _time(session: Session, case: Case, working_set: int) -> _Timed:
 
 
 class _Weights:
-    """Copies of a packed weight [n, k] of small random values, made as they are asked for."""
+    """Copies of a packed weight [n, k] of small random values, made on first use."""
 
     def __init__(self, n: int, k: int, scheme: str, *, gated: bool = False) -> None:
         dtype = torch.float32 if scheme == "f32" else torch.bfloat16
@@ -163,7 +163,7 @@ def _activations(rows: int, width: int, scheme: str = "bf16") -> Tensor:
     return torch.randn(rows, width).to(torch.float32 if scheme == "f32" else torch.bfloat16)
 
 
-def _linear(session: Session) -> Iterator[Case]:
+def _linear(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     for n, k in SHAPES:
         for scheme in SCHEMES:
@@ -174,10 +174,10 @@ def _linear(session: Session) -> Iterator[Case]:
                 def record(program: Program, i: int, x: Tensor = x, weights: _Weights = weights) -> Tensor:
                     return linear(_input(program, x), weights(i))
 
-                yield Case("linear", f"{n}x{k}", scheme, rows, record)
+                yield KernelCase("linear", f"{n}x{k}", scheme, rows, record)
 
 
-def _gated(session: Session) -> Iterator[Case]:
+def _gated(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     n, k = 2 * 4864, 896
     for scheme in SCHEMES:
@@ -188,10 +188,10 @@ def _gated(session: Session) -> Iterator[Case]:
             def record(program: Program, i: int, x: Tensor = x, weights: _Weights = weights) -> Tensor:
                 return linear.gated(_input(program, x), weights(i), "silu")
 
-            yield Case("gated", f"{n}x{k}", scheme, rows, record)
+            yield KernelCase("gated", f"{n}x{k}", scheme, rows, record)
 
 
-def _logits(session: Session) -> Iterator[Case]:
+def _logits(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     k = 1024
     for scheme in SCHEMES[1:]:
@@ -202,10 +202,10 @@ def _logits(session: Session) -> Iterator[Case]:
             def record(program: Program, i: int, x: Tensor = x, weights: _Weights = weights) -> Tensor:
                 return linear.logits(_input(program, x), weights(i))
 
-            yield Case("logits", f"{VOCAB}x{k}", scheme, rows, record)
+            yield KernelCase("logits", f"{VOCAB}x{k}", scheme, rows, record)
 
 
-def _embedding(session: Session) -> Iterator[Case]:
+def _embedding(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     k = 1024
     for scheme in SCHEMES[1:]:
@@ -215,17 +215,17 @@ def _embedding(session: Session) -> Iterator[Case]:
             def record(program: Program, i: int, rows: int = rows, table: PackedWeight = table) -> Tensor:
                 return linear.rows(_input(program, torch.randint(VOCAB, (rows,))), table, 1.0, torch.bfloat16)
 
-            yield Case("embedding", f"{VOCAB}x{k}", scheme, rows, record)
+            yield KernelCase("embedding", f"{VOCAB}x{k}", scheme, rows, record)
 
 
 def _stacked(weight: PackedWeight) -> PackedWeight:
-    """So many of them, one behind the other."""
+    """COUNT copies of a weight as one stack."""
     parts = {name: None if part is None else part.repeat(COUNT) for name, part in weight.parts.items()}
     return replace(weight, count=COUNT, **parts)  # type: ignore[arg-type]
 
 
-def _experts(session: Session) -> Iterator[Case]:
-    """Every copy chooses experts of its own, which all are of the same values."""
+def _experts(session: Session) -> Iterator[KernelCase]:
+    """Each copy draws its own choice of experts. All experts have the same values."""
     experts = NativeExperts(session)
     width, hidden = EXPERT
     for scheme in SCHEMES[1:]:
@@ -242,13 +242,13 @@ def _experts(session: Session) -> Iterator[Case]:
                 routing = Routing(_input(program, chosen), _input(program, weights))
                 return experts(_input(program, x), routing, *stacks, "silu")
 
-            yield Case("experts", f"{SLOTS} of {COUNT}, {width}x{hidden}", scheme, rows, record)
+            yield KernelCase("experts", f"{SLOTS} of {COUNT}, {width}x{hidden}", scheme, rows, record)
 
 
-# -- what visits each element once ------------------------------------------------------------------------------
+# -- ops that visit each element once ------------------------------------------------------------------------------
 
 
-def _norm(session: Session) -> Iterator[Case]:
+def _norm(session: Session) -> Iterator[KernelCase]:
     norm = NativeNorm(session)
     for width in (1024, 896):
         weight = torch.ones(width, dtype=torch.bfloat16)
@@ -258,10 +258,10 @@ def _norm(session: Session) -> Iterator[Case]:
                 x, residual = (_input(program, _activations(rows, len(weight))) for _ in range(2))
                 return norm(x, residual, weight, 1e-6, 0.0)
 
-            yield Case("norm", str(width), "bf16", rows, record)
+            yield KernelCase("norm", str(width), "bf16", rows, record)
 
 
-def _store(session: Session) -> Iterator[Case]:
+def _store(session: Session) -> Iterator[KernelCase]:
     attention = NativeAttention(session)
     weight = torch.ones(HEADS + KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.int8):
@@ -277,14 +277,14 @@ def _store(session: Session) -> Iterator[Case]:
                     qkv, HEADS, weight, rotation, pages[:, 0], pages[:, 1], *where, eps=1e-6, offset=0.0
                 )
 
-            yield Case("store", _heads(), _name(dtype), rows, record)
+            yield KernelCase("store", _heads(), _name(dtype), rows, record)
 
 
 # -- attention --------------------------------------------------------------------------------------------------
 
 
-def _attention(session: Session) -> Iterator[Case]:
-    """Decode at several contexts, by one sequence and eight; and a prompt, its first tokens and later ones."""
+def _attention(session: Session) -> Iterator[KernelCase]:
+    """Decode steps at several contexts, of one sequence and of eight; prefill at a prompt's start and further on."""
     cases = [(sequences, 1, context) for context in CONTEXTS for sequences in (1, 8)]
     cases += [(1, PROMPT, before + PROMPT) for before in BEFORE]
     for dtype in (torch.bfloat16, torch.int8):
@@ -294,8 +294,10 @@ def _attention(session: Session) -> Iterator[Case]:
             yield _attention_case(NativeAttention(session), pages, sequences, queries, context)
 
 
-def _attention_case(attention: NativeAttention, pages: Tensor, sequences: int, queries: int, context: int) -> Case:
-    """Copies go through the pages, from the start again when they end."""
+def _attention_case(
+    attention: NativeAttention, pages: Tensor, sequences: int, queries: int, context: int
+) -> KernelCase:
+    """Copies use successive blocks of the pages, and start over at their end."""
     blocks = context // BLOCK
     starts = np.arange(sequences + 1) * queries
     query = _activations(sequences * queries, HEADS * HEAD_DIM).view(-1, HEADS, HEAD_DIM)
@@ -309,11 +311,11 @@ def _attention_case(attention: NativeAttention, pages: Tensor, sequences: int, q
         return attention(_input(program, query), pages[:, 0], pages[:, 1], prepared, HEAD_DIM**-0.5)
 
     kind = "prefill" if queries > 1 else "decode"
-    return Case("attention", f"{kind} at {context}", _name(pages.dtype), sequences * queries, record)
+    return KernelCase("attention", f"{kind} at {context}", _name(pages.dtype), sequences * queries, record)
 
 
 def _pages(count: int, dtype: torch.dtype) -> Tensor:
-    """[count, 2, KV heads, block, head size, in int8 with a scale]: all zero, but written."""
+    """[count, 2, KV heads, block, head size, in int8 with a scale]: zeros, written so that memory is allocated."""
     width = HEAD_DIM + SCALE_BYTES if dtype == torch.int8 else HEAD_DIM
     return torch.empty(count, 2, KV_HEADS, BLOCK, width, dtype=dtype).zero_()
 
@@ -326,7 +328,7 @@ def _name(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.int8: "int8"}[dtype]
 
 
-OPS: dict[str, Callable[[Session], Iterator[Case]]] = {
+OPS: dict[str, Callable[[Session], Iterator[KernelCase]]] = {
     "linear": _linear,
     "gated": _gated,
     "logits": _logits,

@@ -1,7 +1,7 @@
-"""Tokenizer classes that transformers builds by rule, whatever their tokenizer.json says about the pipeline.
+"""Tokenizer classes whose pipeline transformers builds by rule, and not from tokenizer.json.
 
-For most classes tokenizer.json is the whole truth. For a few, transformers (5.x, `AutoTokenizer`) takes only the
-vocabulary, merges and post-processor from it and sets the rest itself. Penstock's ids must be those it gives.
+For most classes tokenizer.json describes the whole pipeline. For a few, transformers (5.x, `AutoTokenizer`) takes only
+the vocabulary, merges and post-processor from it and sets the rest itself. Penstock must produce the same ids.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-_FILE = "TokenizersBackend"  # tokenizer.json, as it is
+_FILE = "TokenizersBackend"  # the pipeline in tokenizer.json
 
-# The class a model type implies. Checkpoints of other types are taken at the word of their tokenizer_config.json.
+# The class that a model type implies. For other types, tokenizer_config.json declares the class.
 _CLASS_OF_MODEL: Mapping[str, str] = {
     "qwen2": "Qwen2Tokenizer",
     "qwen2_moe": "Qwen2Tokenizer",
@@ -26,7 +26,7 @@ _CLASS_OF_MODEL: Mapping[str, str] = {
     "mixtral": _FILE,
     "phi3": _FILE,
 }
-_DECLARES_WRONG_CLASS = frozenset({"qwen2", "phi3"})  # the class declared by checkpoints of these types is not believed
+_DECLARES_WRONG_CLASS = frozenset({"qwen2", "phi3"})  # the class that these checkpoints declare is ignored
 
 _QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,15 +34,15 @@ _QWEN2_PATTERN = (
 
 
 class TokenizerClass(NamedTuple):
-    """How transformers builds one class: its pipeline, and the special tokens it has where the files name none."""
+    """How transformers builds one class: its pipeline, and its special tokens if the files name none."""
 
     build: Callable[[Tokenizer, Mapping[str, Any]], None]
     defaults: Mapping[str, str]
-    all_special: bool = False  # every special token is marked so, also one that tokenizer.json holds as ordinary
+    all_special: bool = False  # also marks those special tokens that tokenizer.json has as ordinary tokens
 
 
 def tokenizer_class(declared: str | None, model_type: str | None, *, byte_level: bool) -> TokenizerClass | None:
-    """The class transformers would use, or None where that means tokenizer.json as it is.
+    """The class that transformers would use, or None if it would use the pipeline in tokenizer.json.
 
     `declared` is the `tokenizer_class` of tokenizer_config.json or config.json; `byte_level` says whether
     tokenizer.json has a ByteLevel part.

@@ -1,19 +1,19 @@
-"""`bench step` on a tiny model: every op is found and named, parts add up, and the picture shows them."""
+"""`benchmarks/step.py` on a tiny model: every op is found and named, parts add up, and the picture shows them."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from op_timing.flame import BAR, GROUP_HEIGHT, PART_HEIGHT, flame
+from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart, StepTimer, longest_sequence
 
-from penstock.bench.flame import BAR, GROUP_HEIGHT, PART_HEIGHT, flame
-from penstock.bench.roofline import Machine
-from penstock.bench.step import HOST, WHOLE, Breakdown, Line, Steps, room
+from penstock.bench.roofline import MachineRates
 from penstock.config import EngineConfig
 from penstock.runtime.loading.load import load_runner
 from penstock.runtime.runner import ModelRunner
 
-MACHINE = Machine(bandwidth=20e9, flops=1e11)
+MACHINE = MachineRates(bandwidth=20e9, flops=1e11)
 SVG = "{http://www.w3.org/2000/svg}"
 LAYER = {"qkv", "cache", "attention", "output", "gate_up", "down"}
 MIXTURE = (LAYER - {"gate_up", "down"}) | {"router", "route", "experts"}
@@ -29,7 +29,7 @@ def runner(folder: Path, **settings: int) -> ModelRunner:
     ("variant", "layer"), [("qwen3", LAYER), ("gemma3", LAYER), ("mixtral", MIXTURE), ("qwen2_moe_normed", SHARED)]
 )
 def test_every_op_of_every_layer_is_timed(tiny_checkpoint: Callable[..., Path], variant: str, layer: set[str]) -> None:
-    steps = Steps(runner(tiny_checkpoint(variant)), context=40, rows=[1, 3], steps=3)
+    steps = StepTimer(runner(tiny_checkpoint(variant)), context=40, rows=[1, 3], steps=3)
     for found, rows in zip(steps.measure(MACHINE), (1, 3), strict=True):
         assert (found.rows, found.steps) == (rows, 3)
         lines = {line.name: line for line in found.lines}
@@ -44,7 +44,7 @@ def test_every_op_of_every_layer_is_timed(tiny_checkpoint: Callable[..., Path], 
         assert found.host_us == pytest.approx(sum(line.us for line in parts[-len(HOST) :]))
 
 
-def multiplied(steps: Steps, rows: int, name: str) -> list[float]:
+def multiplied(steps: StepTimer, rows: int, name: str) -> list[float]:
     """Floating-point operations of each of one step's ops of that name."""
     return [done.flops for label, _, done in steps._step(rows).ops if label == name]
 
@@ -52,7 +52,7 @@ def multiplied(steps: Steps, rows: int, name: str) -> list[float]:
 @pytest.mark.parametrize("context", [0, 20])
 def test_a_prompts_ops_are_timed_with_all_their_tokens(tiny_checkpoint: Callable[..., Path], context: int) -> None:
     small = runner(tiny_checkpoint("qwen3"))
-    found = Steps(small, context=context, rows=[1, 3], steps=2, prompt=24).measure(MACHINE)
+    found = StepTimer(small, context=context, rows=[1, 3], steps=2, prompt=24).measure(MACHINE)
     assert [(each.rows, each.context, each.prompt, each.steps) for each in found] == [
         (1, context, 24, 2),
         (3, context, 24, 2),
@@ -60,8 +60,8 @@ def test_a_prompts_ops_are_timed_with_all_their_tokens(tiny_checkpoint: Callable
 
 
 def test_a_prompts_step_is_its_tokens_work_but_for_the_head(tiny_checkpoint: Callable[..., Path]) -> None:
-    prompts = Steps(runner(tiny_checkpoint("qwen3")), context=20, rows=[3], steps=1, prompt=24)
-    decoding = Steps(runner(tiny_checkpoint("qwen3")), context=20, rows=[3], steps=1)
+    prompts = StepTimer(runner(tiny_checkpoint("qwen3")), context=20, rows=[3], steps=1, prompt=24)
+    decoding = StepTimer(runner(tiny_checkpoint("qwen3")), context=20, rows=[3], steps=1)
     for name in ("qkv", "output", "gate_up", "down"):
         *layers, last = multiplied(decoding, 3, name)
         # In the last layer nothing is computed behind attention but what is sampled from.
@@ -73,18 +73,18 @@ def test_a_prompts_step_is_its_tokens_work_but_for_the_head(tiny_checkpoint: Cal
 def test_too_many_sequences_for_the_pool_are_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     small = runner(tiny_checkpoint("qwen3"), max_num_seqs=1)
     with pytest.raises(ValueError, match="--kv-cache-memory"):
-        Steps(small, context=100, rows=[4], steps=1)
+        StepTimer(small, context=100, rows=[4], steps=1)
 
 
 def test_room_is_for_every_step() -> None:
-    assert room(99, [1, 8], 6) == 128 and room(100, [1, 8], 6) == 256
-    assert room(0, [1, 8], 6, prompt=127) == 128 and room(100, [1, 8], 6, prompt=28) == 256
+    assert longest_sequence(99, [1, 8], 6) == 128 and longest_sequence(100, [1, 8], 6) == 256
+    assert longest_sequence(0, [1, 8], 6, prompt=127) == 128 and longest_sequence(100, [1, 8], 6, prompt=28) == 256
 
 
-def breakdown(**us: float) -> Breakdown:
+def breakdown(**us: float) -> StepBreakdown:
     total = sum(us.values())
-    lines = [Line(name, 2, each, each / total, 1.5, 30.0, 0.5) for name, each in us.items()]
-    return Breakdown(8, 1000, 5, total, (*lines, Line(WHOLE, 1, total, 1.0)))
+    lines = [StepPart(name, 2, each, each / total, 1.5, 30.0, 0.5) for name, each in us.items()]
+    return StepBreakdown(8, 1000, 5, total, (*lines, StepPart(WHOLE, 1, total, 1.0)))
 
 
 def test_the_picture_is_as_wide_as_the_parts_are_long() -> None:

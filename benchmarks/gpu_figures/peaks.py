@@ -1,23 +1,24 @@
-"""What a GPU can do, as measured just then."""
+"""Measures the peak rates of a GPU."""
 
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
-from gpu_roofline import Peaks
+
+from gpu_figures.roofline import Peaks
 
 COPY_BYTES = 4 << 30
-SIZE = 8192  # of the square matrices
+SIZE = 8192  # rows and columns of the matrices
 REPLAYS = 7
 
 
 def seconds_of(runs: Sequence[Callable[[], object]], device: torch.device, replays: int = REPLAYS) -> float:
-    """Of one of the runs, which are done in turn: each on inputs of its own, so that none finds its own in a cache.
+    """Seconds of one run, on average over `runs`. Each has its own inputs, so that no input is in a cache.
 
-    On a GPU they are captured and replayed, so that the host has no part in it: the median of several replays.
+    On a GPU the runs are captured and replayed, so that host time does not count. The median of the replays is taken.
     """
-    for run in runs:  # compiles kernels, and libraries allocate what they keep
+    for run in runs:  # warm-up: kernels are compiled and libraries allocate memory
         run()
     if device.type != "cuda":
         began = time.perf_counter()
@@ -42,7 +43,7 @@ def seconds_of(runs: Sequence[Callable[[], object]], device: torch.device, repla
 
 
 def measure(device: torch.device, size: int = SIZE, copy_bytes: int = COPY_BYTES) -> Peaks:
-    """A large copy, and products of random matrices: of zeros they would be faster than any of use."""
+    """Measures a large copy and products of random matrices. Products of zeros would be faster than real ones."""
     bandwidth = 2 * copy_bytes / _copy_seconds(copy_bytes, device)
     left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
     flops = 2.0 * size**3

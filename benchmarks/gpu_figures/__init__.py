@@ -1,0 +1,1 @@
+"""The parts of benchmarks/gpu.py: the models, the ops and the rooflines of a GPU."""

@@ -1,0 +1,165 @@
+"""Checks a request's generation options, and makes the engine's requests of them. Independent of the API dialect."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import digits, invalid
+from penstock.frontend.generation import PromptPart
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.prompts import tokens_left
+from penstock.messages import GenerateRequest, InvalidParameter, SamplingParams, check_sampling
+
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """What a request sets for all of its prompts, under the names that error messages use."""
+
+    n: int = 1  # choices for each prompt
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that the request sets
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id, which JSON writes as a string
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+def check_options(options: GenerationOptions, limits: RequestLimits) -> None:
+    """Raises APIError 400 for an option that is wrong for every prompt and model."""
+    n, seed, salt = options.n, options.seed, options.cache_salt
+    if not 1 <= n <= limits.max_choices:
+        remedy = "send more requests instead" if n > 1 else "send at least 1"
+        raise invalid(f"n is {digits(n)}; it must be from 1 to {limits.max_choices}: {remedy}", "n")
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise invalid(f"seed is {digits(seed)}; it must be an integer of 64 bits", "seed")
+    for name, value in (("top_k", options.sampling.get("top_k", 0)), ("priority", options.priority)):
+        if abs(value) > _INT32:
+            raise invalid(f"{name} is {digits(value)}; it must be an integer of 32 bits", name)
+    if salt is not None and not 0 < len(salt) <= 256:
+        raise invalid(f"cache_salt has {len(salt)} characters; it must have 1 to 256", "cache_salt")
+
+
+def check_logprobs(k: int, param: str, limits: RequestLimits) -> None:
+    """Raises APIError 400 if `k` alternatives for each token are more than the server returns."""
+    if not 0 <= k <= limits.max_logprobs:
+        raise invalid(f"{param} is {digits(k)}; it must be from 0 to {limits.max_logprobs}: ask for fewer", param)
+
+
+def output_limit(context: RequestContext, prompt: tuple[str, int], wanted: int | None, default: int, param: str) -> int:
+    """The most tokens that each choice of a prompt may have: `wanted`, or else `default` as far as the context allows.
+
+    `prompt` is the name of the prompt's parameter and its number of tokens. Raises APIError 400 if `wanted` does not
+    fit; the error names `param`.
+    """
+    model = context.model
+    name, prompt_tokens = prompt
+    left = tokens_left(model, prompt_tokens, name)
+    if wanted is None:
+        return min(default, left)
+    if wanted < 1:
+        raise invalid(f"{param} is {digits(wanted)}; it must be 1 or more", param)
+    if wanted > left:
+        raise invalid(
+            f"the maximum context length is {model.max_model_len} tokens, but {digits(wanted)} were asked for after a "
+            f"prompt of {prompt_tokens}; lower {param} to {left} or shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+    return wanted
+
+
+def make_parts(
+    context: RequestContext,
+    options: GenerationOptions,
+    prompts: Sequence[tuple[int, ...]],
+    max_tokens: Sequence[int],
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    *,
+    prompt_only: bool = False,
+) -> tuple[PromptPart, ...]:
+    """Returns one part for each prompt. Raises APIError 400 that names the parameter."""
+    _check_stop(options.stop, context.limits)
+    parts = []
+    for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):
+        request = GenerateRequest(
+            request_id=f"{context.id}-{i}",
+            prompt_ids=prompt_ids,
+            sampling=_sampling_params(context, options, most, logprobs, prompt_logprobs),
+            n=options.n,
+            cache_salt=context.salt(options.cache_salt),
+            tenant=context.tenant,
+            priority=options.priority,
+            model_revision=context.model.client.info.revision,
+        )
+        parts.append(
+            PromptPart(
+                request,
+                options.stop,
+                include_stop=options.include_stop,
+                skip_special_tokens=options.skip_special_tokens,
+                prompt_only=prompt_only,
+            )
+        )
+    return tuple(parts)
+
+
+def _check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
+    if len(stop) > limits.max_stop_strings:
+        raise invalid(f"stop has {len(stop)} strings; the limit is {limits.max_stop_strings}: send fewer", "stop")
+    for text in stop:
+        if not 0 < len(text) <= limits.max_stop_chars:
+            raise invalid(
+                f"a stop string has {len(text)} characters; it must have 1 to {limits.max_stop_chars}: change it",
+                "stop",
+            )
+
+
+def _sampling_params(
+    context: RequestContext,
+    options: GenerationOptions,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """The engine's parameters for one prompt: what the request sets, and the model's defaults for the rest."""
+    model, limits = context.model, context.limits
+    seed = context.seed if options.seed is None else options.seed
+    values = {**model.defaults, **options.sampling}
+    if values.get("top_k") == -1:  # vLLM's value for off
+        values["top_k"] = 0
+    params = SamplingParams(
+        **values,
+        seed=secrets.randbits(64) if seed is None else seed % 2**64,
+        max_tokens=max_tokens,
+        logit_bias=_logit_bias(options.logit_bias, limits),
+        eos_token_ids=model.client.info.eos_token_ids,
+        stop_token_ids=options.stop_token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    try:
+        check_sampling(params, model.client.info.vocab_size, limits.max_logprobs)
+    except InvalidParameter as error:
+        raise invalid(str(error), error.param) from error
+    return params
+
+
+def _logit_bias(bias: Mapping[str, float], limits: RequestLimits) -> dict[int, float]:
+    if len(bias) > limits.max_logit_bias:
+        raise invalid(
+            f"logit_bias has {len(bias)} entries; the limit is {limits.max_logit_bias}: send fewer", "logit_bias"
+        )
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise invalid(f'logit_bias has the key {key[:40]!r}; keys are token ids, such as "1234"', "logit_bias")
+        result[int(key)] = value
+    return result

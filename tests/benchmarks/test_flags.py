@@ -1,0 +1,40 @@
+"""Flags of the scripts that time ops: a mistake is one clear line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import step as step_script
+
+from penstock.cli import prepare
+from penstock.config.gpu import with_gpu
+from tests.cli.test_device import H200, machine
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("step", "--context", "99999"), ("--context 99999", "at most 2048")),
+        (("step", "--rows", "1,0"), ("--rows", "1,0")),
+        (("kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
+        (("kernels", "--isa", "mmx"), ("--isa", "mmx")),
+        (("kernels", "--threads", "9999"), ("--threads 9999", "cores")),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    script, *flags = arguments
+    command = [sys.executable, str(FOLDER / f"{script}.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{script}.py: ") and done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_ops_are_timed_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "detect_device", lambda asked: with_gpu(machine(), H200))
+    with pytest.raises(ValueError, match=r"--device is cuda, but this times .* set --device cpu"):
+        step_script.step.__wrapped__(rows="1", context=16, steps=2, flags={})  # type: ignore[attr-defined]
