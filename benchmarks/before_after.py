@@ -146,10 +146,8 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
         leave_processor(client.info.cpu)
         digests = {}
         for name, case in cases.items():  # a warm-up
-            short, recording = (
-                Case(case.count, case.prompt_len, min(case.output_len, WARM_UP_TOKENS)),
-                RecordingClient(client),
-            )
+            short = Case(case.count, case.prompt_len, min(case.output_len, WARM_UP_TOKENS))
+            recording: Any = RecordingClient(client)
             await run_items(recording, fixed(short, client.info.vocab_size), name)
             digests[name] = recording.digest()
         print(json.dumps({"penstock": penstock.__file__, "tokens": digests}), file=answers, flush=True)

@@ -25,7 +25,7 @@ from penstock.cli.prepare import prepare
 from penstock.config import EngineConfig
 from penstock.config.weights import stored_as
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
-from penstock.runtime.load import load_runner
+from penstock.runtime.load import load_host_runner
 from penstock.runtime.pages import SCALE_BYTES
 from penstock.runtime.runner import ModelRunner
 
@@ -131,7 +131,7 @@ def main() -> None:
     cpus = os.sched_getaffinity(0)
     engine = engine_of(args)
     probe = probing(MachineProbe(engine.dtype, engine.threads, engine.quantization), cpus)
-    runner = load_runner(engine)
+    runner = load_host_runner(engine)
     first = probe()
     decoded = decode(runner, first, args.steps)
     second = probe()

@@ -62,7 +62,7 @@ SMALL = Sizes(
 
 @dataclass(frozen=True)
 class Op:
-    """One op on one shape. `make(i)` returns a run on the i-th copy of its inputs."""
+    """One op on one shape. `make()` returns a run on a new copy of its inputs."""
 
     name: str
     shape: str
@@ -82,7 +82,10 @@ def measure_prefill(
     sizes: Sizes, peaks: Peaks, device: torch.device, wrapper: Callable[..., Any]
 ) -> Iterator[dict[str, Any]]:
     """Times prefill attention of both providers, for one prompt and for several. `wrapper` is FlashInfer's class."""
-    providers = {"triton": TritonAttention, "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper)}
+    providers: dict[str, Callable[[], PagedAttention]] = {
+        "triton": TritonAttention,
+        "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper),
+    }
     for count, context in [*((1, length) for length in sizes.prompts), (4, sizes.prompts[0] // 4)]:
         for name, provider in providers.items():
             op = _attention_op(sizes, device, "prefill", count, context, f"bf16 {name}", BF16, provider)
@@ -174,11 +177,11 @@ def _elementwise(sizes: Sizes, device: torch.device) -> Iterator[Op]:
             kind, size = ("fp8", 1) if quantized else ("bf16", 2)
             dtype = FP8 if quantized else BF16
             wide = rows * hidden
-            yield Op(f"norm to {kind}", f"{rows}x{hidden}", wide * (6 + size), 0.0, lambda q=quantized: norms(q))
+            yield Op(f"norm to {kind}", f"{rows}x{hidden}", wide * (6 + size), 0.0, partial(norms, quantized))
             moved = rows * inner * (4 + size)
-            yield Op(f"gate to {kind}", f"{rows}x{inner}", moved, 0.0, lambda q=quantized: gates(q))
+            yield Op(f"gate to {kind}", f"{rows}x{inner}", moved, 0.0, partial(gates, quantized))
             moved = rows * head_dim * (4 * heads + kv_heads * (4 + 2 * size))
-            yield Op(f"store {kind}", f"{rows} tokens", moved, 0.0, lambda d=dtype: stores(d))
+            yield Op(f"store {kind}", f"{rows} tokens", moved, 0.0, partial(stores, dtype))
 
 
 def _pages(
