@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compare import tokens_counted
-from results import commit_of, parser, write
+from results import commit_of, parser, save, write
 
 OLD, NEW = "old", "new"
 PAUSE = 0.1  # seconds before a run: the other tree's native threads spin for about 1 ms after a step, then sleep
@@ -146,10 +146,8 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
         leave_processor(client.info.cpu)
         digests = {}
         for name, case in cases.items():  # a warm-up
-            short, recording = (
-                Case(case.count, case.prompt_len, min(case.output_len, WARM_UP_TOKENS)),
-                RecordingClient(client),
-            )
+            short = Case(case.count, case.prompt_len, min(case.output_len, WARM_UP_TOKENS))
+            recording: Any = RecordingClient(client)
             await run_items(recording, fixed(short, client.info.vocab_size), name)
             digests[name] = recording.digest()
         print(json.dumps({"penstock": penstock.__file__, "tokens": digests}), file=answers, flush=True)
@@ -266,14 +264,18 @@ def main() -> None:
     variants = {
         name: parse_flags(flags) for name, _, flags in (text.partition("=") for text in args.variant or ["default="])
     }
-    found = {name: compare_variant(args, name, flags) for name, flags in variants.items()}
+    trees = {OLD: commit_of(args.old), NEW: commit_of(args.new)}
+    found: dict[str, Any] = {}
+    result = {"benchmark": "before_after", "trees": trees, "model": Path(args.model).name, "variants": found}
+    for name, flags in variants.items():
+        found[name] = compare_variant(args, name, flags)
+        save(result, args.json)  # a later failure does not lose these figures
     for name, variant in found.items():
         for case, each in variant["cases"].items():
             low, high = each["interval"]
             tokens = "" if variant["same_tokens"][case] else ", tokens differ"
             print(f"{name} {case}: {each['ratio']:.3f} ({low:.3f} to {high:.3f}){tokens}", file=sys.stderr)
-    trees = {OLD: commit_of(args.old), NEW: commit_of(args.new)}
-    write({"benchmark": "before_after", "trees": trees, "model": Path(args.model).name, "variants": found}, args.json)
+    write(result, args.json)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _llama(chosen: Sizes, device: Any, saturated: str, kind: str, decode_target:
     prompt = Case(1, chosen.prompt, 1)
     length = max(case.prompt_len + case.output_len for case in (one, many, full, prompt))
     began = time.perf_counter()
-    quantized = {} if kind == "bf16" else _fp8(device)
+    quantized: dict[str, Any] = {} if kind == "bf16" else _fp8(device)
     engine = Engine(chosen.llama, device, sequences=full.count, length=length, **quantized)
     for case in (one, prompt, Case(full.count, full.prompt_len, 2)):  # compiles what no graph has, and warms up
         engine.run(case)
@@ -160,7 +160,7 @@ def _saturated(engine: Any, case: Any) -> Iterator[dict[str, Any]]:
     yield {"output_tok_s": rate, "seconds": seconds, "roofline_s": least, "share": least / seconds, "target": 0.65}
 
 
-def _fp8(device: Any) -> dict[str, str]:
+def _fp8(device: Any) -> dict[str, Any]:
     """Settings of an fp8 engine. Without a GPU: the nearest ones."""
     if device.type == "cuda":
         return {"quantization": "fp8", "kv_cache_dtype": "fp8"}

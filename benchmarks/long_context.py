@@ -26,7 +26,7 @@ from penstock.config import EngineConfig
 from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import stored_as
 from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
-from penstock.runtime.loading.load import load_runner
+from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.runtime.runner import ModelRunner
 
 CONTEXT, SEQUENCES = 16_384, (1, 4)  # of the decode
@@ -131,7 +131,7 @@ def main() -> None:
     cpus = os.sched_getaffinity(0)
     engine = engine_of(args)
     probe = probing(MachineProbe(engine.dtype, engine.threads, engine.quantization), cpus)
-    runner = load_runner(engine)
+    runner = load_cpu_runner(engine)
     first = probe()
     decoded = decode(runner, first, args.steps)
     second = probe()

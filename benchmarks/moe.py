@@ -21,7 +21,7 @@ from results import parser, write
 from penstock.bench.roofline import MachineRates, measure
 from penstock.config import EngineConfig
 from penstock.messages import StepPlan
-from penstock.runtime.loading.load import load_runner
+from penstock.runtime.loading.cpu import load_cpu_runner
 
 MAIN, SMALL = "qwen3-30b-a3b-2-layers", "moe"  # layers of a real model, and a harder case: see make_model.py
 CONTEXT = 256  # tokens of each sequence in the KV cache
@@ -71,7 +71,7 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
         max_model_len=1024,
         max_num_seqs=max(rows),
         kv_cache_bytes=256 << 20,
-        quantization=quantization,
+        quantization=quantization,  # type: ignore[arg-type]
         threads=len(cpus),
     )
     data = torch.ones(BYTES // 8, dtype=torch.int64)
@@ -85,7 +85,7 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
             return read_rate(data)
 
     done = []
-    runner = load_runner(config, progress=False)
+    runner = load_cpu_runner(config, progress=False)
     for _ in range(count):
         decoding = StepTimer(runner, CONTEXT, rows, steps)
         before = reads()

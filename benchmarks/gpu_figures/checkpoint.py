@@ -53,9 +53,9 @@ def load(folder: str, device: str) -> None:
         model=folder,
         name="random",
         dtype="bfloat16",
-        device=device,
+        device=device,  # type: ignore[arg-type]
         max_model_len=4096,
-        depth=2,  # type: ignore[arg-type]
+        depth=2,
     )
     runner = load_runner(config, progress=False)
     print(f"ready: {len(runner.capacity.groups)} KV groups, {runner.capacity.groups[0].num_blocks} blocks")

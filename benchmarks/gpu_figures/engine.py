@@ -20,6 +20,8 @@ from penstock.config.weights import matmul_bytes
 from penstock.families import ModelSpec, model_facts, spec_from_config
 from penstock.kernels import Needs, detect_platform, select_kernels, select_packing
 from penstock.messages import GenerateRequest, SamplingParams, StepPlan, StepResult
+from penstock.runtime.device import CudaDevice, HostDevice
+from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
 from penstock.schedule import Scheduler, SchedulerConfig
 
@@ -88,13 +90,16 @@ class Engine:
         needs = Needs(torch.bfloat16, self.config.block_size, self.spec.head_dims, deterministic=deterministic)
         parameters = random_parameters(self.spec, self.config, device)
         blocks = 1 + sequences * (-(-length // self.config.block_size) + 1)
+        kv_dtype = getattr(torch, self.config.kv_dtype)
+        sizes = [blocks] * len(self.spec.windows)
+        pages = KVPages(self.spec, sizes, self.config.block_size, kv_dtype, device=device)
         self.runner = ModelRunner(
             self.spec,
             parameters,
             select_kernels(platform, needs),
             self.config,
-            [blocks] * len(self.spec.windows),
-            device=device,
+            pages,
+            CudaDevice(device) if device.type == "cuda" else HostDevice(),
         )
         self.runner.capture(progress=False)
         limits = SchedulerConfig(

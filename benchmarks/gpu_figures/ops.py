@@ -13,7 +13,7 @@ from gpu_figures.peaks import seconds_of
 from gpu_figures.roofline import Peaks
 from penstock.config.facts import SCALE_BYTES
 from penstock.kernels.attention import AttentionBatch, PagedAttention
-from penstock.kernels.batch_arrays import FILTERED, PLAIN, Parameters
+from penstock.kernels.batch_arrays import FILTERED, LOGIT_LINES, PLAIN, ROW, EditRows, SamplingRows
 from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.attention import TritonAttention
@@ -21,8 +21,7 @@ from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
-from penstock.kernels.triton.sampling.row_summary import Survey
-from penstock.kernels.triton.sampling.sample import sample
+from penstock.kernels.triton.sampling.choose import choose
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight, pack
 
 FLUSH = 256 << 20  # least bytes of all copies of an op's inputs together: several times a cache of 60 MB
@@ -61,7 +60,7 @@ SMALL = Sizes(
 
 @dataclass(frozen=True)
 class Op:
-    """One op on one shape. `make(i)` returns a run on the i-th copy of its inputs."""
+    """One op on one shape. `make()` returns a run on a new copy of its inputs."""
 
     name: str
     shape: str
@@ -81,7 +80,10 @@ def measure_prefill(
     sizes: Sizes, peaks: Peaks, device: torch.device, wrapper: Callable[..., Any]
 ) -> Iterator[dict[str, Any]]:
     """Times prefill attention of both providers, for one prompt and for several. `wrapper` is FlashInfer's class."""
-    providers = {"triton": TritonAttention, "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper)}
+    providers: dict[str, Callable[[], PagedAttention]] = {
+        "triton": TritonAttention,
+        "flashinfer": lambda: FlashInferAttention(TritonAttention(), wrapper),
+    }
     for count, context in [*((1, length) for length in sizes.prompts), (4, sizes.prompts[0] // 4)]:
         for name, provider in providers.items():
             op = _attention_op(sizes, device, "prefill", count, context, f"bf16 {name}", BF16, provider)
@@ -173,11 +175,11 @@ def _elementwise(sizes: Sizes, device: torch.device) -> Iterator[Op]:
             kind, size = ("fp8", 1) if quantized else ("bf16", 2)
             dtype = FP8 if quantized else BF16
             wide = rows * hidden
-            yield Op(f"norm to {kind}", f"{rows}x{hidden}", wide * (6 + size), 0.0, lambda q=quantized: norms(q))
+            yield Op(f"norm to {kind}", f"{rows}x{hidden}", wide * (6 + size), 0.0, partial(norms, quantized))
             moved = rows * inner * (4 + size)
-            yield Op(f"gate to {kind}", f"{rows}x{inner}", moved, 0.0, lambda q=quantized: gates(q))
+            yield Op(f"gate to {kind}", f"{rows}x{inner}", moved, 0.0, partial(gates, quantized))
             moved = rows * head_dim * (4 * heads + kv_heads * (4 + 2 * size))
-            yield Op(f"store {kind}", f"{rows} tokens", moved, 0.0, lambda d=dtype: stores(d))
+            yield Op(f"store {kind}", f"{rows} tokens", moved, 0.0, partial(stores, dtype))
 
 
 def _pages(
@@ -240,15 +242,16 @@ def _sampling(sizes: Sizes, device: torch.device) -> Iterator[Op]:
 
             def make(rows: int = rows, filtered: bool = filtered) -> Callable[[], object]:
                 logits = torch.randn(rows, sizes.vocab, device=device) * 3
-                of_rows = torch.arange(rows, dtype=torch.int32, device=device)
-                parameters = Parameters.empty(rows, device)
-                parameters.temperature.fill_(1.0)
-                parameters.top_p.fill_(0.9)
-                parameters.kind.fill_(FILTERED if filtered else PLAIN)
+                lines = torch.zeros(LOGIT_LINES, rows, dtype=torch.int32, device=device)
+                lines[ROW] = torch.arange(rows)
+                sampling, edits = SamplingRows.empty(rows, device), EditRows.empty(rows, 1, 1, device)
+                sampling.temperature.fill_(1.0)
+                sampling.top_p.fill_(0.9)
+                sampling.kind.fill_(FILTERED if filtered else PLAIN)
+                tokens = torch.zeros(rows, 1, dtype=torch.int32, device=device)
 
                 def run() -> object:
-                    survey = Survey.of(logits, of_rows, parameters)
-                    return sample(logits, of_rows, parameters, survey, filtered=filtered)
+                    return choose(logits, lines, sampling, edits, tokens, edited=None, filtered=filtered, logprobs=-1)
 
                 return run
 

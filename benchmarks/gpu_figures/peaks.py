@@ -33,7 +33,7 @@ def seconds_of(runs: Sequence[Callable[[], object]], device: torch.device, repla
     graph.replay()
     times = []
     for _ in range(replays):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         first.record()
         graph.replay()
         last.record()

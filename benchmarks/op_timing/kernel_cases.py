@@ -240,7 +240,7 @@ def _experts(session: Session) -> Iterator[KernelCase]:
                 chosen = torch.rand(len(x), COUNT).argsort()[:, :SLOTS].contiguous()
                 weights = torch.full((len(x), SLOTS), 1 / SLOTS)
                 routing = Routing(_input(program, chosen), _input(program, weights))
-                return experts(_input(program, x), routing, *stacks, "silu")
+                return experts(_input(program, x), routing, stacks[0], stacks[1], "silu")
 
             yield KernelCase("experts", f"{SLOTS} of {COUNT}, {width}x{hidden}", scheme, rows, record)
 

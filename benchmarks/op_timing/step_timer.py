@@ -116,6 +116,7 @@ class StepTimer:
     def _execute(self, **plan: Any) -> StepTiming:
         self._plan += 1
         result = self._runner.execute(StepPlan(self._plan, **{"work": (), **plan}))
+        assert result is not None, "one rank reports"
         for each in result.results:
             if each.error:
                 raise RuntimeError(f"a sequence failed during the measurement: {each.error}")

@@ -1,12 +1,14 @@
 """The command line itself: quick, and clear about mistakes."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from penstock.cli.options import ENGINE, SERVER
+from penstock.config.defaults import DEFAULTS
 from penstock.config.settings import Settings
 from tests.cli.conftest import RunCommand
 
@@ -37,6 +39,16 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_every_setting_is_a_flag() -> None:
     assert {*ENGINE, *SERVER} - {"config"} == set(Settings.model_fields) - {"model"}
+
+
+def test_numbers_in_help_are_the_defaults() -> None:
+    checked = 0
+    for name, annotation in {**ENGINE, **SERVER}.items():
+        [option] = annotation.__metadata__
+        if found := re.search(r"Default: (\d+(?:\.\d+)?)\.$", option.help):
+            assert DEFAULTS[name](None).value == float(found[1]), name  # type: ignore[arg-type]
+            checked += 1
+    assert checked >= 15
 
 
 def test_without_a_command_there_is_help(run_command: RunCommand) -> None:

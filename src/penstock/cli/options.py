@@ -32,7 +32,10 @@ ENGINE: Flags = {
     "attention_backend": Annotated[
         str | None, typer.Option(help="GPU: auto, triton or flashinfer. Default: auto, triton.")
     ],
-    "dtype": Annotated[str | None, typer.Option(help="float32 or bfloat16. Default: the checkpoint's type.")],
+    "dtype": Annotated[
+        str | None,
+        typer.Option(help="float32 or bfloat16. Default: the checkpoint's if it is one of these, else bfloat16."),
+    ],
     "quantization": Annotated[
         str | None,
         typer.Option(help="Quantise the weights while loading: int8, int4 or, on a GPU, fp8. Default: none."),
@@ -40,22 +43,37 @@ ENGINE: Flags = {
     "quantization_group": Annotated[
         int | None, typer.Option(metavar="N", help="Values that share a scale in int4: 32, 64 or 128. Default: 32.")
     ],
-    "max_model_len": Annotated[int | None, typer.Option(help="Most tokens of a prompt and its output together.")],
-    "max_num_seqs": Annotated[int | None, typer.Option(help="Most sequences that run at a time.")],
-    "max_num_batched_tokens": Annotated[
-        int | None, typer.Option(help="Most tokens computed in one step; longer prompts are prefilled in chunks.")
+    "max_model_len": Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of a prompt and its output together. Default: the model's limit, if memory allows."
+        ),
     ],
-    "block_size": Annotated[int | None, typer.Option(help="Tokens in a KV block.")],
+    "max_num_seqs": Annotated[
+        int | None,
+        typer.Option(help="Most sequences that run at a time. Default: 64 to 256, by the vocabulary's size."),
+    ],
+    "max_num_batched_tokens": Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens in one step; longer prompts are prefilled in chunks. Default: 512, on a GPU 2048."
+        ),
+    ],
+    "block_size": Annotated[int | None, typer.Option(help="Tokens in a KV block. Default: 16.")],
     "kv_cache_memory": Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory for the KV cache of each rank: 4GiB, 500MB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for the KV cache of each rank: 4GiB, 500MB. Default: see penstock plan."
+        ),
     ],
     "kv_cache_dtype": Annotated[
-        str | None, typer.Option(help="auto, or half the size: int8 on a CPU, fp8 on a GPU. Default: auto, the dtype.")
+        str | None, typer.Option(help="auto, or half the size: int8 on a CPU, fp8 on a GPU. Default: auto, as --dtype.")
     ],
     "enable_prefix_caching": Annotated[
         bool | None,
         typer.Option(
-            "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV cache of equal prefixes."
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Reuse the KV cache of equal prefixes. Default: on.",
         ),
     ],
     "threads": Annotated[
@@ -88,21 +106,25 @@ SERVER: Flags = {
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
     ],
     "seed": Annotated[int | None, typer.Option(help="Seed for requests without one. Default: a random one for each.")],
-    "max_waiting": Annotated[int | None, typer.Option(help="Most requests that wait; the next ones get 429.")],
-    "max_in_flight": Annotated[int | None, typer.Option(help="Most requests in flight; the next ones get 429.")],
+    "max_waiting": Annotated[
+        int | None, typer.Option(help="Most requests that wait; the next ones get 429. Default: 1024.")
+    ],
+    "max_in_flight": Annotated[
+        int | None, typer.Option(help="Most requests in flight; the next ones get 429. Default: 2048.")
+    ],
     "max_body_size": Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest body of a request. Default: 4MiB.")
     ],
-    "max_prompts": Annotated[int | None, typer.Option(help="Most prompts in a completions request.")],
-    "max_choices": Annotated[int | None, typer.Option(help="Most choices (n) of a request.")],
-    "max_sequences": Annotated[int | None, typer.Option(help="Most prompts times choices of a request.")],
-    "max_logprobs": Annotated[int | None, typer.Option(help="Most alternatives per token that a request may ask for.")],
-    "max_stop_strings": Annotated[int | None, typer.Option(help="Most stop strings of a request.")],
+    "max_prompts": Annotated[int | None, typer.Option(help="Most prompts in a completions request. Default: 64.")],
+    "max_choices": Annotated[int | None, typer.Option(help="Most choices (n) of a request. Default: 32.")],
+    "max_sequences": Annotated[int | None, typer.Option(help="Most prompts times choices of a request. Default: 256.")],
+    "max_logprobs": Annotated[int | None, typer.Option(help="Most alternatives per token in logprobs. Default: 20.")],
+    "max_stop_strings": Annotated[int | None, typer.Option(help="Most stop strings of a request. Default: 16.")],
     "drain_timeout": Annotated[
-        float | None, typer.Option(help="Seconds for requests in flight to finish at shutdown.")
+        float | None, typer.Option(help="Seconds for requests in flight to finish at shutdown. Default: 30.")
     ],
     "step_deadline": Annotated[
-        float | None, typer.Option(help="Seconds without a step until a busy engine counts as hung.")
+        float | None, typer.Option(help="Seconds without a step until a busy engine counts as hung. Default: 120.")
     ],
 }
 

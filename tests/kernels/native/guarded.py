@@ -8,7 +8,7 @@ or a write one byte past it ends the process with a segmentation fault. What an 
 import ctypes
 import mmap
 from collections.abc import Iterator, Mapping
-from ctypes import c_int, c_int64, c_size_t, c_void_p
+from ctypes import c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +24,12 @@ from penstock.kernels.native.structs import (
     EmbeddingOp,
     ExpertsOp,
     LinearOp,
+    LogitEdits,
     Matrix,
     NormOp,
+    PackedLogprobs,
     RotationOp,
     RouteOp,
-    SampleEdits,
     SampleOp,
 )
 from penstock.kernels.native.team import ThreadTeam
@@ -200,26 +201,29 @@ def _of_attention(op: AttentionOp, size: int) -> Iterator[Extent]:
 def _of_sampling(op: SampleOp) -> Iterator[Extent]:
     """What edits point to comes before them, as they are moved with the new addresses."""
     count = _cell(op.count)
-    if op.edits:
-        edits = (SampleEdits * count).from_buffer_copy((SampleEdits * count).from_address(op.edits))
-        op.edits = ctypes.addressof(edits)
-        for each in edits:
-            yield Extent(each, "bias_ids", each.bias_count * 8)
-            yield Extent(each, "biases", each.bias_count * 4)
-            yield Extent(each, "seen_ids", each.seen_count * 8)
-            yield Extent(each, "seen_counts", each.seen_count * 4)
-            yield Extent(each, "banned_ids", each.banned_count * 8)
-        yield Extent(op, "edits", ctypes.sizeof(edits))
-    rows = max((c_int64 * count).from_address(op.rows), default=-1) + 1
+    rows = max((c_int32 * count).from_address(op.rows), default=-1) + 1
+    edits = LogitEdits.from_buffer_copy(LogitEdits.from_address(op.edits))
+    op.edits = ctypes.addressof(edits)
+    of_row = {"bias_ids": edits.most_biases, "biases": edits.most_biases, "ban_ids": edits.most_bans}
+    of_row["token_ids"] = edits.most_tokens
+    for field, kind in LogitEdits._fields_:
+        if kind is c_void_p:
+            yield Extent(edits, field, rows * of_row.get(field, 1) * 4)
+    yield Extent(op, "edits", ctypes.sizeof(edits))
+    packed = PackedLogprobs.from_buffer_copy(PackedLogprobs.from_address(op.packed))
+    op.packed = ctypes.addressof(packed)
+    yield Extent(packed, "words", count * packed.stride * 4, True)
+    yield Extent(op, "packed", ctypes.sizeof(packed))
     yield Extent(op, "count", 8)
-    yield Extent(op, "rows", count * 8)
+    for field in ("rows", "ahead"):
+        yield Extent(op, field, count * 4)
     yield Extent(op, "logits", count * op.vocab * 4, True)
-    yield Extent(op, "choosing", rows)
-    for field in ("temperature", "top_k", "top_p", "min_p", "streams", "num_outputs", "logprobs"):
+    for field in ("choosing", "top_k", "outputs", "logprobs"):
+        yield Extent(op, field, rows * 4)
+    for field in ("temperature", "top_p", "min_p", "streams"):
         yield Extent(op, field, rows * 8)
     yield Extent(op, "tokens", count * 8, True)
     yield Extent(op, "status", count * 4, True)
-    yield Extent(op, "packed", count * op.packed_stride * 4, True)
 
 
 def _cell(address: int) -> int:

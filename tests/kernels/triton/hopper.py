@@ -20,7 +20,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from penstock.kernels.attention import AttentionBatch
-from penstock.kernels.batch_arrays import EditParameters, Parameters, ResidentRows, StepArrays
+from penstock.kernels.batch_arrays import BatchRows, EditRows, SamplingRows, StepArrays
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.attention import TritonAttention
 from penstock.kernels.triton.batch import advance, fill
@@ -29,10 +29,7 @@ from penstock.kernels.triton.gate import gate, quantized_gate
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import quantize_rows
-from penstock.kernels.triton.sampling.edits import edit
-from penstock.kernels.triton.sampling.logprobs import pack_logprobs
-from penstock.kernels.triton.sampling.row_summary import Survey
-from penstock.kernels.triton.sampling.sample import sample
+from penstock.kernels.triton.sampling.choose import choose
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -167,15 +164,21 @@ def mixture(weights: tuple[Weight, Weight], tokens: int, provider: TritonExperts
 
 def sampling() -> None:
     cpu = torch.device("cpu")
-    state, step = ResidentRows.empty(8, 100, 2, 10, cpu), StepArrays.empty(8, 16, 2, cpu)
+    state, step = BatchRows.empty(8, 100, 2, 10, cpu), StepArrays.empty(8, 8, 16, 2, cpu)
+    sampling, edits = SamplingRows.empty(9, cpu), EditRows.empty(9, 1024, 260, cpu)
     fill(state, step, 4, 16)
-    advance(state, step, 4, torch.zeros(4, dtype=torch.int64))
-    logits, of_rows, parameters = rows(3, 128256, torch.float32), torch.arange(3).int(), Parameters.empty(8, "cpu")
-    survey = Survey.of(logits, of_rows, parameters)
-    sample(logits, of_rows, parameters, survey, filtered=True)
-    pack_logprobs(logits, torch.zeros(3, dtype=torch.int64), survey, 5)
-    edits = EditParameters.empty(8, 1024, 260, "cpu")
-    edit(logits, of_rows, of_rows, edits, state.token_ids, parameters.outputs, parameters.outputs)
+    advance(state, step, 4, torch.zeros(4, dtype=torch.int64), sampling.outputs)
+    logits, of_rows = rows(3, 128256, torch.float32), torch.arange(3).int()
+    choose(
+        logits,
+        step.logit_rows[:, :3],
+        sampling,
+        edits,
+        state.token_ids,
+        edited=of_rows,
+        filtered=True,
+        logprobs=5,
+    )
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def test_padding_gives_zeros_and_tables_may_hold_other_rows() -> None:
     tables = torch.full((5, prepared.tables.shape[1]), 10**6, dtype=torch.int32, device=DEVICE)
     tables[3], tables[1] = prepared.tables[0], prepared.tables[1]
     sequences = torch.tensor([[0, 1, 2, 3], [1, 1, 1, 1], [70, 20, 0, 0], [3, 1, 0, 0], [0] * 4], dtype=torch.int32)
-    padded = replace(prepared, sequences=there(sequences), tables=tables, decodes=4)
+    padded = replace(prepared, units=there(sequences), tables=tables, decodes=4)
     got = attention(torch.cat([q, q.new_full((2, 4, 16), 3.0)]), k, v, padded, 0.3).cpu()
     torch.testing.assert_close(got[:2], want, rtol=1e-5, atol=1e-5)
     assert torch.equal(got[2:], torch.zeros(2, 4, 16))
