@@ -14,7 +14,7 @@ def detect_device(asked: str | None) -> Hardware:
     if asked == "cpu":
         return here
     gpu = detect_gpu() if torch_has_cuda() else None
-    if gpu is not None and gpu.able:
+    if gpu is not None and gpu.is_supported:
         return with_gpu(here, gpu)
     if asked == "cuda" and gpu is not None:
         raise ConfigError(

@@ -25,7 +25,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1  # of those that this process may use
 
     @property
-    def able(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether our kernels run on it."""
         return has_capability(self.capability, LEAST_CAPABILITY)
 
