@@ -83,7 +83,7 @@ class Engine:
             max_model_len=length,
             max_num_seqs=sequences,
             max_num_batched_tokens=max(step_tokens, sequences),
-            depth=2,
+            depth=2 if device.type == "cuda" else 1,
         )
         self.facts = model_facts(self.spec)
         platform = detect_platform(device.type)

@@ -23,7 +23,7 @@ from penstock.kernels.ops import PAGED_ATTENTION
 from penstock.runtime.loading import gpu as load_device
 from penstock.runtime.loading.gpu import load_device_runner
 from tests.kernels.flashinfer_library import BatchPrefillWithPagedKVCacheWrapper
-from tests.runtime.mirror_device import MirrorAttention
+from tests.runtime.mirror_device import MirrorAttention, MirrorDevice
 from tests.runtime.test_load_device import Memory
 
 GPU = Platform("cuda", "9.0")
@@ -196,7 +196,7 @@ def test_it_is_missed_before_weights_are_read(
     folder = tiny_checkpoint("qwen3", dtype="bfloat16")
     settings = EngineConfig(model=str(folder), name="tiny", device="cuda", depth=2, attention_backend="flashinfer")
     with pytest.raises(ConfigError, match="not installed"):
-        load_device_runner(settings, torch.device("cpu"), GPU, Memory(), progress=False)
+        load_device_runner(settings, MirrorDevice(), GPU, Memory(), progress=False)
 
 
 def test_a_library_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
