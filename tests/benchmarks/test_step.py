@@ -33,7 +33,7 @@ def test_every_op_of_every_layer_is_timed(tiny_checkpoint: Callable[..., Path], 
     for found, rows in zip(steps.measure(MACHINE), (1, 3), strict=True):
         assert (found.rows, found.steps) == (rows, 3)
         lines = {line.name: line for line in found.lines}
-        around = {"next", "rotation", "embedding", "norm", "head", "sample", "accept"}
+        around = {"fill", "rotation", "embedding", "norm", "head", "sample", "advance"}
         assert {WHOLE, *around, *layer, *HOST} == set(lines)
         layers = {lines[name].calls for name in layer}
         assert len(layers) == 1 and lines["head"].calls == 1
