@@ -1,4 +1,4 @@
-"""FlashInfer's place taken: the wrapper that Penstock uses, with the same signatures and by the same contract.
+"""A stand-in for FlashInfer: the wrapper that Penstock uses, with the same signatures and the same contract.
 
 It computes in plain torch, and refuses what the library refuses, or would read or write beyond its memory for. Names
 and order of arguments are those of flashinfer-python 0.7.2; tests/gpu holds them against the one installed.

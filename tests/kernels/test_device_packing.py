@@ -1,4 +1,4 @@
-"""Weights as a GPU's products read them, packed while they are read: on whatever device the rows are."""
+"""Weights for a GPU's products, packed while they are read, on the device of the rows."""
 
 import subprocess
 import sys

@@ -31,7 +31,7 @@ ASKED = Needs(torch.bfloat16, head_dims=(128,), attention="flashinfer")
 
 
 class Wrappers:
-    """Those that a provider has made."""
+    """The wrappers that a provider has made."""
 
     def __init__(self) -> None:
         self.made: list[BatchPrefillWithPagedKVCacheWrapper] = []
@@ -48,7 +48,7 @@ def attention() -> tuple[FlashInferAttention, Wrappers]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_agrees_with_the_reference(dtype: torch.dtype) -> None:
-    """Whatever a table says of blocks that nobody sees: no such page is there."""
+    """Table entries of blocks outside the window are ignored: they name pages that do not exist."""
     ours, wrappers = attention()
     for query, keys, values, batch, scale in PAGED_ATTENTION.inputs(dtype, 0):
         want = run_attention(ReferenceAttention(), (query, keys, values, batch, scale))
@@ -59,7 +59,7 @@ def test_it_agrees_with_the_reference(dtype: torch.dtype) -> None:
         largest = want.abs().max().item() if want.numel() else 0.0
         torch.testing.assert_close(got, want, rtol=0.0, atol=PAGED_ATTENTION.tolerance[dtype] * largest)
     assert sum(wrapper.plans for wrapper in wrappers.made) > 5
-    assert len(wrappers.made) == 1  # of one after the other
+    assert len(wrappers.made) == 1  # reused, one plan after the other
 
 
 def step(*lens: tuple[int, int], window: int = 0) -> AttentionBatch:
@@ -80,7 +80,7 @@ def test_layers_share_a_plan_and_steps_that_are_held_have_wrappers_of_their_own(
         return [
             ours(wide, keys, values, first, 0.125),
             ours(wide, keys, values, first, 0.125),
-            ours(wide, keys, values, first, 0.25),  # a layer with a scale, and one with heads, of its own
+            ours(wide, keys, values, first, 0.25),  # a layer with another scale, and one with other heads
             ours(narrow, keys, values, first, 0.125),
             ours(other, keys, values, second, 0.125),
         ]
@@ -157,7 +157,7 @@ def test_fp8_pages_are_not_for_it() -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    """A version of the library, which has nothing in it."""
+    """Install an empty module as the library, with this version."""
 
     def version(name: str) -> str:
         if name != "flashinfer-python" or not found:

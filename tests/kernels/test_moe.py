@@ -21,7 +21,7 @@ from penstock.kernels.native.structs import ExpertsOp
 from penstock.kernels.native.team import ThreadTeam
 
 SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int16", 0), ("int8", 0), ("int4", 32), ("int4", 64)]
-COUNT, HIDDEN, WIDTH, SLOTS, TOKENS = 6, 104, 72, 3, 140  # so many tokens are more than are multiplied at once
+COUNT, HIDDEN, WIDTH, SLOTS, TOKENS = 6, 104, 72, 3, 140  # more tokens than are multiplied at once
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -126,7 +126,7 @@ def test_the_sum_is_that_of_the_formula(experts: Experts, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES)
 def test_schemes_give_what_products_with_each_expert_give(scheme: Scheme, group: int) -> None:
-    """Rows that are put together multiply as they would alone: what is left are the roundings between."""
+    """Rows of an expert multiply as they would alone, so only roundings between products differ."""
     mixture = Mixture(scheme, group)
 
     class Packed(NativeLinear):
@@ -150,9 +150,9 @@ def test_schemes_give_what_products_with_each_expert_give(scheme: Scheme, group:
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES)
 def test_a_token_is_the_same_whoever_is_beside_it_in_all_schemes(scheme: Scheme, group: int) -> None:
     mixture = Mixture(scheme, group)
-    engine = ThreadTeam(native_session().team.isa, 2)
+    team = ThreadTeam(native_session().team.isa, 2)
     of_all = []
-    for experts in (native(), NativeExperts(Session(engine))):
+    for experts in (native(), NativeExperts(Session(team))):
         of_all.append(mixture.run(experts))
         for rows in (1, 2, 5, 17, 90):
             for start in (0, TOKENS - rows):
@@ -161,7 +161,7 @@ def test_a_token_is_the_same_whoever_is_beside_it_in_all_schemes(scheme: Scheme,
         order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(1))
         assert torch.equal(mixture.run(experts, order), of_all[-1][order])
     assert torch.equal(*of_all)
-    engine.close()
+    team.close()
 
 
 def test_a_token_that_is_not_finite_spoils_itself_alone_in_all_schemes() -> None:
@@ -176,7 +176,7 @@ def test_a_token_that_is_not_finite_spoils_itself_alone_in_all_schemes() -> None
 
 
 def test_experts_held_elsewhere_give_nothing(experts: Experts) -> None:
-    """The parts of two that hold half each add up to the whole; one that holds none of a token's experts gives 0."""
+    """Two ranks with half of the experts each sum to the whole; a rank without a token's experts gives 0."""
     mixture = Mixture("f32", 0)
     halves = []
     for first in (0, COUNT // 2):
@@ -195,12 +195,12 @@ def test_experts_held_elsewhere_give_nothing(experts: Experts) -> None:
 
 
 def test_only_the_experts_that_were_chosen_are_read() -> None:
-    """The others' weights may be anything, and the op says how many it read."""
+    """The weights of unused experts may be NaN, and the op counts the matrices that it read."""
     mixture = Mixture("bf16", 0, tokens=9)
     mixture.routing.experts.copy_(torch.tensor([1, 4, 5]).expand(9, 3))
     want = mixture.run(native())
     for weight in mixture.weights:
-        weight.lines.view(COUNT, -1)[[0, 2, 3]] = 0xFF  # not a number in bf16
+        weight.lines.view(COUNT, -1)[[0, 2, 3]] = 0xFF  # NaN in bf16
     assert torch.equal(mixture.run(native()), want)
 
     class Watching(Session):

@@ -1,4 +1,4 @@
-"""Every provider of every op against the op's reference; and the references against other ways to say the same."""
+"""Every provider of every op against the op's reference, and the references against other formulas."""
 
 from typing import Any
 

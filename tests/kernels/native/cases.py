@@ -1,4 +1,4 @@
-"""All that the native kernels can do, on small inputs of odd sizes: for a process of its own, which a fault may end.
+"""Every native kernel on small inputs of odd sizes. Runs in a process of its own, which a fault may end.
 
     python -m tests.kernels.native.cases plain|guarded|whole|part THREADS...
 
@@ -43,7 +43,7 @@ Case = tuple[str, Callable[[Session], list[Tensor]]]
 
 
 class Quantized(NativeLinear):
-    """Whose weights are all packed in one scheme."""
+    """NativeLinear with all weights packed in one scheme."""
 
     def __init__(self, session: Session, scheme: Scheme) -> None:
         super().__init__(session)
@@ -55,7 +55,7 @@ class Quantized(NativeLinear):
 
 
 class QuantizedExperts(NativeExperts):
-    """The same for the matrices of experts."""
+    """NativeExperts with all matrices packed in one scheme."""
 
     def __init__(self, session: Session, scheme: Scheme) -> None:
         super().__init__(session)
@@ -95,7 +95,7 @@ def _run(op: Op, make: Callable[[Session], Any], arguments: tuple[Any, ...]) -> 
 
 
 def _int8_pages(dtype: torch.dtype) -> Callable[[Session], list[Tensor]]:
-    """Prompts, chunks of them and decodes of several lengths, stored and attended to."""
+    """Stores and attends to prompts, chunks and decodes of several lengths."""
 
     def run(session: Session) -> list[Tensor]:
         size, kv_heads, heads, dim = 16, 2, 6, 48
@@ -124,7 +124,7 @@ def _int8_pages(dtype: torch.dtype) -> Callable[[Session], list[Tensor]]:
 
 
 def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
-    """Rows that want all there is, in turns."""
+    """Rows that use every sampling parameter, one after the other."""
 
     def run(session: Session) -> list[Tensor]:
         random, rows = np.random.default_rng(vocab), 9
@@ -143,18 +143,19 @@ def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
     return run
 
 
-def overrun_whole_vectors(engine: ThreadTeam) -> None:
+def overrun_whole_vectors(team: ThreadTeam) -> None:
     """A product whose weight has 16 columns fewer than it says: the kernel reads their lines."""
-    linear, weight = NativeLinear(Session(engine)), pack(torch.ones(16, 72), None, "f32")
+    linear, weight = NativeLinear(Session(team)), pack(torch.ones(16, 72), None, "f32")
     linear(torch.ones(3, 72), weight)
     print(RIGHT_SIZE, flush=True)
     linear(torch.ones(3, 72), replace(weight, n=32))
 
 
-def overrun_part_of_a_vector(engine: ThreadTeam) -> None:
-    """A norm of 24 columns, one whole vector and 8 lanes of another: of the last lane a byte is forbidden."""
+def overrun_part_of_a_vector(team: ThreadTeam) -> None:
+    """A norm of 24 columns: a whole vector, and 8 lanes of another, whose last lane has one byte in a forbidden
+    page."""
     for short in (0, 1):
-        session = GuardedSession(engine, at_end=True, short={"x": short})
+        session = GuardedSession(team, at_end=True, short={"x": short})
         NativeNorm(session)(torch.ones(1, 24), None, torch.ones(24), 1e-6, 0.0)
         print(RIGHT_SIZE, flush=True)
 
@@ -164,11 +165,11 @@ CONTROLS = {"whole": overrun_whole_vectors, "part": overrun_part_of_a_vector}
 
 def main(way: str, threads: int, inputs: Sequence[Case]) -> None:
     for isa in instruction_sets():
-        engine = ThreadTeam(isa, threads)
-        guarded = () if way == "plain" else [GuardedSession(engine, at_end=end) for end in (True, False)]
+        team = ThreadTeam(isa, threads)
+        guarded = () if way == "plain" else [GuardedSession(team, at_end=end) for end in (True, False)]
         for name, run in inputs:
             print(f"{isa}, {threads} threads: {name}", flush=True)
-            results = run(Session(engine))
+            results = run(Session(team))
             for session in guarded:
                 if not all(map(torch.equal, results, run(session))):
                     raise AssertionError(f"{name}: between forbidden pages the result is another")
@@ -180,6 +181,6 @@ if __name__ == "__main__":
     if way in CONTROLS:
         CONTROLS[way](ThreadTeam(instruction_sets()[0], counts[0]))
     else:
-        drawn = tuple(cases())  # once for every instruction set and number of threads
+        drawn = tuple(cases())  # once, for all instruction sets and numbers of threads
         for count in counts:
             main(way, count, drawn)

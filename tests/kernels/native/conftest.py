@@ -1,4 +1,4 @@
-"""The native library, built as the tests need it."""
+"""Builds of the native library for the tests."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ from penstock.kernels.native.build import AVX2, OPTIONAL, SOURCES, build, compil
 from penstock.kernels.native.loader import LOWER, instruction_sets
 
 ROOT = Path(__file__).parents[3]
-# The other two of the undefined behaviours' checks find what the address sanitizer finds, at twice the time to compile.
+# The checks that are left out find what the address sanitizer finds, and double the time to compile.
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
 STRICT = ("-fno-sanitize-recover=all", "-g1")
 SETS = ("amx", "avx512", "avx2")
@@ -22,7 +22,7 @@ EMULATION = Path(__file__).with_name("emulation")
 
 
 def runtime(name: str) -> str:
-    """The path of a sanitizer's run-time library. Fails the test where the compiler came without."""
+    """The path of a sanitizer's run-time library. Fails the test if the compiler came without it."""
     command = [*compiler(), f"-print-file-name={name}.so"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(found).is_absolute():
@@ -31,13 +31,13 @@ def runtime(name: str) -> str:
 
 
 def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
-    """The library of all instruction sets: those this processor lacks against emulated instructions. Built once for
-    what it is made from, by the first process that asks for it."""
+    """The library with all instruction sets; those that this processor lacks use emulated instructions. The first
+    process builds it, and others reuse it until its sources change."""
     emulated = dict.fromkeys(
         (file for file in OPTIONAL if Path(file).stem.removeprefix("isa_") not in instruction_sets()),
         (*AVX2, f"-I{EMULATION}", "-Wno-psabi"),
     )
-    # What is seconds to compile is fast enough.
+    # Unoptimised: it compiles in seconds and is fast enough.
     flags = ("-O0", "-DPENSTOCK_EMULATED", *flags)
     made_from = hashlib.sha256(repr((digest(), compiler(), flags, emulated)).encode())
     for file in sorted(EMULATION.iterdir()):
@@ -52,7 +52,7 @@ def built_for_all(config: pytest.Config, flags: Sequence[str] = ()) -> Path:
 
 
 def of_instruction_set(isa: str, config: pytest.Config) -> dict[str, str]:
-    """The environment of a process whose best instruction set is this one, emulated where the processor lacks it."""
+    """Environment variables that make `isa` the best instruction set, emulated if the processor lacks it."""
     if isa in instruction_sets():
         return {LOWER: isa}
     return {LOWER: isa, "PENSTOCK_LIBRARY": str(built_for_all(config))}

@@ -1,8 +1,8 @@
-"""Runs native ops with every tensor between two pages that nobody may touch.
+"""Runs native ops with every tensor between two forbidden pages.
 
-A session that does this takes the place of any other. It knows of every op how many bytes each of its tensors has, no
-more than the op's shape says, and moves them to where their end (or their beginning) touches the forbidden page: a read
-or a write one byte past it ends the process with a segmentation fault. What an op must not change is compared after it.
+GuardedSession can replace any session. It computes the bytes of each of an op's tensors from the op's shape, and moves
+the tensor so that its end (or its beginning) touches a forbidden page: an access one byte outside ends the process with
+a segmentation fault. Tensors that an op must not change are compared afterwards.
 """
 
 import ctypes
@@ -46,14 +46,14 @@ _libc.mprotect.argtypes = (c_void_p, c_size_t, c_int)
 class Extent(NamedTuple):
     """A tensor of an op."""
 
-    owner: ctypes.Structure  # has its address,
-    field: str  # in this field
+    owner: ctypes.Structure  # the struct with the tensor's address
+    field: str  # the field with the address
     size: int  # bytes
     written: bool = False
 
 
-class Room:
-    """Memory for one tensor, between two pages that may not be touched."""
+class GuardedMemory:
+    """Memory for one tensor, between two forbidden pages."""
 
     def __init__(self, size: int, *, at_end: bool) -> None:
         self._whole = -(-max(size, 1) // PAGE) * PAGE + 2 * PAGE
@@ -69,37 +69,37 @@ class Room:
 
 
 class GuardedSession(Session):
-    """`short`: by a tensor's name, how many bytes too few it gets, to see that the guard works."""
+    """`short`: bytes to withhold from a tensor, by its name, to show that the guard works."""
 
-    def __init__(self, engine: ThreadTeam, *, at_end: bool, short: Mapping[str, int] | None = None) -> None:
-        super().__init__(engine)
+    def __init__(self, team: ThreadTeam, *, at_end: bool, short: Mapping[str, int] | None = None) -> None:
+        super().__init__(team)
         self._at_end = at_end
         self._short = short or {}
 
     def run(self, op: AnyOp, *keep: Any) -> None:
         guarded = type(op).from_buffer_copy(op)
-        moved: list[tuple[Extent, int, Room]] = []
+        moved: list[tuple[Extent, int, GuardedMemory]] = []
         for extent in list(_extents(guarded)):
             if given := getattr(extent.owner, extent.field):
-                room = Room(extent.size, at_end=self._at_end)
-                ctypes.memmove(room.address, given, extent.size)
-                setattr(extent.owner, extent.field, room.address + self._short.get(extent.field, 0))
-                moved.append((extent, given, room))
+                memory = GuardedMemory(extent.size, at_end=self._at_end)
+                ctypes.memmove(memory.address, given, extent.size)
+                setattr(extent.owner, extent.field, memory.address + self._short.get(extent.field, 0))
+                moved.append((extent, given, memory))
         pools = self._pools(guarded, keep)
         super().run(guarded)
-        for extent, given, room in moved:
+        for extent, given, memory in moved:
             if extent.written:
-                ctypes.memmove(given, room.address, extent.size)
-            elif ctypes.string_at(given, extent.size) != ctypes.string_at(room.address, extent.size):
+                ctypes.memmove(given, memory.address, extent.size)
+            elif ctypes.string_at(given, extent.size) != ctypes.string_at(memory.address, extent.size):
                 raise AssertionError(f"{type(op).__name__} wrote to its {extent.field}")
-            room.close()
-        for given, size, room in pools:
-            ctypes.memmove(given, room.address, size)
-            room.close()
+            memory.close()
+        for given, size, memory in pools:
+            ctypes.memmove(given, memory.address, size)
+            memory.close()
 
-    def _pools(self, op: AnyOp, keep: tuple[Any, ...]) -> list[tuple[int, int, Room]]:
-        """Moves the KV pages, whole: keys and values may be views of one pool, or be of two."""
-        pools: dict[int, Room] = {}
+    def _pools(self, op: AnyOp, keep: tuple[Any, ...]) -> list[tuple[int, int, GuardedMemory]]:
+        """Moves the KV pages as a whole: keys and values may be views of one pool or of two."""
+        pools: dict[int, GuardedMemory] = {}
         sizes: dict[int, int] = {}
         if not isinstance(op, CacheOp | AttentionOp):
             return []
@@ -108,14 +108,14 @@ class GuardedSession(Session):
             storage = tensor.untyped_storage()
             base = storage.data_ptr()
             if base not in pools:
-                pools[base], sizes[base] = Room(storage.nbytes(), at_end=self._at_end), storage.nbytes()
+                pools[base], sizes[base] = GuardedMemory(storage.nbytes(), at_end=self._at_end), storage.nbytes()
                 ctypes.memmove(pools[base].address, base, storage.nbytes())
             setattr(op, field, pools[base].address + getattr(op, field) - base)
-        return [(base, sizes[base], room) for base, room in pools.items()]
+        return [(base, sizes[base], memory) for base, memory in pools.items()]
 
 
 def _extents(op: AnyOp) -> Iterator[Extent]:
-    """All tensors of an op but the pages."""
+    """All tensors of an op except the pages."""
     size = 4 if getattr(op, "dtype", F32) == F32 else 2
     if isinstance(op, AttentionOp):
         yield from _of_attention(op, size)
@@ -170,7 +170,7 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
 
 
 def _of_matrix(weight: Matrix, *, gated: bool = False, count: int = 1) -> Iterator[Extent]:
-    """Of `count` of them, one behind the other."""
+    """The tensors of `count` matrices, one behind the other."""
     scheme = SCHEMES[weight.scheme]
     blocks, width = count * num_blocks(weight.n, gated=gated), padded_width(weight.k, scheme, weight.group)
     yield Extent(weight, "lines", blocks * (width // VALUES[scheme]) * LINE_BYTES)
@@ -199,7 +199,7 @@ def _of_attention(op: AttentionOp, size: int) -> Iterator[Extent]:
 
 
 def _of_sampling(op: SampleOp) -> Iterator[Extent]:
-    """What edits point to comes before them, as they are moved with the new addresses."""
+    """Tensors that edits point to come before the edits, which are moved with the new addresses."""
     count = _cell(op.count)
     rows = max((c_int32 * count).from_address(op.rows), default=-1) + 1
     edits = LogitEdits.from_buffer_copy(LogitEdits.from_address(op.edits))

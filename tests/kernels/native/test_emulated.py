@@ -19,7 +19,7 @@ TESTS = (
     "test_int8_pages.py",
     "../../runtime/test_native_sampler.py",
 )
-# Of their tests, by a part of the name. What AMX does with fp32, the sampler's logits among it, is what AVX512 does.
+# Which of these tests, by parts of their names. AMX leaves fp32, and so the sampler's logits, to AVX512.
 CHOSEN = {
     "amx": "((native and bfloat16) or schemes or rows) and not native_sampler",
     "avx512": "(native or schemes or rows or int8_pages) and not avx2",

@@ -15,7 +15,7 @@ from penstock.kernels.native.packing import pack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 
-# Emulated kernels (see test_emulated.py) are slow: the best set alone, on smaller inputs of the same kinds.
+# Emulated kernels (see test_emulated.py) are slow: only the best set is tested, on smaller inputs of the same kinds.
 EMULATED = "PENSTOCK_LIBRARY" in os.environ
 if EMULATED:
     SETS = [(instruction_sets()[0], 2)]
@@ -42,7 +42,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 def test_a_product_does_not_depend_on_the_other_rows(isa: str, threads: int, scheme: str) -> None:
     for dtype, (n, k) in SHAPES:
         weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), scheme)
-        most = 523  # more than are gone through together
+        most = 523  # more rows than are multiplied together
         x = normal(most, k, seed=3, dtype=dtype)
         linear = NativeLinear(session(isa, threads))
         alone = torch.cat([linear(row, weight) for row in x.split(1)])
@@ -86,7 +86,7 @@ def test_attention_does_not_depend_on_how_a_prompt_was_cut(isa: str, threads: in
 @pytest.mark.parametrize("pages_dtype", PAGES, ids=str)
 @pytest.mark.parametrize(("isa", "threads"), SETS)
 def test_attention_does_not_depend_on_the_other_sequences(isa: str, threads: int, pages_dtype: torch.dtype) -> None:
-    """How many KV heads are looked at together does."""
+    """Other sequences change how many KV heads are computed together."""
     size, kv_heads, group, dim = 32, 12, 7, 16
     dtype = torch.float32 if pages_dtype == torch.float32 else torch.bfloat16
     attention = NativeAttention(session(isa, threads))

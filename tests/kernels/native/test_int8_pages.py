@@ -21,7 +21,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def dequantised(pages: Tensor, *, keys: bool) -> Tensor:
-    """fp32 [blocks, kv_heads, size, dim] of int8 pages as ops.h describes them."""
+    """Int8 pages (see CacheOp in ops.h) as fp32 [blocks, kv_heads, size, dim]."""
     blocks = pages.shape[0]
     flat = pages.contiguous().view(blocks, KV_HEADS, -1)
     values, scales = flat[..., : SIZE * DIM], flat[..., SIZE * DIM :].contiguous().view(torch.float32)
@@ -33,7 +33,7 @@ def dequantised(pages: Tensor, *, keys: bool) -> Tensor:
 
 
 def stored(attention: NativeAttention, qkv: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
-    """Queries; keys and values get to `slots` of the pages, not rotated."""
+    """Stores keys and values at `slots` without rotation, and returns the queries."""
     heads = KV_HEADS * GROUP
     rotation = attention.rotation(torch.zeros(len(qkv), dtype=torch.int64), torch.zeros(DIM // 2), qkv.dtype)
     where = slots // SIZE, slots % SIZE
@@ -63,7 +63,7 @@ def test_attention_is_that_over_the_rounded_keys_and_values(dtype: torch.dtype, 
     query_lens, context_lens = np.array(lens, np.int64).T
     blocks = 1 + len(lens) * -(-600 // SIZE)
     tables = 1 + np.random.default_rng(0).permutation(blocks - 1).reshape(len(lens), -1)
-    # Anything where nobody has written: attention must not see it.
+    # Garbage in unwritten places: attention must not see it.
     pages = torch.full((blocks, 2, KV_HEADS, SIZE, DIM + 4), -1, dtype=torch.int8)
     for i, (_, context) in enumerate(lens):
         at = np.arange(context)

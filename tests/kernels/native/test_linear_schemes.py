@@ -16,7 +16,7 @@ from penstock.kernels.native.team import ThreadTeam
 
 PLAIN: list[Scheme] = ["f32", "bf16", "int16", "int8"]
 SCHEMES: list[tuple[Scheme, int]] = [*((scheme, 0) for scheme in PLAIN), *(("int4", group) for group in (32, 64, 128))]
-ROWS = (1, 2, 5, 6, 17, 33)  # below and above what changes tiles
+ROWS = (1, 2, 5, 6, 17, 33)  # below and above the numbers that change tiles
 ALONE = (0, 1, 4, 15, 16, 31, 32)
 
 
@@ -125,7 +125,7 @@ def test_int16_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> 
 
 @pytest.mark.parametrize("outlier", [1.0, 30.0, 1000.0])
 def test_int16_loses_far_less_than_bf16_has_lost(linear: NativeLinear, outlier: float) -> None:
-    """Beside a value that is much larger than its neighbours too."""
+    """Also beside a value that is much larger than its neighbours."""
     x, dense = drawn(64, 1024), drawn(160, 1024)
     x[:, 77] *= outlier
     exact = x.double() @ dense.double().T
@@ -176,9 +176,9 @@ def test_a_row_is_the_same_whoever_is_beside_it(
     gated = epilogue == "silu"
     weight = pack(drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), scheme, group=group or 32, gated=gated)
     x, residual = drawn(max(ROWS), k, dtype=dtype), drawn(max(ROWS), n, dtype=dtype)
-    engine = ThreadTeam(native_session().team.isa, 2)
+    team = ThreadTeam(native_session().team.isa, 2)
     of_all = []
-    for product in (linear, NativeLinear(Session(engine))):
+    for product in (linear, NativeLinear(Session(team))):
 
         def multiply(rows: slice, product: NativeLinear = product) -> Tensor:
             if gated:
@@ -192,7 +192,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(
             assert torch.equal(multiply(slice(rows)), of_all[-1][:rows])
             assert torch.equal(multiply(slice(max(ROWS) - rows, None)), of_all[-1][max(ROWS) - rows :])
     assert torch.equal(*of_all)
-    engine.close()
+    team.close()
 
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))

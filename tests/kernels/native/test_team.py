@@ -1,4 +1,4 @@
-"""The team of threads that runs the native ops: right when there are more threads than processors, and quiet after."""
+"""The team of threads that runs native ops: correct with more threads than processors, and idle afterwards."""
 
 import time
 from ctypes import c_int64
@@ -24,7 +24,7 @@ def threads_of_this_process() -> int:
 
 
 class Tiny:
-    """A program of two ops, whose every loop is shared by all threads."""
+    """A program of two ops, whose loops all threads share."""
 
     def __init__(self, session: Session) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -43,13 +43,13 @@ class Tiny:
 
 
 @pytest.fixture
-def engine() -> ThreadTeam:
+def team() -> ThreadTeam:
     return ThreadTeam(instruction_sets()[0], 4)
 
 
-def test_thousands_of_tiny_programs_give_what_one_thread_gives(engine: ThreadTeam) -> None:
-    """Most find a worker asleep, or not yet back from the program before."""
-    ours, theirs = Tiny(Session(engine)), Tiny(Session(ThreadTeam(engine.isa, 1)))
+def test_thousands_of_tiny_programs_give_what_one_thread_gives(team: ThreadTeam) -> None:
+    """Most programs begin while a worker sleeps, or has not left the program before."""
+    ours, theirs = Tiny(Session(team)), Tiny(Session(ThreadTeam(team.isa, 1)))
     generator = torch.Generator().manual_seed(1)
     for i in range(PROGRAMS):
         x = torch.randn(i % (MOST_ROWS + 1), WIDTH, generator=generator)
@@ -58,8 +58,8 @@ def test_thousands_of_tiny_programs_give_what_one_thread_gives(engine: ThreadTea
             time.sleep(0.002)  # longer than a worker waits awake
 
 
-def test_an_idle_team_sleeps(engine: ThreadTeam) -> None:
-    Tiny(Session(engine))(torch.ones(2, WIDTH))
+def test_an_idle_team_sleeps(team: ThreadTeam) -> None:
+    Tiny(Session(team))(torch.ones(2, WIDTH))
     began = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - began < 0.1
@@ -67,9 +67,9 @@ def test_an_idle_team_sleeps(engine: ThreadTeam) -> None:
 
 def test_stopping_ends_the_threads() -> None:
     before = threads_of_this_process()
-    engine = ThreadTeam(instruction_sets()[0], 4)
-    Tiny(Session(engine))(torch.ones(2, WIDTH))
+    team = ThreadTeam(instruction_sets()[0], 4)
+    Tiny(Session(team))(torch.ones(2, WIDTH))
     assert threads_of_this_process() == before + 3
-    engine.close()
+    team.close()
     assert threads_of_this_process() == before
-    engine.close()  # again does nothing
+    team.close()  # again does nothing

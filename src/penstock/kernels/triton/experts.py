@@ -12,15 +12,15 @@ from penstock.kernels.triton.routing import route, sort_by_expert
 from penstock.kernels.triton.tiles import FIXED, Tile
 from penstock.kernels.triton.weights import Weight
 
-# By how many rows an expert has on average. A tile's matrix is read for it alone: small tiles while rows are few.
+# By the average number of rows per expert. A tile's matrix is read for that tile alone, so few rows get small tiles.
 TILES = {8: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 128: Tile(64, 128, 4, 4)}
 LARGE = Tile(128, 128, 8, 3)
-COLUMNS = 1024  # of a sum
+COLUMNS = 1024  # per program of the sum
 
 
 class TritonExperts:
-    """Provides Experts (see kernels/moe.py), of weights as they are or packed as weights.py says. With `fixed`, the
-    bits of a row do not depend on how many others there are."""
+    """Provides Experts (see kernels/moe.py) for dense weights and for those of weights.py. With `fixed`, the bits of a
+    row do not depend on the number of rows."""
 
     def __init__(self, *, fixed: bool = False) -> None:
         self._fixed = fixed
@@ -96,7 +96,8 @@ def _join(
     HAS_RESIDUAL: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A token's outputs, weighted and added in the order of its slots, and what joins them."""
+    """Each program sums some columns of a token: its experts' outputs, weighted and in the order of its slots, then the
+    shared expert's output and the residual."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width

@@ -69,21 +69,8 @@ def multiply(
     }
     if isinstance(weight, Int4Weight):
         runs = weight.values.shape[0] // RUN_BYTES
-        places = tiles.order, tiles.experts
-        _grouped_int4[grid](
-            x,
-            weight.values,
-            weight.scales,
-            out,
-            *places,
-            stack.count,
-            n,
-            k,
-            columns,
-            runs,
-            GROUP=weight.group,
-            **common,
-        )
+        operands = x, weight.values, weight.scales, out, tiles.order, tiles.experts
+        _grouped_int4[grid](*operands, stack.count, n, k, columns, runs, GROUP=weight.group, **common)
         return out
     left, left_scales, right, right_scales = x, None, None, None
     if isinstance(weight, QuantizedWeight):
@@ -91,21 +78,9 @@ def multiply(
         left, left_scales, _ = quantize_rows(x, right.dtype)
     else:
         right = weight.weight
-    _grouped[grid](
-        left,
-        left_scales,
-        right,
-        right_scales,
-        out,
-        tiles.order,
-        tiles.experts,
-        n,
-        k,
-        columns,
-        SCALED=right_scales is not None,
-        DEPTH=DEPTH_BYTES // right.itemsize,
-        **common,
-    )
+    pointers = left, left_scales, right, right_scales, out, tiles.order, tiles.experts
+    scaled, depth = right_scales is not None, DEPTH_BYTES // right.itemsize
+    _grouped[grid](*pointers, n, k, columns, SCALED=scaled, DEPTH=depth, **common)
     return out
 
 

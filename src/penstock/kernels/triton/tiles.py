@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-MULTIPROCESSORS = 132  # of an H100 or H200: what the tiling of k aims to keep busy,
-WAVES = 2  # so many times over
+MULTIPROCESSORS = 132  # of an H100 or H200; k is divided until each has
+WAVES = 2  # programs
 MOST_PARTS = 8
 LEAST_K = 512  # of a part
 

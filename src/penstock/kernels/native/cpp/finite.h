@@ -1,5 +1,5 @@
-// Which rows hold neither NaN nor infinity: no exponent of all ones. Compares integers, which any compiler does in
-// vectors.
+// Finds the rows that hold neither NaN nor infinity: no exponent of all ones. It compares integers, which any compiler
+// vectorises.
 #pragma once
 
 #include <algorithm>

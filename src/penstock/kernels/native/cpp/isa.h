@@ -1,4 +1,4 @@
-// What an instruction set's file offers.
+// The functions that are compiled for each instruction set.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The functions that Python calls (see library.py).
+// The functions that Python calls (see loader.py, team.py and reading.py).
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ bool has_avx2() {
 }
 
 #ifdef PENSTOCK_AMX
-// Linux lends a process the tiles' registers only when asked, once and before its threads start.
+// A Linux process must request the tile registers once, before it starts threads.
 bool has_amx() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool has = has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
@@ -48,7 +48,7 @@ struct Choice {
   bool (*supported)();
 };
 
-// A compiler may be too old for some: build.py says which files it built.
+// An old compiler cannot build all of them: build.py defines a macro for each file it built.
 const Choice kBestFirst[] = {
 #ifdef PENSTOCK_AMX
     {&kAmx, has_amx},
@@ -71,7 +71,7 @@ struct ThreadTeam {
     });
   }
 
-  // As the first thread sees it: every op ends with a barrier.
+  // Measures on the first thread: every op ends with a barrier.
   void profile(const Op* ops, int64_t count, double* seconds) {
     reserve(ops, count);
     team.run([&](Worker& worker) {
@@ -136,7 +136,7 @@ struct ThreadTeam {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// The i-th instruction set that was built and this processor has, the best first; null past the last.
+// The i-th of the instruction sets that were built and this processor has, the best first; null past the last.
 const char* penstock_isa(int i) {
   for (const Choice& choice : kBestFirst) {
     if (choice.supported() && i-- == 0) return choice.isa->name;
@@ -144,12 +144,12 @@ const char* penstock_isa(int i) {
   return nullptr;
 }
 
-// Of the sources this was built from (see build.py).
+// The digest of the sources (see build.py).
 const char* penstock_digest() { return PENSTOCK_DIGEST; }
 
 int64_t penstock_op_bytes() { return sizeof(Op); }
 
-// Null where the processor lacks the instruction set, or threads or memory are refused.
+// Null if the processor lacks the instruction set, or threads or memory are refused.
 ThreadTeam* penstock_start(const char* isa, int threads, const int* cpus, int cpu_count) {
   try {
     for (const Choice& choice : kBestFirst) {
@@ -162,7 +162,7 @@ ThreadTeam* penstock_start(const char* isa, int threads, const int* cpus, int cp
   return nullptr;
 }
 
-// Runs ops in order. One thread calls. Returns 0, or 1 when memory ran out before anything was done.
+// Runs ops in order. Only one thread may call. Returns 0, or 1 if memory ran out before anything was done.
 int penstock_run(ThreadTeam* engine, const Op* ops, int64_t count) {
   try {
     engine->run(ops, count);
@@ -172,7 +172,7 @@ int penstock_run(ThreadTeam* engine, const Op* ops, int64_t count) {
   }
 }
 
-// The same, and what each op took: [count].
+// The same, and the seconds that each op took: [count].
 int penstock_profile(ThreadTeam* engine, const Op* ops, int64_t count, double* seconds) {
   try {
     engine->profile(ops, count, seconds);
@@ -182,14 +182,14 @@ int penstock_profile(ThreadTeam* engine, const Op* ops, int64_t count, double* s
   }
 }
 
-// The threads that sleep shall be awake for what is run soon.
+// Wakes sleeping threads for a run that comes soon.
 void penstock_wake(ThreadTeam* engine) { engine->team.wake(); }
 
 void penstock_stop(ThreadTeam* engine) { delete engine; }
 
 int64_t penstock_pack(const PackJob* job) { return pack_rows(*job); }
 
-// Null where memory is refused.
+// Null if memory is refused.
 WeightReader* penstock_read(const ReadJob* jobs, int64_t count, int threads) {
   try {
     return new WeightReader(jobs, count, threads);
@@ -198,20 +198,20 @@ WeightReader* penstock_read(const ReadJob* jobs, int64_t count, int threads) {
   }
 }
 
-// Goes on with so many threads more, that do not wait for others.
-void penstock_read_hurry(WeightReader* reading, int threads) { reading->hurry(threads); }
+// Adds threads of ordinary priority.
+void penstock_read_hurry(WeightReader* reader, int threads) { reader->hurry(threads); }
 
-// Does up to `most` jobs in the calling thread; the bytes that are packed by now. Less than `most`: none is left.
-int64_t penstock_help(WeightReader* reading, int64_t most) {
-  while (most-- > 0 && reading->help()) {
+// Does up to `most` jobs in the calling thread. Returns the bytes that all threads have packed so far.
+int64_t penstock_help(WeightReader* reader, int64_t most) {
+  while (most-- > 0 && reader->help()) {
   }
-  return reading->done();
+  return reader->done();
 }
 
-// Waits for what has begun. `failure` is the first one.
-void penstock_read_wait(WeightReader* reading, ReadFailure* failure) { *failure = reading->wait(); }
+// Blocks until started jobs are done. `failure` is the first one.
+void penstock_read_wait(WeightReader* reader, ReadFailure* failure) { *failure = reader->wait(); }
 
-void penstock_read_end(WeightReader* reading) { delete reading; }
+void penstock_read_end(WeightReader* reader) { delete reader; }
 
 }  // extern "C"
 #pragma GCC visibility pop

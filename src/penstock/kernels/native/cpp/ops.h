@@ -1,18 +1,18 @@
-// What Python hands over: one struct per op. `native/library.py` mirrors them field by field.
+// The structs that Python passes, one per op. `native/structs.py` mirrors them field by field.
 //
-// Shapes are in elements. Sizes that vary by step (rows, sequences, items) stand behind pointers, so that a recorded
-// program can be run again after only these numbers have changed. Matrices are row-major, and rows are dense unless a
-// stride is given.
+// Shapes are in elements. Sizes that vary by step (rows, sequences, items) are read through pointers, so that a
+// recorded program can be run again after changing only these numbers. Matrices are row-major, and rows are dense
+// unless a stride is given.
 #pragma once
 
 #include <cstdint>
 
 namespace penstock {
 
-enum class Dtype : int32_t { f32 = 0, bf16 = 1, i8 = 2 };  // i8: of pages only
+enum class Dtype : int32_t { f32 = 0, bf16 = 1, i8 = 2 };  // i8: only for pages
 
-// How a weight [n, k] is packed. Always in blocks of 16 output columns; a line of 64 bytes holds, for each of the
-// 16 columns, the next 1 (f32), 2 (bf16, int16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
+// How a weight [n, k] is packed: in blocks of 16 output columns. A line of 64 bytes holds, for each of the 16 columns,
+// the next 1 (f32), 2 (bf16, int16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
 enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int16 = 4 };
 
 enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
@@ -50,7 +50,7 @@ struct EmbeddingOp {
   void* out;
   float scale;
   Dtype dtype;
-  int64_t first;  // the token whose row is the table's first; tokens that have none give zeros
+  int64_t first;  // the token of the table's first row; tokens outside the table give zeros
 };
 
 struct NormOp {
@@ -65,8 +65,8 @@ struct NormOp {
   Dtype dtype;
 };
 
-// out = x weight^T + bias, then either + residual, or an activation of one half times the other: with an epilogue
-// every block of 16 columns is 8 of the gate and the 8 of the other half that belong to them.
+// out = x weight^T + bias, then either + residual, or with an epilogue activation(gate) * the other half: every block
+// of 16 columns is then 8 of the gate and the 8 of the other half that belong to them.
 struct LinearOp {
   const int64_t* rows;
   const void* x;
@@ -79,7 +79,7 @@ struct LinearOp {
   Dtype out_dtype;  // of out
 };
 
-// The `slots` largest of a token's logits, and their softmax over all of them or, to be normalised, over those alone.
+// The `slots` largest of a token's logits, and their softmax over all logits, or with `normalize` over these alone.
 struct RouteOp {
   const int64_t* rows;
   const float* logits;  // [rows][count]
@@ -89,21 +89,21 @@ struct RouteOp {
   int32_t normalize;
 };
 
-// out = the sum of down(gated(gate_up(x))) of a token's experts, times their weights and in the order of its slots;
-// then + shared, times the sigmoid of its gate; then + residual. Experts [first, first + held) are here: their matrices
-// lie one behind the other, and each begins with a block of its own.
+// out = the sum of down(gated(gate_up(x))) of a token's experts, times their weights and in the order of its slots,
+// + shared * sigmoid(shared_gate) + residual. Experts [first, first + held) are on this rank: their matrices lie one
+// behind the other, and each begins with a block of its own.
 struct ExpertsOp {
   const int64_t* rows;
   const void* x;
   const int64_t* chosen;  // [rows][slots]
   const float* weights;   // [rows][slots]
-  Matrix gate_up;         // of the first expert, as of a LinearOp with an epilogue
+  Matrix gate_up;         // the first expert's, packed as for a LinearOp with an epilogue
   Matrix down;
   const void* shared;        // or null
   const float* shared_gate;  // [rows], or null
   const void* residual;     // or null
   void* out;
-  int64_t* tally;  // [2]: how many times the matrices of an expert were read, and for how many rows in all
+  int64_t* tally;  // [2]: how often matrices of an expert were read, and the rows they were multiplied with
   int64_t slots, first, held;
   Epilogue epilogue;
   Dtype dtype;
@@ -119,9 +119,9 @@ struct RotationOp {
 
 // Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages.
 //
-// A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is
-// how many elements 4 bytes hold: what the multiplications read as lines. Pages of i8 have behind that, for each head,
-// block_size floats: what the tokens' values are to be multiplied with. Strides are in elements of the pages.
+// A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is how
+// many elements 4 bytes hold: these are the lines that products read. In i8 pages, block_size floats follow for each
+// head: the tokens' scales. Strides are in elements of the pages.
 struct CacheOp {
   const int64_t* rows;
   const void* qkv;     // [rows][heads + 2 kv_heads][head_dim]
@@ -139,13 +139,13 @@ struct CacheOp {
   Dtype page_dtype;
 };
 
-struct AttentionItem {  // queries of one sequence; all segments it sees in turn, or only one of them
+struct AttentionItem {  // queries of one sequence, over all segments that they see or over one of them
   int32_t sequence, first, count;
   int32_t segment;  // or -1
-  int32_t partial;  // with a segment: where its result goes
+  int32_t partial;  // with a segment: the index of its result
 };
 
-struct AttentionMerge {  // the results of a sequence's segments, to be merged in order
+struct AttentionMerge {  // the results of a sequence's segments, which are merged in order
   int32_t sequence, partial, count;
 };
 
@@ -289,7 +289,7 @@ struct Op {
   };
 };
 
-// Of a packed value.
+// The bits of a packed value.
 inline int64_t bits_of(Scheme scheme) {
   switch (scheme) {
     case Scheme::f32:
@@ -305,7 +305,7 @@ inline int64_t bits_of(Scheme scheme) {
   return 4;
 }
 
-// k as it is stored: whole lines, and whole tiles, whose rows are 64 bytes, for the instruction sets that have them.
+// k with padding: whole lines, and whole AMX tiles, whose rows are 64 bytes.
 inline int64_t padded_k(const Matrix& weight) {
   const int64_t multiple = weight.scheme == Scheme::f32    ? 1
                            : weight.scheme == Scheme::int4 ? weight.group
@@ -315,8 +315,8 @@ inline int64_t padded_k(const Matrix& weight) {
 
 constexpr int64_t kColumns = 16;     // of a block of a packed weight
 constexpr int64_t kLineBytes = 64;   // the values of 16 columns for one step along k
-constexpr int64_t kSegment = 512;    // positions of the cache whose results are merged one after the other
-// int16, see packing.py: values along k whose products are summed as integers, and what these may be at most.
+constexpr int64_t kSegment = 512;    // positions of a context whose results are merged one after the other
+// int16, see packing.py: values along k whose products are summed as integers, and their bounds.
 constexpr int64_t kSpan = 256;
 constexpr double kMostNorm = 46300.0, kMostInt16 = 32767.0;
 

@@ -1,5 +1,5 @@
-// One way to pack, for every processor that has native kernels: compiled for AVX2, without contraction to fused
-// operations, so that packing.py's arithmetic gives the same bits.
+// Packing, compiled once for all processors: for AVX2, and without fused operations, so that it gives the bits of
+// packing.py.
 #include "pack.h"
 
 #include <immintrin.h>
@@ -12,7 +12,7 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kOctet = 8;  // rows that are packed together: half of a block's columns
-constexpr float kMostSummed = 126.0f;  // these: see packing.py
+constexpr float kMostSummed = 126.0f;  // see packing.py, as for the next constants
 constexpr double kLeastScale = 0x1p-126;
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
@@ -54,7 +54,7 @@ void to_bf16(const float* x, int64_t padded, uint16_t* out) {
   }
 }
 
-// The bits of the largest magnitude: NaN is above infinity, infinity above all numbers.
+// The bits of the largest magnitude. NaN ranks above infinity, and infinity above all numbers.
 int32_t largest_bits(const float* x, int64_t count) {
   int32_t most = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -64,7 +64,7 @@ int32_t largest_bits(const float* x, int64_t count) {
   return most;
 }
 
-// 32 values, each times `factor` or over `divisor`, to the nearest (ties to even) and within [low, 127], as bytes.
+// 32 values, divided or multiplied by `by`, rounded to the nearest (ties to even), within [low, 127], as bytes.
 template <bool kDivide>
 __m256i to_bytes(const float* x, __m256 by, __m256i low) {
   __m256i rounded[4];
@@ -74,12 +74,12 @@ __m256i to_bytes(const float* x, __m256 by, __m256i low) {
   }
   const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]),
                                            _mm256_packs_epi32(rounded[2], rounded[3]));
-  // The packs work in halves of a register: put the dwords back in order.
+  // The packs work on halves of a register: this puts the dwords back in order.
   return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-// The largest sum of what is positive, or of what is negative, among the values that AVX2 adds up in 16 bits: of every
-// eight, the first two of each half, and the last two.
+// The largest sum of positive values, or of negative ones, among four values that AVX2 sums in 16 bits. Of every eight
+// these are the first two of each half, and the last two of each half.
 float largest_sum(const float* x, int64_t padded) {
   __m128 most = _mm_setzero_ps();
   for (int64_t i = 0; i < padded; i += 8) {
@@ -97,7 +97,7 @@ int32_t sum_of_bytes(const uint8_t* bytes, int64_t count) {
   return sum;
 }
 
-// See packing.py for the scale. It is not finite where a value is not.
+// Returns the scale (see packing.py), which is not finite if a value is not.
 float to_int8(const float* x, int64_t padded, uint8_t* out) {
   const float most = __builtin_bit_cast(float, largest_bits(x, padded)) / 127.0f;
   const float room = largest_sum(x, padded) / kMostSummed, scale = room > most ? room : most;
@@ -109,7 +109,7 @@ float to_int8(const float* x, int64_t padded, uint8_t* out) {
   return scale;
 }
 
-// The scale is a power of two, see packing.py. It is no number where a value is not finite.
+// Returns the scale, a power of two (see packing.py), or NaN if a value is not finite.
 float to_int16(const float* x, int64_t padded, uint8_t* out) {
   const int32_t largest = largest_bits(x, padded);
   if (largest >= kInfinity) {
@@ -121,7 +121,8 @@ float to_int16(const float* x, int64_t padded, uint8_t* out) {
     __m256d squares[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
     for (int64_t i = start; i < padded && i < start + kSpan; i += 8) {
       const __m256 v = _mm256_loadu_ps(x + i);
-      const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(v)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+      const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+      const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
       squares[0] = _mm256_add_pd(squares[0], _mm256_mul_pd(low, low));
       squares[1] = _mm256_add_pd(squares[1], _mm256_mul_pd(high, high));
     }
@@ -146,7 +147,7 @@ float to_int16(const float* x, int64_t padded, uint8_t* out) {
   return most > 0.0f ? scale : 0.0f;
 }
 
-// A group's values, two in a byte, the first in the lower half. Returns the scale as fp16.
+// A group's values, two per byte, the first in the lower half. Returns the scale as fp16.
 uint16_t to_int4(const float* x, int32_t group, uint8_t* out) {
   const int32_t most = largest_bits(x, group);
   float largest = x[0];
@@ -171,7 +172,7 @@ uint16_t to_int4(const float* x, int32_t group, uint8_t* out) {
 
 // -- words to lines ----------------------------------------------------------------------------------------------
 
-// Eight rows of eight words to eight lines of eight words each, which are a block's width apart.
+// Transposes eight rows of eight words into eight lines, which are kLineBytes apart.
 void transpose(const uint8_t* const* rows, int64_t offset, uint8_t* out) {
   __m256 a[8], b[8];
   for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[i] + offset));
@@ -193,7 +194,7 @@ void transpose(const uint8_t* const* rows, int64_t offset, uint8_t* out) {
   }
 }
 
-// `count` rows of words to columns of `out`.
+// Writes `count` rows of words as columns of `out`.
 void place(const uint8_t* const* rows, int64_t count, int64_t words, uint8_t* out) {
   int64_t word = 0;
   if (count == kOctet) {
@@ -239,7 +240,7 @@ class RowPacker {
   }
 
  private:
-  // Rows that go to the same half of the same block.
+  // Packs rows that go to the same half of the same block. Returns how many cannot be quantised.
   int64_t pack_octet(int64_t row, int64_t count) {
     const int64_t within = row % half_, octet = within / kOctet;
     const int64_t block = job_.gated ? octet : octet / 2;
@@ -256,7 +257,7 @@ class RowPacker {
     return bad;
   }
 
-  // A row to words. False where it cannot be quantised.
+  // Converts a row to words. False if it cannot be quantised.
   bool convert(const uint8_t* source, int64_t block, int64_t column, uint8_t* words) {
     widen(source, job_.stored, job_.k, padded_, wide_);
     switch (job_.scheme) {

@@ -1,4 +1,4 @@
-// Packs rows of a weight as they are read from a file.
+// Packs rows of a weight, which are read from a file.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,25 @@ namespace penstock {
 
 enum class Stored : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
 
-// Some rows of a weight [n, k], and the packed weight they go to, see `Scheme` in ops.h. Where n or k is padded, the
-// last block of 16 columns holds zeros from the start.
+// Some rows of a weight [n, k], and the packed weight that they go to (see `Scheme` in ops.h). If n or k is padded, the
+// last block of 16 columns must be zero beforehand.
 struct PackJob {
   const void* rows;  // [count][k], dense; of any alignment
   uint8_t* lines;
   float* column_scales;
   int32_t* column_sums;
   uint16_t* group_scales;
-  int64_t first, count;  // which rows of the weight these are
+  int64_t first, count;  // the rows of the weight
   int64_t n, k;
   Scheme scheme;
   int32_t group;
   Stored stored;
-  int32_t gated;  // rows from n / 2 on are the half that is gated: they take the last 8 columns of the blocks
+  int32_t gated;  // rows from n / 2 on are the half that is gated: they fill the last 8 columns of the blocks
 };
 
-// Rounds to the nearest where the scheme is smaller than what is stored. int8: a scale for each row; int4: for each
-// `group` values of a row, of the sign that lets the largest be -8. Returns -1 where memory is refused, else how many
-// rows cannot be quantised: they hold an infinity or NaN. Any thread may call, each with rows of its own.
+// Values are rounded to the nearest. int8 has a scale per row, int4 one per `group` values of a row, with the sign that
+// makes the largest value -8. Returns -1 if memory is refused, else the number of rows that cannot be quantised since
+// they hold an infinity or NaN. Several threads may call at once, each with rows of its own.
 int64_t pack_rows(const PackJob& job);
 
 }  // namespace penstock

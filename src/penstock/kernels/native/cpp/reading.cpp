@@ -10,11 +10,13 @@
 namespace penstock {
 namespace {
 
-constexpr int kLowest = 19;  // of a thread's priority
+constexpr int kLowestPriority = 19;
 
 }  // namespace
 
-WeightReader::WeightReader(const ReadJob* jobs, int64_t count, int threads) : jobs_(jobs), count_(count) { start(threads, true); }
+WeightReader::WeightReader(const ReadJob* jobs, int64_t count, int threads) : jobs_(jobs), count_(count) {
+  start(threads, true);
+}
 
 void WeightReader::hurry(int threads) { start(threads, false); }
 
@@ -23,13 +25,13 @@ void WeightReader::start(int threads, bool lowest) {
     threads_.reserve(threads_.size() + threads);
     for (int i = 0; i < threads; ++i) {
       threads_.emplace_back([this, lowest] {
-        if (lowest) setpriority(PRIO_PROCESS, 0, kLowest);  // on Linux of this thread alone; refused, it is as any other
+        if (lowest) setpriority(PRIO_PROCESS, 0, kLowestPriority);  // of this thread alone, on Linux; may be refused
         std::vector<uint8_t> buffer;
         while (next(buffer)) {
         }
       });
     }
-  } catch (const std::exception&) {  // no thread, or no memory for one: whoever helps will do it
+  } catch (const std::exception&) {  // no thread, or no memory for one: other threads do the jobs
   }
 }
 
@@ -78,7 +80,7 @@ void WeightReader::perform(int64_t index, std::vector<uint8_t>& buffer) {
   done_ += job.bytes;
 }
 
-// The first one counts; no more jobs begin.
+// Keeps the first failure, and lets no more jobs start.
 void WeightReader::fail(const ReadFailure& failure) {
   next_job_ = count_;
   const std::lock_guard<std::mutex> lock(failing_);

@@ -1,5 +1,5 @@
-// Reads rows of weights from files and packs them, by threads that leave the processors to whoever wants them: a model
-// can be read while Python is busy with something else, as with importing torch.
+// Reads rows of weights from files and packs them, in threads of the lowest priority: so a model is read while Python
+// is busy, for example with importing torch.
 #pragma once
 
 #include <atomic>
@@ -13,13 +13,13 @@
 namespace penstock {
 
 struct ReadJob {
-  PackJob pack;    // its `rows` are what is read
-  int64_t offset;  // of these in the file: they lie together,
-  int64_t bytes;   // so many
-  int32_t file;    // a descriptor, open until the end
+  PackJob pack;    // its `rows` are set to what was read
+  int64_t offset;  // of the rows in the file
+  int64_t bytes;   // of the rows, which lie together
+  int32_t file;    // a descriptor that stays open until the end
 };
 
-// The first job that failed, if any: by an error of the system, the file's end (at `end`, without an error), or rows
+// The first job that failed, if any: with an error of the system, at the file's end (`end`, with error 0), or with rows
 // that cannot be quantised.
 struct ReadFailure {
   int64_t job;  // -1: none
@@ -30,21 +30,20 @@ struct ReadFailure {
 
 class WeightReader {
  public:
-  // Begins, with threads of the lowest priority. The jobs must stay where they are until this is gone. With fewer threads
-  // where the system refuses some.
+  // Starts threads of the lowest priority, fewer if the system refuses some. `jobs` must outlive this object.
   WeightReader(const ReadJob* jobs, int64_t count, int threads);
-  // What has not begun is left undone.
+  // Drops jobs that have not started.
   ~WeightReader();
   WeightReader(const WeightReader&) = delete;
   WeightReader& operator=(const WeightReader&) = delete;
 
-  // Goes on with so many more threads, of ordinary priority: somebody waits.
+  // Adds threads of ordinary priority, since a caller is blocked on the result.
   void hurry(int threads);
-  // Does the next job in the calling thread. False when there is none left.
+  // Does the next job in the calling thread. False if none is left.
   bool help();
-  // Waits for those that others do.
+  // Blocks until the jobs of all threads are done.
   ReadFailure wait();
-  // Bytes that are packed.
+  // Bytes that are packed so far.
   int64_t done() const { return done_.load(std::memory_order_relaxed); }
 
  private:
@@ -59,7 +58,7 @@ class WeightReader {
   std::atomic<int64_t> next_job_{0}, done_{0};
   std::mutex failing_;
   ReadFailure failure_{-1, 0, 0, 0};
-  std::vector<uint8_t> buffer_;  // of who helps
+  std::vector<uint8_t> buffer_;  // of the thread that calls `help`
   std::vector<std::thread> threads_;
 };
 

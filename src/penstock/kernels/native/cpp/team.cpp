@@ -9,11 +9,11 @@
 namespace penstock {
 namespace {
 
-// About 100 µs: longer than a piece of work.
+// About 100 µs, which is longer than a piece of work.
 constexpr int kSpins = 4000;
 
-// Some 600 µs: longer than the Python between two steps, which would wait for a sleeper to wake; shorter than anybody
-// notices of an idle core. Only where no thread of the team can be in the way of another.
+// About 600 µs, which is longer than the Python between two steps: a sleeping thread would delay the next step. Only
+// for pinned threads, which cannot take a processor from one another.
 constexpr int kSpinsBetweenPrograms = 5 * kSpins;
 
 inline void relax() {
@@ -22,7 +22,7 @@ inline void relax() {
 #endif
 }
 
-// Returns when `value` is no longer `old`: spinning first, then asleep.
+// Blocks until `value` is no longer `old`: spins first, then sleeps.
 void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& asleep, int spins = kSpins) {
   for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
@@ -33,8 +33,8 @@ void wait_while(std::atomic<uint32_t>& value, uint32_t old, std::atomic<int>& as
   asleep.fetch_sub(1);
 }
 
-// Sets `value`. Sequentially consistent, as is the count of sleepers: either the sleeper is seen here, or it sees the
-// new value before it sleeps.
+// Sets `value` and wakes sleepers. Value and count of sleepers are sequentially consistent: either this sees the
+// sleeper, or the sleeper sees the new value before it sleeps.
 void set_and_wake(std::atomic<uint32_t>& value, uint32_t next, std::atomic<int>& asleep) {
   value.store(next);
   if (asleep.load() != 0) value.notify_all();
@@ -44,7 +44,7 @@ void pin(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // a refusal leaves the thread where it may run
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // if refused, the thread stays unpinned
 }
 
 std::unique_ptr<std::byte[], void (*)(void*)> aligned(size_t bytes) {

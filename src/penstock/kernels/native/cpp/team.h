@@ -1,5 +1,5 @@
-// A team of threads that runs one program at a time: every thread walks through it, they share the work of each op,
-// and none goes on before all are done with it.
+// A team of threads that runs one program at a time. All threads go through the program op by op: they share an op's
+// work, and meet at a barrier after it.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ class Worker;
 
 class Team {
  public:
-  // `cpus`: where to pin each thread, the caller's first; empty: nowhere. Its size is the number of threads otherwise.
+  // `cpus`: the processor of each thread, the caller's first; empty: threads are not pinned.
   Team(int threads, const std::vector<int>& cpus);
   ~Team();
   Team(const Team&) = delete;
@@ -24,13 +24,13 @@ class Team {
 
   int size() const { return size_; }
 
-  // Runs body on every thread, this one included, and returns when all are done.
+  // Runs `body` on every thread, the caller included, and returns when all are done.
   void run(const std::function<void(Worker&)>& body);
 
-  // Tells threads that sleep of a program to come soon: they wait for it awake, for as long as after a program.
+  // Wakes sleeping threads for a program that comes soon. They spin for as long as after a program.
   void wake();
 
-  // Memory that the threads share while a program runs. Grows between programs only.
+  // Memory that the threads share while a program runs. It grows only between programs.
   void reserve_shared(size_t bytes);
 
  private:
@@ -46,15 +46,15 @@ class Team {
   size_t shared_bytes_ = 0;
   const std::function<void(Worker&)>* body_ = nullptr;
 
-  alignas(64) std::atomic<uint32_t> calls_{0};  // counts programs and wakes; workers wait for it to change
+  alignas(64) std::atomic<uint32_t> calls_{0};  // counts programs and wakes; workers block until it changes
   std::atomic<uint32_t> generation_{0};         // counts programs; changes before `calls_` does
   std::atomic<int> stopping_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};  // counts barriers
   std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int64_t> claimed_{0};  // items of the present loop that are taken
+  alignas(64) std::atomic<int64_t> claimed_{0};  // items of the current loop that are taken
   alignas(64) std::atomic<int> asleep_{0};
 
-  struct alignas(64) Share {  // of a loop that is shared out; in turns of one loop and the next
+  struct alignas(64) Share {  // a thread's share of a loop: items taken, alternately for one loop and the next
     std::atomic<int64_t> taken[2] = {0, 0};
   };
   std::vector<Share> shares_;  // [size_]
@@ -68,8 +68,8 @@ class Worker {
   int index() const { return index_; }
   int count() const { return team_.size(); }
 
-  // Calls body(begin, end) for pieces of [0, items), of `grain` items each but the last, that the team's threads take
-  // as they come; returns when all pieces are done. Every thread must make the same calls.
+  // Calls body(begin, end) for pieces of [0, items), of `grain` items each but the last. A thread that is free takes
+  // the next piece. Returns when all pieces are done. Every thread must make the same calls.
   template <class Body>
   void for_each(int64_t items, int64_t grain, Body&& body) {
     if (team_.size() == 1) {
@@ -86,37 +86,37 @@ class Worker {
     team_.barrier();
   }
 
-  // The same, but a thread goes through a share of its own from front to back, and then helps where others are not
-  // done: what it reads is one stream, and what it reads next is known.
+  // The same, but each thread goes through a share of its own from front to back, and then takes pieces of shares that
+  // are not done. So a thread reads memory as one stream, and its next piece is known.
   template <class Body>
   void for_share(int64_t items, int64_t grain, Body&& body) {
     const int size = team_.size();
     if (size == 1) return for_each(items, grain, body);
-    team_.shares_[index_].taken[!turn_].store(0, std::memory_order_relaxed);  // all have left that loop
+    team_.shares_[index_].taken[!parity_].store(0, std::memory_order_relaxed);  // all threads have left that loop
     for (int i = 0; i < size; ++i) {
       const int owner = (index_ + i) % size;
       const int64_t first = items * owner / size, last = items * (owner + 1) / size;
-      std::atomic<int64_t>& taken = team_.shares_[owner].taken[turn_];
+      std::atomic<int64_t>& taken = team_.shares_[owner].taken[parity_];
       for (;;) {
         const int64_t begin = first + taken.fetch_add(grain, std::memory_order_relaxed);
         if (begin >= last) break;
         body(begin, begin + grain < last ? begin + grain : last);
       }
     }
-    turn_ = !turn_;
+    parity_ = !parity_;
     team_.barrier();
   }
 
-  // Of at least the bytes last reserved; for all threads.
+  // Memory of all threads, of at least the bytes last reserved.
   std::byte* shared() const { return team_.shared_.get(); }
 
-  // Memory of this thread, 64-byte aligned; what an earlier call returned is lost.
+  // Memory of this thread, 64-byte aligned. It is invalidated by the next call.
   std::byte* own(size_t bytes);
 
  private:
   Team& team_;
   int index_;
-  bool turn_ = false;
+  bool parity_ = false;
   std::unique_ptr<std::byte[], void (*)(void*)> own_;
   size_t own_bytes_ = 0;
 };

@@ -1,24 +1,24 @@
-// Attention over the paged cache, prefill and decode alike: queries of one sequence and the heads that share a KV head
-// are rows of one tile.
+// Attention over the paged cache, for prefill and decode. The rows of a tile are queries of one sequence, times the
+// heads that share a KV head.
 //
-// The positions of the cache are cut into segments at fixed places. A segment's result for a row (the largest score,
-// the sum of the weights, the weighted sum of the values) depends on that row and the cache alone; the results are
-// merged in order. So it makes no difference to a bit whether a tile goes through its segments in turn or several
-// threads do, or how a prompt was cut into chunks.
+// The positions of a context are divided into segments at fixed places. A segment's result for a row (the largest
+// score, the sum of weights, the weighted sum of values) depends only on that row and the cache, and results are merged
+// in order. So the bits are the same whether one thread or several compute the segments, and however a prompt was
+// divided into chunks.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kMostHeads = 8;  // that are looked at together: their scores stay in the first two caches
+constexpr int64_t kMostHeads = 8;  // that are computed together: their scores stay in the L1 and L2 caches
 
-// What the rows of a tile have seen so far, or of a segment.
+// The results of a tile's rows so far, or for one segment.
 struct Seen {
   float* maxima;
   float* weights;
   float* sums;  // [rows][head_dim]
 };
 
-// Queries over pages of type Page; kTiles: multiplied by tile registers, queries are bf16 (see attention_amx.h).
+// Attention over pages of type Page. kTiles: bf16 queries are multiplied by tile registers (see attention_amx.h).
 template <class Page, bool kTiles = false>
 class AttentionTile {
   using Dot = typename PageDots<Page>::Dot;
@@ -29,8 +29,8 @@ class AttentionTile {
   static constexpr int64_t kWordValues = Factors<Dot>::kWordValues;
 
  public:
-  // Of `heads` KV heads from `kv_head` on, each with as many rows: `count` queries from `first` on, times the heads
-  // that share the KV head.
+  // Begins a tile: `heads` KV heads from `kv_head` on, each with `count` queries from `first` on, times the heads that
+  // share the KV head.
   AttentionTile(const AttentionOp& op, Worker& worker, int64_t sequence, int64_t first, int64_t count, int64_t kv_head,
                 int64_t heads)
       : op_(op), group_(op.heads / op.kv_heads), rows_(count * group_), kv_head_(kv_head) {
@@ -66,7 +66,7 @@ class AttentionTile {
     each_row([&](int64_t row) { put_query(row); });
   }
 
-  // All segments in turn, into the output.
+  // Computes all segments one after the other, into the output.
   void run() {
     clear_seen(all_);
     for (int64_t segment = begin_ / kSegment; segment * kSegment < end_; ++segment) {
@@ -78,7 +78,7 @@ class AttentionTile {
     write(all_);
   }
 
-  // One segment, into a partial result.
+  // Computes one segment, into a partial result.
   void run(int64_t segment, float* partial) {
     attend(segment, one_);
     const int64_t dim = op_.head_dim;
@@ -90,7 +90,7 @@ class AttentionTile {
     });
   }
 
-  // Partial results, `stride` floats apart, into the output.
+  // Merges partial results, `stride` floats apart, into the output.
   void merge_partials(const float* partial, int64_t stride, int64_t count) {
     const int64_t dim = op_.head_dim;
     clear_seen(all_);
@@ -109,7 +109,7 @@ class AttentionTile {
     return op_.window != 0 && position >= op_.window ? position - op_.window + 1 : 0;
   }
 
-  // Of all heads, one head's after the other's.
+  // The queries of all heads, one head after the other.
   template <class F>
   void each_row(const F& f) const {
     for (int64_t first = 0; first < runs_.heads * stride_; first += stride_) {
@@ -117,7 +117,7 @@ class AttentionTile {
     }
   }
 
-  // A row's query as its products want it.
+  // Converts a row's query for its products.
   void put_query(int64_t row) {
     const int64_t dim = op_.head_dim, from = place(row);
     const auto* bf16 = static_cast<const uint16_t*>(op_.query) + from;
@@ -145,7 +145,7 @@ class AttentionTile {
     return ((row_ + query_of(row)) * op_.heads + head) * op_.head_dim;
   }
 
-  // Of a segment, the positions [begin, end) within it.
+  // The positions [begin, end) within a segment.
   void find_runs(int64_t origin, int64_t begin, int64_t end) {
     const int64_t size = op_.block_size, dim = op_.head_dim;
     runs_.count = 0;
@@ -261,7 +261,7 @@ class AttentionTile {
     for (int64_t at = begin; at < end; at += kPositions) {
       F16 weight = sees ? exponential(sub(load(scores + at), splat(maximum))) : zero_f();
       total = add(total, weight);
-      if constexpr (kScaled) {  // the values' scales join here; those of unwritten tokens may be anything
+      if constexpr (kScaled) {  // times the values' scales, which are undefined for unwritten tokens
         weight = mul(weight, load(runs_.value_scales((at - begin) / kPositions, head)));
         weight = visible(weight, zero_f(), at);
         extent.see(weight);
@@ -279,9 +279,9 @@ class AttentionTile {
     seen.weights[row] = sum(total);
   }
 
-  // What a segment gave for a row joins what the row has seen so far.
+  // Merges a segment's result into a row's.
   void merge(int64_t row, float maximum, float weight, const float* sums) {
-    if (weight == 0.0f) return;  // saw nothing of this segment
+    if (weight == 0.0f) return;  // the row sees no position of this segment
     const int64_t dim = op_.head_dim;
     const float most = maximum > all_.maxima[row] ? maximum : all_.maxima[row];
     float lanes[16] = {all_.maxima[row] - most, maximum - most};
@@ -317,17 +317,17 @@ class AttentionTile {
   int64_t begin_, end_;  // positions that any row sees
   int64_t row_;          // of the first query among the step's tokens
   const int64_t* table_;
-  Query* query_;          // [rows][head_dim]: floats are scaled, bf16 as they are, integers in the order of their words
+  Query* query_;          // [rows][head_dim]: scaled floats, unscaled bf16, or integers in the order of words
   float* scores_;         // [rows][kRowStride]
-  Weight* weights_;       // [rows][kRowStride]: where they are floats, in the scores' place
+  Weight* weights_;       // [rows][kRowStride]; floats replace the scores
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
-  float* words_;          // widened lines; with tiles values of the last positions, if fewer than 16
-  PageRuns<Page> runs_;   // of the present segment
+  float* words_;          // widened lines; with tiles, the last positions' values if fewer than 16
+  PageRuns<Page> runs_;   // of the current segment
   Seen all_, one_;
 };
 
-// How many KV heads are looked at together, of `items` pieces of work: as many as leave some for every thread.
+// The number of KV heads computed together, for `items` items: as many as leave work for every thread.
 inline int64_t heads_together(const AttentionOp& op, const Worker& worker, int64_t items) {
   const int64_t pieces = divide_up(4 * worker.count(), items < 1 ? 1 : items);
   const int64_t heads = op.kv_heads / (pieces < op.kv_heads ? pieces : op.kv_heads);
@@ -354,7 +354,7 @@ void attention_as(Worker& worker, const AttentionOp& op) {
       Tile tile(op, worker, item.sequence, item.first, item.count, first, heads);
       return tile.run(item.segment, op.partials + (item.partial * op.kv_heads + first) * size);
     }
-    // Of a prompt's many rows every head has enough to do.
+    // A prompt has so many rows that a single head is enough work.
     const int64_t together = item.count > 1 ? 1 : heads;
     for (int64_t head = first; head < first + heads; head += together) {
       Tile tile(op, worker, item.sequence, item.first, item.count, head, together);

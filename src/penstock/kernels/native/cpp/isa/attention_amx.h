@@ -1,8 +1,8 @@
-// Attention's two products by tiles, for bf16 queries over bf16 pages. A page's lines are tiles as they lie: of keys 16
-// positions by 32 (or the last 16) of head_dim, of values 16 positions by 16 columns.
+// Attention's two products by tiles, for bf16 queries over bf16 pages. A page's lines in memory are tiles: keys are 16
+// positions by 32 (or the last 16) of head_dim, values 16 positions by 16 columns.
 //
-// Weights are rounded to bf16. As with weights of a linear, a row's result comes from that row alone, and what a row
-// does not see has the weight 0: neither the rows beside it nor where a tile begins or ends make a difference.
+// Weights are rounded to bf16. A row's result depends on that row alone, and positions that it does not see have the
+// weight 0: so neither the rows beside it nor the bounds of tiles change a bit.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -86,7 +86,7 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* const* runs, int6
   }
 }
 
-// A run of 16 positions of which the first `count` are written: the others may be anything, here they are 0.
+// Copies a run of 16 positions whose first `count` are written; the others become 0.
 inline void copy_values(const uint16_t* values, int64_t count, int64_t dim, uint16_t* out) {
   for (int64_t position = 0; position < 16; ++position) {
     for (int64_t i = 0; i < dim; ++i) {

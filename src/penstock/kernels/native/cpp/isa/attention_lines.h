@@ -1,11 +1,11 @@
-// Attention's two products by vectors: queries times keys, and weights times values. A page's lines are multiplied as
-// they lie, or, where many rows make it pay, widened first: sums are the same to the bit. Those of floats run in one
-// order, along head_dim and along the positions; those over int8 pages are exact integers.
+// Attention's two products by vectors: queries times keys, and weights times values. With many rows, a page's lines are
+// widened first; the bits are the same. Sums of floats run in one order, along head_dim and along positions. Sums over
+// int8 pages are exact integers.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// How a page's lines are multiplied, as they lie and widened.
+// The ways to multiply a page's lines, packed and widened.
 template <class Page>
 struct PageDots {
   using Dot = DotF32;
@@ -21,32 +21,31 @@ struct PageDots<int8_t> {
   using Wide = DotPairs;
 };
 
-constexpr int64_t kPositions = 16;  // of the cache, that lie together: a run
+constexpr int64_t kPositions = 16;  // a run: positions whose keys and values are read together
 
-// From a row of scores, or weights, to the next: were it a power of two, rows would put each other out of the first
-// cache.
+// The stride of rows of scores and weights. Rows a power of two apart would evict each other from the L1 cache.
 constexpr int64_t kRowStride = kSegment + 32;
 
-// Over int8 pages, queries and weights are whole multiples of a row's scale, this many at most: 16 bits, and the sum of
-// kSegment products with 127 stays below 2^31.
+// Over int8 pages, queries and weights are integers up to this, times a row's scale: they fit in 16 bits, and the sum
+// of kSegment products with 127 stays below 2^31.
 constexpr float kLevels = 32767.0f;
 static_assert(32767 * 127 * kSegment < int64_t{1} << 31);
 
-// Where a run's keys and values lie: of the first of the KV heads that are looked at together.
+// The addresses of a run's keys and values, for the first of the KV heads that are computed together.
 template <class Page>
 struct PageRun {
-  const Page* keys;           // the first line; a line is of all the page's positions
+  const Page* keys;           // the first line; a line has all positions of the page
   const Page* values;         // [kPositions / values of a line] lines of head_dim
   const float* key_scales;    // [kPositions], of int8 pages
   const float* value_scales;  // likewise
 };
 
-// The runs of a segment that some row sees. Only the first `positions` are written: what follows may be anything.
+// The runs of a segment that some row sees. Only the first `positions` are written; the rest is undefined.
 template <class Page>
 struct PageRuns {
   PageRun<Page> all[kSegment / kPositions];
   int64_t count, positions;
-  int64_t heads, head_stride;  // KV heads, and how far apart they lie: in elements
+  int64_t heads, head_stride;  // the number of KV heads, and their stride in elements
   int64_t key_stride;          // of lines, in bytes
   int64_t dim;
 
@@ -59,7 +58,7 @@ struct PageRuns {
     return reinterpret_cast<const float*>(bytes(all[run].value_scales, head));
   }
 
-  // Of a run's values those that are written whole. Integers that were never written have the weight 0.
+  // The lines of a run's values that are fully written. Unwritten integers have the weight 0.
   template <class Dot>
   int64_t lines(int64_t run) const {
     const int64_t written = positions - run * kPositions;
@@ -72,7 +71,7 @@ struct PageRuns {
   }
 };
 
-// Rows of queries, or of weights, as words of `Dot`.
+// Rows of queries or weights, as words of `Dot`.
 template <class Dot>
 struct Factors {
   static constexpr int64_t kWordValues = Dot::kLineValues / Dot::kWords;
@@ -85,7 +84,7 @@ struct Factors {
   }
 };
 
-// Calls f<N>(i) for [i, end), N at a time or one less, so that as few as possible are left at the end.
+// Calls f<N>(i) for [i, end), N or N - 1 at a time, to leave as few as possible at the end.
 template <int N, class F>
 inline void in_groups(int64_t i, int64_t end, const F& f) {
   if constexpr (N == 1) {
@@ -97,8 +96,8 @@ inline void in_groups(int64_t i, int64_t end, const F& f) {
   }
 }
 
-// As `dot`, for N blocks of lines that lie anywhere. The processor's own prefetch stops where a page ends: for every
-// line that is read, one of `ahead` is asked for.
+// `dot` for N blocks of lines at any addresses. The hardware prefetcher stops at the end of a page, so each line that
+// is read prefetches one of `ahead`.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot_pages(const typename Dot::Word* x, int64_t x_stride,
                                              const uint8_t* const (&lines)[N], const uint8_t* const (&ahead)[N],
@@ -153,17 +152,17 @@ void score_few(const Factors<Dot>& query, const PageRuns<Page>& runs, int64_t ru
   put_scores(sums, query.scales, runs, run, head, scores);
 }
 
-constexpr int64_t kRunsTogether = 2;  // whose values are added before a sum goes back to memory
+constexpr int64_t kRunsTogether = 2;  // runs whose values are added before a sum is stored
 
 template <class Dot>
 using Sum = std::conditional_t<Dot::kInteger, int32_t, float>;
 
-// Some runs of a head's values, and what is fetched meanwhile: the runs that come next.
+// Some runs of a head's values, and the next runs, which are prefetched meanwhile.
 template <class Dot>
 struct ValueRuns {
   const uint8_t* lines[kRunsTogether];
   const uint8_t* ahead[kRunsTogether];
-  int64_t steps[kRunsTogether];  // lines that are written whole
+  int64_t steps[kRunsTogether];  // fully written lines
   int64_t count, line_stride;
 
   template <class Page>
@@ -178,7 +177,7 @@ struct ValueRuns {
   }
 };
 
-// Adds, for M rows of weights and N blocks of 16 columns, the values of some runs.
+// Adds the values of some runs, for M rows of weights and N blocks of 16 columns.
 template <int M, int N, class Dot>
 [[gnu::always_inline]] inline void sum_blocks(const Factors<Dot>& weights, const ValueRuns<Dot>& runs, int64_t dim,
                                               int64_t column, Sum<Dot>* sums) {
@@ -215,7 +214,8 @@ void sum_rows(const Factors<Dot>& weights, const ValueRuns<Dot>& runs, int64_t d
   });
 }
 
-// Adds the first `count` values of a line of floats, times their weights. What else it holds may be not even a number.
+// Adds the first `count` values of a line of floats, times their weights. Its other values are undefined and may be
+// NaN.
 template <class Page>
 void sum_part(const float* weights, int64_t rows, const Page* line, int64_t count, int64_t dim, float* sums) {
   using Dot = typename PageDots<Page>::Dot;
@@ -235,8 +235,8 @@ void sum_part(const float* weights, int64_t rows, const Page* line, int64_t coun
   }
 }
 
-// Scores [heads][rows][kRowStride] of queries, [heads][rows] of them, at all runs. Heads lie side by side in a page:
-// what lies together is read together.
+// Scores [heads][rows][kRowStride] of queries [heads][rows] at all runs. Heads lie side by side in a page, so they are
+// read together.
 template <class Page, class Dot>
 void score_lines(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& runs, float* scores) {
   for_rows<kSums>(rows, [&]<int M>() {
@@ -283,13 +283,13 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
   }
 }
 
-// How many blocks of 16 columns are widened at once.
+// The number of blocks of 16 columns that are widened at once.
 template <class Wide>
 constexpr int wide_blocks() {
   return Wide::kTileSums > kPanelRows ? Wide::kTileSums / kPanelRows : 1;
 }
 
-// Words that the widened lines of a segment take at most.
+// The most words that the widened lines of a segment take.
 inline int64_t widened_words(int64_t dim) { return wide_blocks<DotF32>() * 16 * (dim > kSegment ? dim : kSegment); }
 
 template <class Dot>
@@ -303,7 +303,7 @@ inline typename Dot::Word* widen_lines(const uint8_t* lines, const uint8_t* ahea
   return out;
 }
 
-// As score_lines, of one head. `wide`: room for widened_words.
+// score_lines for one head, on widened lines. `wide`: memory for widened_words.
 template <class Page, class Dot>
 void score_widened(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& runs, int64_t head,
                    typename Dot::Word* wide, float* scores) {
@@ -325,7 +325,7 @@ void score_widened(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>
   });
 }
 
-// As sum_lines, of one head. `wide`: room for widened_words.
+// sum_lines for one head, on widened lines. `wide`: memory for widened_words.
 template <class Page, class Dot>
 void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, int64_t head,
                  typename Dot::Word* wide, float* sums) {

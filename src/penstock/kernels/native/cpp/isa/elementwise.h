@@ -1,4 +1,4 @@
-// Ops that visit each element once: embedding, norm, rotary positions, and the storing of keys and values.
+// Elementwise ops: embedding, norm, rotary positions, and the storing of keys and values.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -7,7 +7,7 @@ namespace {
 
 inline float bf16_to_float(uint16_t x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
 
-// Row `n` of a packed weight, `stride` floats of it at `out`.
+// Unpacks row `n` of a weight to floats at `out`.
 inline void unpack_row(const Matrix& weight, int64_t n, float* out) {
   const int64_t padded = padded_k(weight), block = n / kColumns, column = n % kColumns;
   const uint8_t* lines;
@@ -75,7 +75,7 @@ void embedding(Worker& worker, const EmbeddingOp& op) {
 
 // -- norm --------------------------------------------------------------------------------------------------------
 
-// x scaled to a root mean square of 1, times weight + offset.
+// Scales x to a root mean square of 1, and multiplies it by weight + offset.
 template <class T>
 inline void normalize(const T* x, const T* weight, T* out, int64_t width, float eps, float offset) {
   F16 squares = zero_f();
@@ -132,7 +132,7 @@ void rotation(Worker& worker, const RotationOp& op) {
   });
 }
 
-// One head: normed where there is a weight, then the halves turned against each other.
+// Norms one head, if there is a weight, and rotates its halves.
 template <class T>
 inline void rotate(const T* head, const T* weight, const float* rotation, const CacheOp& op, T* out, float* scratch) {
   const int64_t half = op.head_dim / 2;
@@ -151,7 +151,7 @@ inline void rotate(const T* head, const T* weight, const float* rotation, const 
   }
 }
 
-// Puts a head's key or value of one token, `at` in its block, where attention looks for it.
+// Stores a head's key or value of one token, at position `at` of its block, in the layout of pages.
 template <class T>
 inline void put_key(const T* key, int64_t at, const CacheOp& op, T* head) {
   constexpr int64_t p = 4 / sizeof(T);
@@ -167,7 +167,7 @@ inline void put_value(const T* value, int64_t at, const CacheOp& op, T* head) {
   for (int64_t i = 0; i < op.head_dim; ++i, to += p) *to = value[i];
 }
 
-// To bytes, with a scale of the token's own that goes behind the head's page.
+// The same as bytes, with the token's scale stored behind the head's page.
 template <class T>
 inline const int8_t* quantized(const T* x, int64_t at, const CacheOp& op, int8_t* out, int8_t* head) {
   const Quantizer quantize(x, op.head_dim);
@@ -186,7 +186,7 @@ void cache_as(Worker& worker, const CacheOp& op) {
   auto* scratch = reinterpret_cast<float*>(worker.own(3 * (dim + 16) * sizeof(float)));
   T* key = reinterpret_cast<T*>(scratch + dim + 16);
   [[maybe_unused]] auto* bytes = reinterpret_cast<int8_t*>(scratch + 2 * (dim + 16));
-  // A prompt's neighbours share lines of a page: a thread takes as many tokens as a line has.
+  // Neighbouring tokens of a prompt share lines of a page, so a thread takes as many tokens as a line has.
   const int64_t share = *op.rows / (4 * worker.count()), grain = share < 1 ? 1 : share < 16 ? share : 16;
   worker.for_each(*op.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {

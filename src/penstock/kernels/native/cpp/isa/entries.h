@@ -1,4 +1,4 @@
-// What an instruction set without tiles offers: the last of the headers that its file includes.
+// The table of functions of an instruction set without tiles. Its file includes this header last.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -8,8 +8,8 @@ void linear(Worker& worker, const LinearOp& op) {
   linear_as<uint16_t>(worker, op);
 }
 
-// Bytes of shared memory that `prepare` uses at most. A word holds a value of x at least; where sums start from other
-// than 0 it holds four, which leaves room for that.
+// The most bytes of shared memory that `prepare` uses. A word holds at least one value of x. If sums do not start from
+// 0 it holds four, and the rest is enough for the starts.
 size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * (padded_k(op.weight) + 1) * 4; }
 
 void experts(Worker& worker, const ExpertsOp& op) {
@@ -24,7 +24,7 @@ void attention(Worker& worker, const AttentionOp& op) {
   op.dtype == Dtype::f32 ? attention_as<float>(worker, op) : attention_as<uint16_t>(worker, op);
 }
 
-constexpr Isa offered(const char* name) {
+constexpr Isa table(const char* name) {
   return {name,   embedding, norm,  linear,  rotation,            cache, attention,
           sample, route,     experts, linear_shared_bytes, experts_shared_bytes};
 }

@@ -1,4 +1,4 @@
-// What tiles of bf16 and int8 (AMX) do better than AVX512, which does the rest.
+// The ops that AMX's tiles of bf16 and int8 compute faster than AVX512, which computes the others.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -34,8 +34,8 @@ void attention_by_tiles(Worker& worker, const AttentionOp& op) {
   attention_as<uint16_t, true>(worker, op);
 }
 
-// What another file does as well. The table below is a constant, as code that makes it when the library is loaded would
-// be of an instruction set that the processor may lack.
+// An op that AVX512 computes as well. The table below is a constant: code that builds it when the library is loaded
+// could use instructions that the processor lacks.
 template <class Op, void (*Isa::*kFunction)(Worker&, const Op&)>
 void by_avx512(Worker& worker, const Op& op) {
   (kAvx512.*kFunction)(worker, op);

@@ -25,6 +25,6 @@
 
 namespace penstock {
 
-constinit const Isa kAvx2 = avx2::offered("avx2");
+constinit const Isa kAvx2 = avx2::table("avx2");
 
 }  // namespace penstock

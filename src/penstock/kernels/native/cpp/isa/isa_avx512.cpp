@@ -26,6 +26,6 @@
 
 namespace penstock {
 
-constinit const Isa kAvx512 = avx512::offered("avx512");
+constinit const Isa kAvx512 = avx512::table("avx512");
 
 }  // namespace penstock

@@ -1,11 +1,12 @@
-// x weight^T with packed weights: rows of x become words, and sums the result. See docs/kernels.md.
+// x weight^T with packed weights: rows of x are converted to words and multiplied, and sums are written. See
+// docs/kernels.md.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// -- what becomes of a sum ---------------------------------------------------------------------------------------
+// -- writing sums ------------------------------------------------------------------------------------------------
 
-// Puts 16 columns of one row, block `block` of the weight's, where they belong.
+// Writes 16 columns of one row, those of the weight's block `block`.
 template <class T, class Out>
 void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   if (op.bias != nullptr) y = add(y, load(static_cast<const float*>(op.bias) + block * kColumns));
@@ -23,7 +24,7 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   store_part(static_cast<Out*>(op.out) + at, y, count);
 }
 
-// The same for [rows][16] sums. With an epilogue two rows' gates fill a vector, and so do what they gate.
+// The same for [rows][16] sums. With an epilogue, the gates of two rows fill one vector and the other halves another.
 template <class T, class Out>
 void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums) {
   const int64_t last = row + rows;
@@ -33,7 +34,7 @@ void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, co
     for (; row + 2 <= last; row += 2, sums += 2 * kColumns) {
       F16 gates = load(sums), others = load(sums + kColumns);
       if (op.bias != nullptr) gates = add(gates, bias), others = add(others, bias);
-      turn_halves(gates, others);
+      transpose_halves(gates, others);
       alignas(64) Out both[16];
       store(both, gated(op.epilogue, gates, others));
       Out* out = static_cast<Out*>(op.out) + row * width + column;
@@ -44,7 +45,7 @@ void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, co
   for (; row < last; ++row, sums += kColumns) write<T, Out>(op, row, block, load(sums));
 }
 
-// What write_rows is for the type of the result: x's, or fp32.
+// write_rows for the type of the result: x's, or fp32.
 template <class T>
 auto written(const LinearOp& op) {
   return op.out_dtype == op.dtype ? write_rows<T, T> : write_rows<T, float>;
@@ -59,8 +60,7 @@ void widen_row(const T* x, int64_t k, float* words, int64_t stride) {
   }
 }
 
-// Puts `k` values of x in order, and zeros up to `padded`, a multiple of 16: `pieces` has room for them. Returns their
-// scale.
+// Quantises `k` values of x into `pieces`, with zeros up to `padded`, a multiple of 16. Returns their scale.
 template <class Dot, class T>
 float quantize_values(const Quantizer& quantize, const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
   for (int64_t i = 0; i < padded; i += 16) {
@@ -74,7 +74,7 @@ float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t p
   return quantize_values<Dot>(Quantizer(x, k), x, k, pieces, padded);
 }
 
-// A row with a scale for each span.
+// Quantises a row with a scale for each span.
 template <class Dot, class T>
 void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded, float* scales) {
   for (int64_t start = 0; start < padded; start += kSpan) {
@@ -84,27 +84,27 @@ void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t 
   }
 }
 
-// What the sums of a row start from, by group and part.
+// The starts of a row's sums, by group and part.
 template <class Dot>
 void start_row(const typename Dot::Piece* pieces, int64_t padded, int64_t parts, int32_t* starts) {
   const int64_t each = padded / parts;
   for (int64_t part = 0; part < parts; ++part) starts[part] = Dot::start(pieces + part * each, each);
 }
 
-// Where a row's words belong, and which row of x they are.
+// The place of a row's words, and its row of x.
 struct PanelRow {
   int64_t panel;   // the first row of its panel
   int64_t height;  // of the panel
   int64_t source;  // the row of x
 
-  // Of `first` and the rows behind it, that are multiplied with the same weight, the panel of `row`.
+  // The panel of `row`, among the rows from `first` on that are multiplied with the same weight.
   static PanelRow of(const Panels& panels, int64_t first, int64_t row, int64_t source) {
     const int64_t panel = panels.of_row(row - first), begin = panels.first_row(panel);
     return {first + begin, panels.first_row(panel + 1) - begin, source};
   }
 };
 
-// In `memory`, which the threads share. place(row): the row's PanelRow.
+// Converts rows to words in `memory`, which the threads share. place(row): the row's PanelRow.
 template <class Dot, class T, class F>
 Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory, const F& place) {
   using Word = typename Dot::Word;
@@ -138,7 +138,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   return {words, stride, Dot::kInteger ? scales : nullptr, Dot::kOffset == 0 ? nullptr : starts, parts, spans};
 }
 
-// Blocks that a thread takes at once. Several pieces a thread even out what disturbs one of them; a piece is wide
+// The number of blocks that a thread takes at once. Several pieces per thread even out disturbances; a piece is wide
 // enough for the widest tile.
 inline int64_t grain_of(int64_t blocks, int64_t threads) {
   if (blocks < kSums * threads) return 1;

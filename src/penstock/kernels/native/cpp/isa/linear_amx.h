@@ -1,16 +1,16 @@
-// x weight^T by tiles of 16 rows of x, 16 columns and 64 bytes along k. 16 lines of a packed weight are a tile as they
-// lie in memory, so weights go from there to the tiles untouched; only int4 is unpacked before, a block at a time.
+// x weight^T by tiles of 16 rows of x, 16 columns and 64 bytes along k. 16 lines of a packed weight in memory are a
+// tile, so weights are loaded as they are. Only int4 is unpacked first, a block at a time.
 //
-// A tile's product gives each row from that row alone, and tiles are added along k in one order: a row's result does
-// not depend on how many rows there are. Sums of integers are exact, whichever instruction makes them.
+// A row of a tile's product depends on that row alone, and tiles are added along k in one order: so a row's result does
+// not depend on the number of rows. Sums of integers are exact with any instruction.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
 constexpr int64_t kTileRows = 16, kTileBytes = 1024;
-constexpr int64_t kAhead = 4;               // tiles of each block that are fetched before they are needed
-constexpr int64_t kRowsInCache = 1 << 19;   // bytes of x that stay in the second cache while blocks pass by
-constexpr int64_t kFewRows = 6;             // of int4 weights: below, registers beat tiles
+constexpr int64_t kAhead = 4;               // how many tiles of each block are prefetched ahead
+constexpr int64_t kRowsInCache = 1 << 19;   // bytes of x that stay in the L2 cache for all blocks
+constexpr int64_t kFewRows = 6;             // of x, with int4 weights: below this, vectors are faster than tiles
 
 // -- tile registers: 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights -------------------------------------------
 
@@ -20,7 +20,7 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-// Tiles with `along` bytes of x along k: 64, or less where a group of int4 weights ends before.
+// The shapes of tiles with `along` bytes of x along k: 64, or less for a shorter group of int4 weights.
 constexpr TileShapes tile_shapes(int along) {
   TileShapes shapes;
   for (int i = 0; i < 8; ++i) {
@@ -32,7 +32,7 @@ constexpr TileShapes tile_shapes(int along) {
 
 constexpr TileShapes kWholeTiles = tile_shapes(64), kHalfTiles = tile_shapes(32);
 
-// Tiles are in use while it lives. Not kept between ops: others on this thread, such as oneDNN, set their own shapes.
+// Configures the tile registers during its lifetime. Not kept between ops: oneDNN sets other shapes on this thread.
 class TilesInUse {
  public:
   explicit TilesInUse(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
@@ -41,12 +41,12 @@ class TilesInUse {
   TilesInUse& operator=(const TilesInUse&) = delete;
 };
 
-// GCC 12 does not know that a tile is loaded from memory: what was written must be there before.
+// GCC 12 does not know that a tile load reads memory: this forces earlier writes to be done before it.
 inline void settle() { asm volatile("" ::: "memory"); }
 
 // -- x as tiles ---------------------------------------------------------------------------------------------------
 
-// Rows of x, [row / 16][k tile][16][along] bytes. Rows past the last hold anything: they give rows nobody reads.
+// Rows of x, [row / 16][k tile][16][along] bytes. Rows past the last are undefined, and so are their unused results.
 struct TileRows {
   const uint8_t* tiles;
   const float* scales;  // of integers: [rows]
@@ -61,7 +61,7 @@ inline void copy_bf16(const uint16_t* x, int64_t k, uint16_t* out, int64_t padde
   for (int64_t i = 0; i < padded; i += 16) store(out + i, i < k ? load_part(x + i, k - i) : zero_f());
 }
 
-// Dot: how integers are put in order; of no meaning for bf16. `memory` and `source`: see `prepare`.
+// Dot: the order of integers; not used for bf16. `memory` and `source`: see `prepare`.
 template <class Dot, class T>
 TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, int64_t along, std::byte* memory,
                        const int32_t* source = nullptr) {
@@ -91,9 +91,9 @@ TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, int64_t
   return x;
 }
 
-// -- what becomes of a sum ------------------------------------------------------------------------------------------
+// -- writing sums ---------------------------------------------------------------------------------------------------
 
-// Two blocks of a row. With an epilogue their gates fill one vector and the other halves another.
+// Writes two blocks of a row. With an epilogue their gates fill one vector and the other halves another.
 template <class T, class Out>
 void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 second) {
   if (op.epilogue == Epilogue::none) {
@@ -106,7 +106,7 @@ void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 se
     first = add(first, load(bias));
     second = add(second, load(bias + kColumns));
   }
-  turn_halves(first, second);
+  transpose_halves(first, second);
   const int64_t width = op.weight.n / 2, column = block * 8;
   store_part(static_cast<Out*>(op.out) + row * width + column, gated(op.epilogue, first, second), width - column);
 }
@@ -138,7 +138,7 @@ struct Int8Tiles {
   }
 };
 
-// R tiles of rows by N blocks, along all of k. `next`: what will be multiplied after; null where it was read before.
+// R tiles of rows by N blocks, along all of k. `next`: lines to prefetch; null if they were read before.
 template <class Kind, int R, int N>
 void multiply_tiles(const TileRows& rows, const uint8_t* x, const uint8_t* lines, int64_t block_stride,
                     const uint8_t* next, float* sums) {
@@ -221,8 +221,8 @@ inline void unpack_nibbles(const uint8_t* lines, int64_t count, uint8_t* out) {
   }
 }
 
-// One tile of rows by a block, the sums of each group scaled on their own. Two groups are under way at a time, in
-// tiles of their own: one is multiplied while the other's sums are taken from memory.
+// One tile of rows by a block, where each group's sums have a scale. Two groups are in flight, in tiles of their own:
+// one is multiplied while the other's sums are read from memory.
 class GroupTiles {
  public:
   GroupTiles(const Matrix& weight, const TileRows& x, const uint8_t* lines, int64_t block)
@@ -291,7 +291,7 @@ inline void tiles_of_int4(Worker& worker, const Matrix& weight, const TileRows& 
   for (int64_t row = begin; row < end; row += kTileRows) {
     F16 totals[kTileRows];
     tiles.run(x.of(row), totals);
-    // A sixteenth first: exact, as the scale's might not be.
+    // A sixteenth first, which is exact; the scale's sixteenth might not be.
     for (int64_t m = 0; m < kTileRows && row + m < end; ++m) {
       finish.one(finish.op, row + m, block, mul(mul(totals[m], splat(0.0625f)), splat(x.scales[row + m])));
     }
@@ -300,12 +300,12 @@ inline void tiles_of_int4(Worker& worker, const Matrix& weight, const TileRows& 
 
 // -- the op ---------------------------------------------------------------------------------------------------------
 
-// Bytes of a tile's row of x.
+// The bytes of x in a row of a tile.
 inline int64_t tile_bytes_along(const Matrix& weight) {
   return weight.scheme == Scheme::int4 && weight.group < 64 ? weight.group : 64;
 }
 
-// Whether groups of an int4 weight are whole tiles.
+// True if groups of an int4 weight are whole tiles.
 inline bool fits_tiles(const Matrix& weight) { return weight.group == 32 || weight.group % 64 == 0; }
 
 // Blocks [begin, end) of all rows.
@@ -332,7 +332,7 @@ inline void tiles_of_piece(Worker& worker, const TileRows& x, int64_t rows, int6
   }
 }
 
-// For the type of the result: x's, or fp32.
+// Chosen by the type of the result: x's, or fp32.
 template <class T>
 TileFinish tile_finish(const LinearOp& op) {
   if (op.out_dtype == op.dtype) return {op, write<T, T>, write_two<T, T>};
@@ -355,8 +355,8 @@ void multiply_by_tiles(Worker& worker, const LinearOp& op, int64_t rows) {
                   [&](int64_t begin, int64_t end) { tiles_of_piece(worker, x, rows, begin, end, finish); });
 }
 
-// fp32 goes through registers, as tiles would round it, and int16, as they do not multiply it. So do few rows of int4:
-// the sums are the same.
+// Vectors multiply fp32, which tiles would round, int16, which tiles cannot multiply, and few rows of int4, whose sums
+// are the same either way.
 inline bool through_registers(const Matrix& weight, Dtype dtype, int64_t rows) {
   if (weight.scheme == Scheme::int4) return rows < kFewRows || !fits_tiles(weight);
   return weight.scheme == Scheme::f32 || weight.scheme == Scheme::int16 ||
@@ -371,7 +371,7 @@ void linear_by_tiles(Worker& worker, const LinearOp& op) {
   multiply_by_tiles<uint16_t>(worker, op, rows);
 }
 
-// Rows that fill the last tile count too: a value takes 2 bytes at most.
+// Includes the rows that fill the last tile. A value takes at most 2 bytes.
 size_t tiles_shared_bytes(const LinearOp& op) {
   return kAvx512.linear_shared_bytes(op) + kTileRows * padded_k(op.weight) * 2;
 }

@@ -1,13 +1,13 @@
-// What the kernels have in common. Included once per instruction set, after its vectors (see isa_*.cpp).
+// Functions that the kernels share. Included once per instruction set, after its vectors (see isa_*.cpp).
 //
-// In a max or min of two, the second operand is returned when one is not a number: the order of operands matters.
+// max and min return the second operand if one is NaN, so the order of operands matters.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-constexpr float kLeastAligned = 1e-30f;  // smaller values are as good as 0
+constexpr float kLeastAligned = 1e-30f;  // smaller values count as 0
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -37,17 +37,17 @@ inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
   return mul(mul(gate, sigmoid(u)), other);
 }
 
-// The largest of the values that a row of integers is to stand for.
+// The largest magnitude of a row that will be quantised.
 struct Extent {
   F16 most = zero_f(), check = zero_f();
 
   void see(F16 v) {
     most = max(most, absolute(v));
-    check = fma(v, zero_f(), check);  // not a number where a value is infinite or not one
+    check = fma(v, zero_f(), check);  // NaN if a value is infinite or NaN
   }
 };
 
-// Of a row that becomes integers: its values are whole multiples of the scale, `most_of_all` at most.
+// Quantises a row: its values become whole multiples of the scale, at most `most_of_all`.
 struct Quantizer {
   float scale;
   F16 inverse;
@@ -59,8 +59,8 @@ struct Quantizer {
   template <class T>
   Quantizer(const T* x, int64_t count, float most_of_all = 127.0f) : Quantizer(extent_of(x, count), most_of_all) {}
 
-  // For values whose products are summed exactly: the scale is a power of two, so that a bf16 value which is not small
-  // beside the others becomes an integer without an error. How large it is: see packing.py.
+  // For values whose products are summed exactly. The scale is a power of two (see packing.py), so a bf16 value that is
+  // not small beside the others becomes an integer without error.
   template <class T>
   static Quantizer aligned(const T* x, int64_t count) {
     const Extent extent = extent_of(x, count);
@@ -94,7 +94,7 @@ struct Quantizer {
   }
 };
 
-// Calls f<M>() with the largest M of at most `rows`.
+// Calls f<M>() with the largest M that is at most `rows`.
 template <int M, class F>
 inline void for_rows(int64_t rows, const F& f) {
   if constexpr (M > 1) {
@@ -103,8 +103,8 @@ inline void for_rows(int64_t rows, const F& f) {
   f.template operator()<M>();
 }
 
-// Adds to `sums`, for M rows of x (`x_stride` apart, their words `x_step`) and N blocks of 16 columns (`block_stride`
-// bytes apart), the products of a line. A word of weights at a time: all of a line's would not find room in the
+// Adds the products of a line to `sums`, for M rows of x (`x_stride` apart, their words `x_step`) and N blocks of 16
+// columns (`block_stride` bytes apart). One word of weights at a time: all words of a line would not fit in the
 // registers.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot_line(const typename Dot::Word* x, int64_t x_stride, int64_t x_step,
@@ -124,7 +124,7 @@ template <class Dot, int M, int N>
   }
 }
 
-// The products along `steps` lines, in their order: a sum depends on nothing but its own row and column.
+// Adds the products along `steps` lines, in their order: a sum depends only on its own row and column.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot(const typename Dot::Word* x, int64_t x_stride, const uint8_t* lines,
                                        int64_t line_stride, int64_t block_stride, int64_t steps,

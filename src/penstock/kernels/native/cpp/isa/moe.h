@@ -1,16 +1,16 @@
-// A mixture of experts: the choice of a token's experts, and their outputs' weighted sum.
+// A mixture of experts: the choice of a token's experts, and the weighted sum of their outputs.
 //
-// Rows of x are put in order of their experts, so that each expert's packed matrices are multiplied with its own rows
-// alone; those of an expert nobody chose are not read. A product's row does not depend on its neighbours (linear.h),
-// and a token's outputs are added up in the order of its slots: its result does not depend on the batch.
+// Rows of x are sorted by expert, so each expert's matrices are multiplied with its own rows only, and matrices of
+// unused experts are not read. A row of a product does not depend on its neighbours (linear.h), and a token's outputs
+// are added in the order of its slots: so its result does not depend on the batch.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
 // -- routing ------------------------------------------------------------------------------------------------------
 
-// The largest of a row of logits in their order, of equal ones the first: `experts` and `best`, with room for `slots`.
-// What is not a number is never larger, so that the choice is one of that many experts whatever the row holds.
+// Finds the `slots` largest logits of a row, in order, the first among equals: their `experts` and values `best`. NaN
+// is never larger, so the choice is valid whatever the row holds.
 inline void choose(const float* logits, int64_t count, int64_t slots, int64_t* experts, float* best) {
   int64_t held = 0;
   for (int64_t expert = 0; expert < count; ++expert) {
@@ -26,7 +26,7 @@ inline void choose(const float* logits, int64_t count, int64_t slots, int64_t* e
   }
 }
 
-// e to what is above `most`; returns the sum, which is no number where one of the row's is not.
+// e^(logit - most). Returns the sum, which is NaN if a logit is.
 inline float exponentials(const float* x, int64_t count, float most, float* out) {
   F16 total = zero_f();
   for (int64_t i = 0; i < count; i += 16) {
@@ -46,7 +46,7 @@ inline float exponentials(const float* x, int64_t count, float most, float* out)
       choose(logits, op.count, op.slots, op.experts + row * op.slots, best);
       float total = exponentials(logits, op.count, best[0], nullptr);
       const float chosen = exponentials(best, op.slots, best[0], weights);
-      if (op.normalize) total = chosen + total * 0.0f;  // a row with a NaN stays one
+      if (op.normalize) total = chosen + total * 0.0f;  // keeps NaN
       for (int64_t slot = 0; slot < op.slots; ++slot) weights[slot] /= total;
     }
   });
@@ -54,22 +54,22 @@ inline float exponentials(const float* x, int64_t count, float most, float* out)
 
 // -- rows in order of their experts -------------------------------------------------------------------------------
 
-// Tokens [begin, end) of a step by their experts. Arrays lie in memory that the threads share.
+// Tokens [begin, end) of a step, sorted by expert. The arrays lie in memory that the threads share.
 struct Groups {
-  int32_t* active;    // experts that any token chose, and
-  int32_t* first;     // the first row of each of these,
-  int32_t* counts;    // and its rows
-  int32_t* position;  // [tokens][slots]: the row that a token is for a slot's expert; -1 where that is not held here
-  int32_t* source;    // [rows]: the token; -1 where a row is none's
-  int32_t* itself;    // [rows]: the row; -1 where it is none's
-  int64_t* totals;    // how many experts are active, how many rows there are, and how many of them are somebody's
+  int32_t* active;    // experts that some token chose
+  int32_t* first;     // the first row of each of these
+  int32_t* counts;    // and its number of rows
+  int32_t* position;  // [tokens][slots]: the token's row for the slot's expert; -1 if that is not held here
+  int32_t* source;    // [rows]: the token; -1 for an unused row
+  int32_t* itself;    // [rows]: the row itself; -1 for an unused row
+  int64_t* totals;    // the numbers of active experts, of rows, and of used rows
 
   int64_t experts() const { return totals[0]; }
   int64_t rows() const { return totals[1]; }
   int64_t used() const { return totals[2]; }
 };
 
-// `next`: room for a number of each expert. padded(count): how many rows an expert takes that has so many.
+// `next`: scratch, a number for each expert. padded(count): how many rows an expert with `count` tokens takes.
 template <class F>
 void group(const ExpertsOp& op, int64_t begin, int64_t end, const F& padded, const Groups& groups, int32_t* next) {
   const int64_t slots = (end - begin) * op.slots;
@@ -106,16 +106,16 @@ void group(const ExpertsOp& op, int64_t begin, int64_t end, const F& padded, con
 
 // -- memory -------------------------------------------------------------------------------------------------------
 
-// So many rows of each expert, on average, are multiplied at once: enough to pay for reading it, and what they need in
-// memory does not grow with the step.
+// The average number of rows per expert that are multiplied at once: enough to pay for reading its matrices, while
+// scratch does not grow with the step.
 constexpr int64_t kRowsOfExpert = 64;
 
-// What the threads share for tokens that are multiplied at once. Regions are 64-byte aligned.
+// The shared memory for tokens that are multiplied at once. Regions are 64-byte aligned.
 struct ExpertsMemory {
   int64_t tokens;  // at once
   size_t group, words, inner, inner_words, bytes;
 
-  // `most_rows`: that are multiplied together; an expert takes less than that besides its own.
+  // `most_rows`: the most rows multiplied together. An expert is padded by fewer rows than that.
   ExpertsMemory(const ExpertsOp& op, int64_t most_rows) {
     const int64_t most = divide_up(kRowsOfExpert * op.held, op.slots);
     tokens = *op.rows < most ? *op.rows : most;
@@ -129,7 +129,7 @@ struct ExpertsMemory {
     };
     group = take(3 * 8 + 4 * (4 * op.held + slots + 2 * rows));
     rows_ = rows;
-    // The rows' words and, once they have been multiplied, what the experts give.
+    // The rows' words, and after the product the experts' outputs.
     const int64_t in = words_bytes(op.gate_up, rows), out = rows * op.down.n * 4;
     words = take(in > out ? in : out);
     inner = take(rows * op.down.k * (op.dtype == Dtype::f32 ? 4 : 2));
@@ -152,7 +152,7 @@ struct ExpertsMemory {
 
 // -- products -----------------------------------------------------------------------------------------------------
 
-// An expert's matrix: each begins with a block of its own.
+// The matrix of one expert. Each begins with a block of its own.
 inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   Matrix mine = weight;
   const int64_t blocks = expert * divide_up(weight.n, kColumns), padded = padded_k(weight);
@@ -163,8 +163,8 @@ inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   return mine;
 }
 
-// The threads share all blocks of all active experts: body(op of an expert, its first row, rows, begin, end, the lines
-// that are likely to be next).
+// Shares all blocks of all active experts among the threads: body(op of an expert, its first row, rows, begin, end,
+// lines that are probably next).
 template <class Body>
 void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&& body) {
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = groups.experts() * blocks;
@@ -190,7 +190,7 @@ struct ByWords {
   static constexpr int64_t kMostRows = 1;
   static int64_t padded(int64_t rows) { return rows; }
 
-  // Rows of `op.x`, as `source` says, times the matrices of their experts. `memory` is for words.
+  // Multiplies the rows `source` of `op.x` with the matrices of their experts. `memory` is for words.
   template <class T>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
@@ -212,9 +212,9 @@ struct ByWords {
 
 // -- the op -------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kPiece = 512;  // columns of a token that are added up at once
+constexpr int64_t kPiece = 512;  // columns of a token that are summed at once
 
-// Adds up a token's outputs, and whatever else belongs to it.
+// Sums a token's outputs, the shared expert's output and the residual.
 template <class T>
 void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, const Groups& groups,
             const float* outputs) {
@@ -241,7 +241,7 @@ void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, 
   });
 }
 
-// Product: how rows are multiplied with the matrices of their experts.
+// Product: multiplies rows with the matrices of their experts.
 template <class Product, class T>
 void experts_by(Worker& worker, const ExpertsOp& op) {
   if (*op.rows == 0) return;

@@ -1,4 +1,4 @@
-// A mixture of experts by tiles: an expert's rows begin with a tile of their own.
+// A mixture of experts by tiles. An expert's rows begin at a tile boundary.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -24,8 +24,8 @@ struct ByTiles {
   }
 };
 
-// What goes through registers does as in linear_by_tiles. How many rows an expert has is not known yet: as if tokens
-// had chosen evenly.
+// Chooses vectors or tiles as linear_by_tiles does. The rows of each expert are not counted yet, so an even
+// distribution is assumed.
 void experts_by_tiles(Worker& worker, const ExpertsOp& op) {
   const int64_t rows = *op.rows * op.slots / std::max<int64_t>(op.held, 1);
   if (through_registers(op.gate_up, op.dtype, rows) || through_registers(op.down, op.dtype, rows)) {

@@ -1,9 +1,9 @@
-// Rows of words times blocks of packed weights, tile by tile: in which order, and what is fetched meanwhile.
+// Products of rows of words with blocks of packed weights: the order of tiles, and what is prefetched meanwhile.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// Rows [row, end), in panels of M, and `count` blocks from `begin` on. Goes on in `run` with what is to be fetched.
+// Rows [row, end), in panels of M, times `count` blocks from `begin` on. Advances `run.ahead`.
 template <class Dot, int M>
 void panels_by_blocks(const Matrix& weight, Run& run, const Rows<Dot>& x, int64_t row, int64_t end, int64_t begin,
                       int64_t count, const Kept& kept) {
@@ -18,7 +18,7 @@ void panels_by_blocks(const Matrix& weight, Run& run, const Rows<Dot>& x, int64_
   }
 }
 
-// Lines of a run as one word each: exact.
+// Widens the lines of a run to one word per line, which is exact.
 template <class Dot>
 Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
   Run wide = run;
@@ -52,7 +52,7 @@ void start_sums(const Matrix& weight, const Rows<Dot>& x, const Kept& kept) {
   }
 }
 
-// `first`: which row of all the first is.
+// `first`: the index of the first row.
 template <class Dot>
 void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, const Kept& kept, const Finish& finish) {
   for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
@@ -77,7 +77,7 @@ void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, const 
   }
 }
 
-// Some panels that follow one another: `high` of M rows, then `low` of one less.
+// Consecutive panels: `high` of M rows, then `low` of M - 1.
 struct PanelRange {
   int64_t high, low;
 };
@@ -88,13 +88,13 @@ void panels_along(const Matrix& weight, Run run, const Rows<Dot>& x, const Panel
   run.ahead_step = divide_up(run.ahead_step, panels.high + panels.low);
   const int64_t high_rows = panels.high * M;
   panels_by_blocks<Dot, M>(weight, run, x, 0, high_rows, begin, count, kept);
-  if constexpr (M > (panel_rows<Dot>() + 1) / 2) {  // of two panels or more none is lower
+  if constexpr (M > (panel_rows<Dot>() + 1) / 2) {  // with two panels or more, none is lower
     panels_by_blocks<Dot, M - 1>(weight, run, x, high_rows, kept.rows, begin, count, kept);
   }
 }
 
-// The blocks and rows that are kept, along a run: a few blocks at a time, whose lines stay in the first cache while all
-// rows pass by, and those of the next come from memory meanwhile.
+// Multiplies along a run, for all kept blocks and rows. A few blocks at a time: their lines stay in the L1 cache for
+// all rows, while the lines of the next blocks are prefetched.
 template <class Dot, int M>
 void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const PanelRange& panels, const uint8_t* next_run,
                   const Kept& kept, typename Dot::Word* wide) {
@@ -115,12 +115,12 @@ void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const Panel
   }
 }
 
-// How many lines ahead one row fetches in the stream it reads.
+// How many lines ahead of its stream one row prefetches.
 constexpr int64_t kLinesAhead = 16;
 
-// The blocks of one row, whose lines pass by once and take less time to multiply than to read. What is fetched lies a
-// little ahead in the stream itself. The processor's own prefetch keeps more of memory on its way than instructions
-// can; where a stream begins it has yet to find out. So the last lines of one fetch the first of the next.
+// Multiplies one row, which reads each line once and takes less time to multiply than to read. It prefetches a little
+// ahead in its own stream: the hardware prefetcher keeps more memory in flight than instructions can. But that has to
+// detect a new stream first, so the last lines of one stream prefetch the first lines of the next.
 template <class Dot, int N>
 void stream_once(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t block, const uint8_t* next,
                  const Kept& kept) {
@@ -133,7 +133,7 @@ void stream_once(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64
 
 template <class Dot>
 void blocks_once(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_t* next_piece, const Kept& kept) {
-  // Sums of integers hardly wait for one another: one stream will do.
+  // Sums of integers have little latency to hide: one stream is enough.
   constexpr int N = AddsLines<Dot> || HasSpans<Dot> ? 1 : blocks_beside<Dot>(1);
   const int64_t end = kept.begin + kept.count;
   int64_t block = kept.begin;
@@ -147,13 +147,14 @@ void blocks_once(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_
   }
 }
 
-// How many groups of rows are multiplied one after the other: a run of a group's words stays in the second cache.
+// The number of groups of rows that are multiplied one after the other: a group's words of a run stay in the L2 cache.
 inline int64_t row_groups(int64_t rows) {
   const int64_t groups = (rows + kRowsTogether / 2) / kRowsTogether;
   return groups < 1 ? 1 : groups;
 }
 
-// Blocks [begin, end) of the rows of a group, run by run. `next_piece`: what this thread is likely to take next.
+// Multiplies a group of rows with blocks [begin, end), run by run. `next_piece`: lines that this thread probably reads
+// next.
 template <class Dot>
 void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t rows, int64_t group, int64_t begin,
                int64_t end, const uint8_t* next_piece, const Finish& finish) {
@@ -166,16 +167,16 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   const int64_t high = panels.highest_of(last_panel) - panels.highest_of(first_panel);
   const PanelRange range{high, last_panel - first_panel - high};
   const int64_t row = panels.first_row(first_panel), row_count = panels.first_row(last_panel) - row;
-  // A run is of whole groups of values. One panel needs no runs.
+  // A run consists of whole groups of values. A single panel needs only one run.
   const int64_t unit = Dot::kGrouped ? weight.group / Dot::kLineValues : 1;
   const int64_t run_steps = panels.count == 1 ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
   const int64_t height = panels.highest();
-  const int64_t room = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
-  auto* own = reinterpret_cast<float*>(worker.own((room + row_count * (end - begin) * kColumns) * sizeof(float)));
+  const int64_t wide_words = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
+  auto* own = reinterpret_cast<float*>(worker.own((wide_words + row_count * (end - begin) * kColumns) * sizeof(float)));
   auto* words = wide ? reinterpret_cast<typename Dot::Word*>(own) : nullptr;
   const uint8_t* lines = block_lines(weight, begin);
   const Rows<Dot> from = x.from(row);
-  const Kept kept{own + room, begin, end - begin, row_count};
+  const Kept kept{own + wide_words, begin, end - begin, row_count};
   start_sums<Dot>(weight, from, kept);
   for (int64_t first = 0; first < steps; first += run_steps) {
     const bool last = steps - first <= run_steps;

@@ -1,23 +1,24 @@
 // A tile: some rows of words times some blocks of packed weights, along a run of lines.
 //
-// A sum runs along k in one order, whatever the number of rows: that makes a row's result independent of its
-// neighbours. Sums of integers are exact anyway.
+// A sum runs along k in one order for any number of rows, so a row's result does not depend on its neighbours. Sums of
+// integers are exact.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// How many rows `Dot` multiplies together, at most.
+// The most rows that `Dot` multiplies together.
 template <class Dot>
 consteval int64_t panel_rows() {
   if constexpr (requires { Dot::kPanelRows; }) return Dot::kPanelRows;
   else return kPanelRows;
 }
 
-// Rows of x are multiplied together in panels: as few as there can be, and of about the same height.
+// The division of rows of x into panels that are multiplied together: as few as possible, of heights that differ by at
+// most one.
 struct Panels {
   int64_t count;
-  int64_t low;   // rows of a panel;
-  int64_t tall;  // so many, the first ones, have one more
+  int64_t low;   // rows of a panel
+  int64_t tall;  // how many panels, the first ones, have one row more
 
   Panels(int64_t rows, int64_t most)
       : count(divide_up(rows, most)), low(count == 0 ? 0 : rows / count), tall(count == 0 ? 0 : rows % count) {}
@@ -29,7 +30,7 @@ struct Panels {
 
   int64_t highest() const { return low + (tall != 0); }
   int64_t first_row(int64_t panel) const { return panel * low + (panel < tall ? panel : tall); }
-  // Of the first `panels`, those of the greatest height.
+  // How many of the first `panels` have the greatest height.
   int64_t highest_of(int64_t panels) const { return tall == 0 || panels < tall ? panels : tall; }
   int64_t of_row(int64_t row) const {
     const int64_t panel = row / (low + 1);
@@ -37,9 +38,9 @@ struct Panels {
   }
 };
 
-// Rows of x as words, [panel][word][height]: what a tile multiplies next lies together. Rows a power of two apart would
-// be in one another's way in the first cache. Of integers also what their products are to be scaled with, and, where
-// the weights are offset, what the sums start from (null otherwise).
+// Rows of x as words, [panel][word][height]: words that a tile multiplies next lie together. (Rows a power of two apart
+// would evict each other from the L1 cache.) Integers also have scales for their products, and, if the weights are
+// offset, starts of their sums (else null).
 template <class Word>
 struct WordRows {
   const Word* words;
@@ -47,9 +48,9 @@ struct WordRows {
   const float* scales;    // [rows][spans]
   const int32_t* starts;  // [rows][starts_stride]: of each part of each group
   int64_t starts_stride;
-  int64_t spans;  // of a row, each with a scale: one but for int16
+  int64_t spans;  // scales per row: 1, except for int16
 
-  // From the first row of a panel on.
+  // The rows from `row` on, the first of a panel.
   WordRows from(int64_t row) const {
     return {words + row * stride, stride, scales == nullptr ? nullptr : scales + row * spans,
             starts == nullptr ? nullptr : starts + row * starts_stride, starts_stride, spans};
@@ -59,11 +60,11 @@ struct WordRows {
 template <class Dot>
 using Rows = WordRows<typename Dot::Word>;
 
-// Whether products of two lines are summed before they are widened.
+// True if products of two lines are summed before they are widened.
 template <class Dot>
 concept AddsLines = requires { &Dot::add_lines; };
 
-// Whether sums of integers are scaled and added up span by span.
+// True if sums of integers are scaled and added span by span.
 template <class Dot>
 concept HasSpans = requires { Dot::kSpanLines; };
 
@@ -76,7 +77,7 @@ inline const uint8_t* block_lines(const Matrix& weight, int64_t block) {
   return weight.lines + block * kColumns * padded_k(weight) * bits_of(weight.scheme) / 8;
 }
 
-// How many scales a row of x has.
+// The number of scales of a row of x.
 template <class Dot>
 inline int64_t spans_of(const Matrix& weight) {
   return HasSpans<Dot> ? divide_up(padded_k(weight), kSpan) : 1;
@@ -86,15 +87,15 @@ inline int64_t groups_of(const Matrix& weight) {
   return weight.scheme == Scheme::int4 ? divide_up(weight.k, weight.group) : 1;
 }
 
-// Into how many parts a group is cut, so that `Dot` can hold their sums.
+// The number of parts of a group whose sums `Dot` can hold.
 template <class Dot>
 inline int64_t parts_of(const Matrix& weight) {
   if constexpr (Dot::kMostSummed == 0) return 1;
   else return weight.group % Dot::kMostSummed == 0 ? weight.group / Dot::kMostSummed : divide_up(weight.group, 32);
 }
 
-// What becomes of rows' sums of block `block`, [rows][16]. A call, not a template argument: there is one tile for all
-// types of x and the result.
+// Writes the result from rows' sums of a block, [rows][16]. A function pointer instead of a template argument, so that
+// one tile serves all types of x and of the result.
 struct Finish {
   const LinearOp& op;
   void (*write)(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums);
@@ -109,10 +110,10 @@ struct Run {
   const uint8_t* lines;  // the first block's
   int64_t block_stride;  // bytes
   int64_t first, steps;
-  // What is to be fetched meanwhile for the run that comes next: of each block `ahead_step` bytes a step.
+  // Memory to prefetch for the next run: `ahead_step` bytes of each block per step.
   const uint8_t* ahead;
   int64_t ahead_stride, ahead_step;
-  // One row: with the last `tail` steps, what lies from `then` on instead.
+  // With one row, the last `tail` steps prefetch from `then` on instead.
   int64_t tail = 0;
   const uint8_t* then = nullptr;
 
@@ -124,7 +125,7 @@ struct Run {
   }
 };
 
-// The sums of blocks [begin, begin + count), from run to run: [count][rows][16] words. Of int4: scaled totals.
+// The sums of blocks [begin, begin + count) between runs: [count][rows][16] words. For int4: scaled totals.
 struct Kept {
   float* sums;
   int64_t begin, count, rows;
@@ -132,7 +133,7 @@ struct Kept {
   float* of(int64_t row, int64_t block) const { return sums + ((block - begin) * rows + row) * kColumns; }
 };
 
-// A tile's sums, between the registers and where they are kept. `Sum`: what they are, int32_t or float.
+// Move a tile's sums between registers and memory. `Sum`: int32_t or float.
 template <class Sum, int M, int N, class Vector>
 [[gnu::always_inline]] inline void load_kept(const Kept& kept, int64_t row, int64_t block, Vector (&sums)[M][N]) {
 #pragma GCC unroll 16
@@ -152,14 +153,14 @@ template <class Sum, int M, int N, class Vector>
   }
 }
 
-// How many blocks a tile of so many rows has.
+// The number of blocks of a tile with `rows` rows.
 template <class Dot>
 constexpr int64_t blocks_beside(int64_t rows) {
   const int64_t most = Dot::kTileSums / rows;
   return most < 1 ? 1 : most > kSums ? kSums : most;
 }
 
-// Calls walk(steps) for all of a run. With one row, what is fetched `ahead` changes before its tail.
+// Calls walk(steps) for all of a run. With one row, `ahead` changes before the tail.
 template <int M, class F>
 [[gnu::always_inline]] inline void walk_along(const Run& run, const uint8_t*& ahead, const F& walk) {
   if constexpr (M == 1) {
@@ -171,7 +172,7 @@ template <int M, class F>
   }
 }
 
-// The products of a panel along a run.
+// Adds the products of a panel along a run.
 template <class Dot, int M, int N>
 [[gnu::always_inline]] inline void dot_run(const typename Dot::Word* x, const Run& run,
                                            typename Dot::Vector (&sums)[M][N]) {
@@ -186,7 +187,7 @@ template <class Dot, int M, int N>
   walk_along<M>(run, ahead, walk);
 }
 
-// `row`: the panel's first.
+// `row`: the first of the panel.
 template <class Dot, int M, int N>
 inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                          const Kept& kept) {
@@ -197,8 +198,8 @@ inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int6
   store_kept<Sum>(kept, row, block, sums);
 }
 
-// Of bytes whose products are summed in 16 bits, two lines at a time. The sums of more rows than two would not find
-// room in the registers beside both lines: they stay in the first cache.
+// For bytes, whose products are summed in 16 bits, two lines at a time. The sums of more than two rows do not fit in
+// the registers beside both lines, so they stay in the L1 cache.
 template <class Dot, int M, int N>
 inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
   const auto* words = x.words + row * x.stride + run.first * M;
@@ -231,7 +232,7 @@ inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64
   if constexpr (kInRegisters) store_kept<int32_t>(kept, row, block, sums);
 }
 
-// The sums of one span after the other, of which each is scaled by x and added to the totals. A call, see add_groups.
+// Sums one span after the other. Each sum is scaled by x's scale and added to the totals. Not inlined: see add_groups.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_spans(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
   const auto* words = x.words + row * x.stride + run.first * M;
@@ -258,8 +259,8 @@ template <class Dot, int M, int N>
   }
 }
 
-// The sums of one group after the other, of which each is scaled before it is added. Inlined, its sums do not all find
-// room in the registers.
+// Sums one group after the other. Each sum is scaled before it is added. Not inlined, since GCC would then keep some
+// sums in memory.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                                   const Kept& kept) {

@@ -1,4 +1,4 @@
-// Sixteen columns at a time, with AVX2: pairs of 256-bit registers.
+// Vectors of sixteen columns with AVX2: pairs of 256-bit registers.
 #pragma once
 
 #include <immintrin.h>
@@ -40,7 +40,7 @@ inline F16 absolute(F16 a) {
   const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(a.low, mask), _mm256_and_ps(a.high, mask)};
 }
-// `x` where the lane's number is in [begin, end), else `other`.
+// `x` in lanes [begin, end), `other` in the rest.
 inline F16 within(F16 x, F16 other, int64_t begin, int64_t end) {
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const auto clamp = [](int64_t v) { return static_cast<int>(v < 0 ? 0 : v > 16 ? 16 : v); };
@@ -69,8 +69,8 @@ inline F16 where_greater(F16 a, F16 b, F16 x) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), x.low),
           _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), x.high)};
 }
-// The lower half of both, and the upper half of both.
-inline void turn_halves(F16& a, F16& b) {
+// a: the lower halves of both; b: the upper halves of both.
+inline void transpose_halves(F16& a, F16& b) {
   const __m256 upper = a.high;
   a.high = b.low;
   b.low = upper;
@@ -112,7 +112,7 @@ inline F16 load_half(const uint16_t* p) {  // fp16
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 
-// 16 values of `p`, of which only the first `count` are read; the others are 0.
+// The first `count` of 16 values at `p`; the others are 0 and not read.
 template <class T>
 inline F16 load_part(const T* p, int64_t count) {
   if (count >= 16) return load(p);
@@ -132,7 +132,7 @@ inline void store_part(T* p, F16 x, int64_t count) {
 inline I16 add(I16 a, I16 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 inline I16 mul(I16 a, I16 b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
 inline I16 exclusive_or(I16 a, I16 b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
-// Of numbers without a sign.
+// The minimum of unsigned numbers.
 inline I16 min_unsigned(I16 a, I16 b) { return {_mm256_min_epu32(a.low, b.low), _mm256_min_epu32(a.high, b.high)}; }
 template <int kBits>
 inline I16 shift_right(I16 a) {
@@ -143,7 +143,7 @@ inline I16 zero_i() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 inline I16 splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I16 to_int(F16 x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }  // to the nearest
 inline F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
-// As int16, and as int8; what does not fit becomes the nearest that does.
+// Conversions to int16 and int8, which saturate.
 inline __m256i to_halves(I16 x) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8); }
 inline __m128i to_bytes(I16 x) {
   const __m256i halves = to_halves(x);
@@ -159,11 +159,11 @@ inline void store(int32_t* p, I16 x) {
 }
 
 // The ways to multiply lines of packed weights (see ops.h). A line holds kLineValues values along k and gives kWords
-// vectors; each is multiplied with one 4-byte word of a row of x and added to the row's sums. `Wide` reads lines that
-// were widened before, one vector a line, where that pays. A tile has kPanelRows rows of x at most, and no more blocks
-// than give kTileSums vectors of sums; with the words of weights and of x they fill the registers.
+// vectors. Each vector is multiplied with one 4-byte word of a row of x and added to the row's sums. `Wide` reads lines
+// that were widened beforehand, one vector per line. A tile has at most kPanelRows rows of x, and no more blocks than
+// give kTileSums vectors of sums: with the words of weights and of x they fill the registers.
 //
-// Sums are added to by `asm`, as GCC moves them from register to register otherwise and, in a loop, to memory.
+// Additions are written in `asm`, since GCC otherwise moves sums between registers and, in a loop, to memory.
 
 struct DotF32 {
   using Word = float;
@@ -195,14 +195,14 @@ struct DotBf16 : DotF32 {
   }
 };
 
-// A word is two int16, and so is a lane: their products are exact, and so are the sums.
+// A word is two int16, and so is a lane. Products and sums are exact.
 struct DotPairs {
   using Word = int32_t;
   using Piece = int16_t;
   using Vector = I16;
   using Wide = DotPairs;
   static constexpr bool kInteger = true, kGrouped = false;
-  static constexpr int kTileSums = 4;  // a product takes a register before it is added
+  static constexpr int kTileSums = 4;  // a product needs a register before it is added
   static constexpr int kWords = 1, kLineValues = 2, kOffset = 0, kMostSummed = 0;
   static Vector zero() { return zero_i(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
@@ -223,9 +223,9 @@ struct DotInt16 : DotPairs {
   }
 };
 
-struct DotPage8 : DotPairs {  // of pages in int8
+struct DotPage8 : DotPairs {  // for int8 pages
   static constexpr int kWords = 2, kLineValues = 4;
-  // Of four values the first and the third are the low bytes of a lane's pairs.
+  // The first and third of four values are the low bytes of a lane's pairs.
   static void put(Piece* pieces, I16 x) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces),
@@ -238,9 +238,9 @@ struct DotPage8 : DotPairs {  // of pages in int8
   }
 };
 
-// A word is four bytes, values of x with 128 added; a lane is four int8. The products of two lines are summed in 16
-// bits, which hold them as weights are packed (see packing.py), before `add_lines` adds them to the sums. What the 128
-// add is taken off where a column's sums start.
+// A word is four bytes, values of x plus 128; a lane is four int8. The products of two lines are summed in 16 bits,
+// which suffice for weights as they are packed (see packing.py). Then `add_lines` adds them to the sums. The offset of
+// 128 is subtracted where a column's sums start.
 struct DotInt8 : DotPairs {
   using Piece = uint8_t;
   using Wide = DotInt8;
@@ -262,9 +262,9 @@ struct DotInt8 : DotPairs {
   }
 };
 
-// A word is four int8, a lane four nibbles to which kOffset was added: none is negative, and a pair of products is
-// exact in int16. A lane holds two such sums: kMostSummed values along k are 32 products of 8 x 127 at most in each,
-// which fits. They start from what the offset will add to them, taken off: on the way they may wrap.
+// A word is four int8, a lane four nibbles plus kOffset: none is negative, and a pair of products is exact in int16. A
+// lane holds two such sums. kMostSummed values along k give each at most 32 products of 8 x 127, which fit. The sums
+// start from minus the offset's share, and may wrap on the way.
 struct DotNibbles : DotPairs {
   using Piece = int8_t;
   using Wide = DotNibbles;
@@ -276,12 +276,12 @@ struct DotNibbles : DotPairs {
     asm("vpaddw %1, %0, %0" : "+x"(sums.high) : "x"(_mm256_maddubs_epi16(weights.high, four)));
     return sums;
   }
-  // A lane's two sums as one.
+  // The sum of a lane's two sums.
   static Vector whole(Vector sums) {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)};
   }
-  // What the sums of `count` values, a multiple of 8, start from: in 16 bits, as they are added to.
+  // The start of a sum of `count` values, a multiple of 8. In 16 bits, like the sum.
   static int32_t start(const Piece* pieces, int64_t count) {
     static_assert(kOffset == 8);
     __m128i totals = _mm_setzero_si128();
@@ -304,21 +304,21 @@ struct DotInt4 : DotNibbles {
     };
     return {one(nibbles.low), one(nibbles.high)};
   }
-  // Of every eight values the even ones first: they are the low nibbles.
+  // The even ones of every eight values come first: they are the low nibbles.
   static void put(Piece* pieces, I16 x) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(to_bytes(x), order));
   }
 };
 
-// What `p` points at will be read from the second cache.
+// Prefetches a line into the L2 cache.
 inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
-constexpr int kSums = 4;              // vectors of sums that hide the latency of adding to one
-constexpr int kPanelRows = 5;         // that are multiplied together, at most
-constexpr int64_t kWideRows = 12;     // widening first pays from so many rows on
-constexpr int kWideHeights = 2;       // so many heights have the panels of as many rows or more
-constexpr int64_t kRowsTogether = 256;  // a run of their words stays in the second cache
-constexpr int64_t kRunWords = 256;    // along k: with them a block's lines stay in the first cache
+constexpr int kSums = 4;                // independent vectors of sums that hide the latency of an addition
+constexpr int kPanelRows = 5;           // most rows that are multiplied together
+constexpr int64_t kWideRows = 12;       // from this many rows on, widening lines beforehand is faster
+constexpr int kWideHeights = 2;         // heights of panels that occur with so many rows
+constexpr int64_t kRowsTogether = 256;  // rows whose words of a run stay in the L2 cache
+constexpr int64_t kRunWords = 256;      // words along k of a run: a block's lines stay in the L1 cache
 
 }  // namespace penstock::avx2

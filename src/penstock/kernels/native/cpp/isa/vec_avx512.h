@@ -1,5 +1,5 @@
-// Sixteen columns at a time, with AVX512 (F, BW, VL, DQ) and its VNNI: one register each. Included by files for
-// several instruction sets, each under its own namespace: PENSTOCK_ISA.
+// Vectors of sixteen columns with AVX512 (F, BW, VL, DQ) and VNNI: one register each. Included by the files of several
+// instruction sets, each in its own namespace PENSTOCK_ISA.
 #pragma once
 
 #include <immintrin.h>
@@ -32,7 +32,7 @@ inline F16 absolute(F16 a) {
 inline __mmask16 lanes_below(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffffu : count <= 0 ? 0u : (1u << count) - 1u);
 }
-// `x` where the lane's number is in [begin, end), else `other`.
+// `x` in lanes [begin, end), `other` in the rest.
 inline F16 within(F16 x, F16 other, int64_t begin, int64_t end) {
   return _mm512_mask_blend_ps(static_cast<__mmask16>(lanes_below(end) & ~lanes_below(begin)), other, x);
 }
@@ -46,8 +46,8 @@ inline F16 to_exponent(F16 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm
 inline F16 where_greater(F16 a, F16 b, F16 x) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), zero_f(), x);
 }
-// The lower half of both, and the upper half of both.
-inline void turn_halves(F16& a, F16& b) {
+// a: the lower halves of both; b: the upper halves of both.
+inline void transpose_halves(F16& a, F16& b) {
   const F16 lower = _mm512_shuffle_f32x4(a, b, 0x44);
   b = _mm512_shuffle_f32x4(a, b, 0xee);
   a = lower;
@@ -85,7 +85,7 @@ inline F16 load_half(const uint16_t* p) {  // fp16
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// 16 values of `p`, of which only the first `count` are read; the others are 0.
+// The first `count` of 16 values at `p`; the others are 0 and not read.
 inline F16 load_part(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(lanes_below(count), p); }
 inline F16 load_part(const uint16_t* p, int64_t count) {
   return widen_bf16(_mm256_maskz_loadu_epi16(lanes_below(count), p));
@@ -98,7 +98,7 @@ inline void store_part(uint16_t* p, F16 x, int64_t count) {
 inline I16 add(I16 a, I16 b) { return _mm512_add_epi32(a, b); }
 inline I16 mul(I16 a, I16 b) { return _mm512_mullo_epi32(a, b); }
 inline I16 exclusive_or(I16 a, I16 b) { return _mm512_xor_si512(a, b); }
-// Of numbers without a sign.
+// The minimum of unsigned numbers.
 inline I16 min_unsigned(I16 a, I16 b) { return _mm512_min_epu32(a, b); }
 template <int kBits>
 inline I16 shift_right(I16 a) {
@@ -135,7 +135,7 @@ struct DotBf16 : DotF32 {
   }
 };
 
-// A word is two int16, and so is a lane: for pages in int8, whose queries and weights need more than eight bits.
+// A word is two int16, and so is a lane. For int8 pages, whose queries and weights need more than eight bits.
 struct DotPairs {
   using Word = int32_t;
   using Piece = int16_t;
@@ -163,7 +163,7 @@ struct DotInt16 : DotPairs {
 
 struct DotPage8 : DotPairs {
   static constexpr int kWords = 2, kLineValues = 4;
-  // Of four values the first and the third are the low bytes of a lane's pairs.
+  // The first and third of four values are the low bytes of a lane's pairs.
   static void put(Piece* pieces, I16 x) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces),
@@ -175,8 +175,8 @@ struct DotPage8 : DotPairs {
   }
 };
 
-// A word is four int8, a lane four uint8: weights to which kOffset was added, so that none is negative. What that
-// adds to a sum, kOffset times the sum of x, is taken off where the sum starts. All of it is exact.
+// A word is four int8, a lane four uint8: weights plus kOffset, so that none is negative. The offset adds kOffset times
+// the sum of x to a sum, which therefore starts from minus that. All of it is exact.
 struct DotBytes {
   using Word = int32_t;
   using Piece = int8_t;
@@ -191,7 +191,7 @@ struct DotBytes {
     return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x));
   }
   static Vector whole(Vector sums) { return sums; }
-  // What the sum of `count` values starts from.
+  // The start of a sum of `count` values.
   template <int Offset>
   static int32_t start_for(const Piece* pieces, int64_t count) {
     int32_t total = 0;
@@ -225,21 +225,21 @@ struct DotInt4 : DotNibbles {
     const __m512i nibbles = _mm512_loadu_si512(line);
     return _mm512_xor_si512(_mm512_and_si512(word == 0 ? nibbles : _mm512_srli_epi32(nibbles, 4), low), offset);
   }
-  // Of every eight values the even ones first: they are the low nibbles.
+  // The even ones of every eight values come first: they are the low nibbles.
   static void put(Piece* pieces, I16 x) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
   }
 };
 
-// What `p` points at will be read from the second cache.
+// Prefetches a line into the L2 cache.
 inline void fetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
-constexpr int kSums = 8;              // vectors of sums that hide the latency of adding to one
-constexpr int kPanelRows = 6;         // that are multiplied together, at most
-constexpr int64_t kWideRows = 12;     // widening first pays from so many rows on
-constexpr int kWideHeights = 2;       // so many heights have the panels of as many rows or more
-constexpr int64_t kRowsTogether = 256;  // a run of their words stays in the second cache
-constexpr int64_t kRunWords = 256;    // along k: with them two blocks' lines stay in the first cache
+constexpr int kSums = 8;                // independent vectors of sums that hide the latency of an addition
+constexpr int kPanelRows = 6;           // most rows that are multiplied together
+constexpr int64_t kWideRows = 12;       // from this many rows on, widening lines beforehand is faster
+constexpr int kWideHeights = 2;         // heights of panels that occur with so many rows
+constexpr int64_t kRowsTogether = 256;  // rows whose words of a run stay in the L2 cache
+constexpr int64_t kRunWords = 256;      // words along k of a run: two blocks' lines stay in the L1 cache
 
 }  // namespace penstock::PENSTOCK_ISA
