@@ -24,7 +24,7 @@ ALLOWED = {
     "cli": None,
 }
 # The places where the engine meets what executes its plans, imported when a worker starts.
-EXCEPTIONS = {("engine/executor.py", "runtime"), ("engine/worker.py", "runtime")}
+EXCEPTIONS = {("engine/executor.py", "runtime"), ("engine/ranks/worker.py", "runtime")}
 TORCH_FREE = {"messages", "config", "observe", "families", "schedule", "text", "engine", "frontend"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "torch.load"}

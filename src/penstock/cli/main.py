@@ -9,7 +9,7 @@ import penstock
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 
 if TYPE_CHECKING:
-    from penstock.engine.spawned import Spawned
+    from penstock.engine.link.engine_child import EngineChild
 
 MODEL = typer.Argument(metavar="MODEL", help="A folder or a hub id. Default: the embedded model.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The same, as a flag.")
@@ -186,7 +186,7 @@ def _one_model(model: str | None, named: str | None) -> str | None:
     return model if named is None else named
 
 
-def main(engine: "Spawned | None" = None) -> None:
+def main(engine: "EngineChild | None" = None) -> None:
     """Errors meant for a user are one line, not a traceback. `engine` was started for `serve`."""
     try:
         app(obj=engine)

@@ -7,19 +7,19 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import Flags
-from penstock.engine.spawned import Spawned
+from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import Prepared
 
 
-def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> None:
+def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
     """In an `engine` that was started already, before its settings were known; it loads while this process imports what
     serving takes: so nothing is imported above."""
     started = time.monotonic()
     gc.disable()  # until it is ready: there is much to import, and none of it is garbage
     try:
-        engine = engine or Spawned()
+        engine = engine or EngineChild()
     except OSError as error:
         sys.exit(f"penstock: the engine process could not be started: {error}")
     with engine as spawned:
@@ -27,7 +27,7 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
         from penstock.messages import EngineError
 
         prepared = prepare(model, flags)
-        spawned.tell(prepared.resolved.engine)
+        spawned.send_config(prepared.resolved.engine)
 
         import uvloop
         from rich.console import Console
@@ -44,13 +44,13 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
             sys.exit(1)
 
 
-async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, started: float) -> None:
+async def _main(prepared: "Prepared", spawned: EngineChild, sock: socket.socket, started: float) -> None:
     import asyncio
     import logging
     import os
 
-    from penstock.engine.ipc import connect
-    from penstock.engine.processors import off
+    from penstock.engine.link.ipc import connect
+    from penstock.engine.processors import keep_off
 
     server = prepared.resolved.server
     connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
@@ -93,5 +93,5 @@ async def _main(prepared: "Prepared", spawned: Spawned, sock: socket.socket, sta
             "serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds
         )
 
-    with off(client.info.cpu):
+    with keep_off(client.info.cpu):
         await serve_http(app, sock, client, ready=ready)

@@ -5,9 +5,9 @@ import time
 
 import msgspec
 
+from penstock.engine.link.channel import Channel
+from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
 from penstock.engine.meter import StepMeter
-from penstock.engine.port import Port
-from penstock.engine.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
 from penstock.messages import (
     Capacity,
     Clock,
@@ -39,7 +39,7 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        port: Port,
+        channel: Channel,
         capacity: Capacity,
         *,
         incarnation: int,
@@ -47,7 +47,7 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._port = port
+        self._channel = channel
         self._depth = capacity.depth
         self._vocab_size = capacity.vocab_size
         self._incarnation = incarnation
@@ -73,7 +73,7 @@ class EngineCore:
 
     def _receive(self) -> None:
         """Obey the commands that have come; with nothing to do, sleep for one, and look after the executor."""
-        commands = self._port.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
+        commands = self._channel.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
         if self._idle:
             self._executor.health()
             self._meter.resume()
@@ -109,7 +109,7 @@ class EngineCore:
         out, steps = self._out, self._meter.steps
         if steps > self._told or out.deltas or out.rejected or out.aborted or out.replies:
             stats = self._scheduler.stats(*self._meter.seconds)
-            self._port.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
+            self._channel.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
             self._out, self._told = Step(stats), steps
 
     def _obey(self, command: Command | Rejected) -> None:

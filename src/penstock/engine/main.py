@@ -1,24 +1,24 @@
-"""An engine's life on one thread: load, say that it is ready, step, say why it ends."""
+"""An engine's main function: load, announce that it is ready, step, announce why it ends."""
 
 import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.core import EngineCore
+from penstock.engine.error_text import error_text
 from penstock.engine.executor import InProcessExecutor
-from penstock.engine.port import Port
-from penstock.engine.reason import reason_for
-from penstock.engine.wire import Failed, Ready
+from penstock.engine.link.channel import Channel
+from penstock.engine.link.wire import Ended, Ready
 from penstock.families import load_spec
 from penstock.messages import Capacity, EngineInfo, Executor
 from penstock.schedule import Scheduler, SchedulerConfig
 
 
-class Backend(NamedTuple):
-    """What executes an engine's plans."""
+class EngineBackend(NamedTuple):
+    """Makes the executor of an engine's plans, and reads the model's end-of-sequence tokens."""
 
     executor: Callable[[EngineConfig], Executor]
     eos_token_ids: Callable[[EngineConfig], tuple[int, ...]]
@@ -29,40 +29,34 @@ def model_eos(config: EngineConfig) -> tuple[int, ...]:
 
 
 def model_executor(config: EngineConfig) -> Executor:
-    """In this process where one rank has the whole model, unless told otherwise."""
+    """Return an executor in this process for a model of one rank, else one with a process for each rank."""
     if config.split.world == 1 and config.distributed_executor == "auto":
         return InProcessExecutor(config)
-    from penstock.engine.workers import WorkersExecutor  # here and not above: only who has ranks needs it
+    from penstock.engine.ranks.workers import WorkersExecutor  # not above: only an engine with ranks needs it
 
     return WorkersExecutor(config)
 
 
-MODEL = Backend(model_executor, model_eos)
+MODEL_BACKEND = EngineBackend(model_executor, model_eos)
 
 
-class Announcing(Port, Protocol):
-    def announce(self, event: Ready | Failed) -> None:
-        """Say that the engine is ready, or that it ends; what was posted before goes first."""
-        ...
-
-
-def live(
-    config: EngineConfig, backend: Backend, port: Announcing, *, settled: Callable[[], None] = lambda: None
+def run_engine(
+    config: EngineConfig, backend: EngineBackend, channel: Channel, *, on_loaded: Callable[[], None] = lambda: None
 ) -> bool:
-    """Run an engine to its end. True when it was told to stop, False when it failed; either way the client knows.
-    `settled` is called once all is loaded."""
+    """Run an engine to its end. True after a Stop, False after a failure; the client gets the reason of either.
+    `on_loaded` is called when the model is loaded."""
     try:
         limits = scheduler_config(config)
         eos_token_ids = backend.eos_token_ids(config)
         with contextlib.closing(backend.executor(config)) as executor:
             capacity = executor.start()
             scheduler = Scheduler(limits, capacity, incarnation=config.incarnation)
-            core = EngineCore(scheduler, executor, port, capacity, incarnation=config.incarnation)
-            settled()
-            port.announce(Ready(describe(config, capacity, eos_token_ids), scheduler.stats()))
-            port.announce(Failed(core.run()))
+            core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
+            on_loaded()
+            channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))
+            channel.announce(Ended(core.run()))
     except Exception as error:
-        port.announce(Failed(reason_for(error)))
+        channel.announce(Ended(error_text(error)))
         return False
     return True
 
@@ -77,7 +71,7 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
     )
 
 
-def describe(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int, ...]) -> EngineInfo:
+def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int, ...]) -> EngineInfo:
     return EngineInfo(
         model=config.name,
         revision=config.revision,

@@ -1,39 +1,39 @@
-"""What a rank's process asks of the part of the model that it holds."""
+"""The interface of the part of a model that a rank's process runs."""
 
 from typing import Protocol
 
 from penstock.messages import Capacity, StepPlan, StepResult
 
 
-class Runner(Protocol):
+class RankRunner(Protocol):
     """The part of the model that a rank holds."""
 
     @property
     def ahead(self) -> int:
-        """Plans that it takes before the first one's result is asked for."""
+        """The number of plans that may be submitted before the first one's result is taken."""
         ...
 
     @property
     def capacity(self) -> Capacity: ...
 
     def learn(self, result: StepResult) -> None:
-        """On a rank that does not sample: what an earlier plan gave, before one that needs it is submitted."""
+        """On a rank that does not sample: take an earlier plan's result before a plan that needs it is submitted."""
         ...
 
     def submit(self, plan: StepPlan) -> None: ...
 
     @property
     def ready(self) -> bool:
-        """Whether the oldest plan's result is there."""
+        """True when `take` would not block."""
         ...
 
     def take(self) -> StepResult | None:
-        """The oldest plan's result, on the rank that samples; None on others."""
+        """Return the oldest plan's result on the rank that samples, None on the others. Blocks until it is there."""
         ...
 
 
 class HostRunner(Protocol):
-    """One that computes a plan when it is told to."""
+    """A runner that computes a plan when `execute` is called."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -41,8 +41,8 @@ class HostRunner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult | None: ...
 
 
-class AtOnce:
-    """A HostRunner as a Runner: a plan waits until its result is asked for, and no other is taken meanwhile."""
+class BlockingRunner:
+    """A HostRunner as a RankRunner: `take` computes the plan, and one plan is submitted at a time."""
 
     ahead = 1
     ready = True
