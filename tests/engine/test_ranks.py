@@ -185,7 +185,7 @@ def test_a_rank_whose_beats_come_late_is_waited_for(scratch: Path) -> None:
     """Before nobody can connect any more, both of its sockets have."""
     code = """
 import sys, time
-from penstock.engine import worker
+from penstock.engine.ranks import worker
 from tests.engine import simulated_rank
 ready, connect, run = [], worker.connect, worker.Pulse.run
 

@@ -91,6 +91,16 @@ def plan(
     command(_one_model(model, named), hardware, link, json_file, flags)
 
 
+@app.command(
+    short_help="Check that an event log replays to the same plans.",
+    help="Run the scheduler again on a log of serve --event-log. Exit status: 0 for the same plans, 1 for others.",
+)
+def replay(log: Annotated[str, typer.Argument(metavar="FILE", help="Written by penstock serve --event-log.")]) -> None:
+    from penstock.cli.replay import replay as command
+
+    sys.exit(command(log))
+
+
 @bench.command(help="Output tokens a second of fixed cases, with roofline and host time.")
 @takes(ENGINE)
 def throughput(

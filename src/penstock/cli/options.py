@@ -90,6 +90,10 @@ SERVER: Flags = {
     "step_deadline": Annotated[
         float | None, typer.Option(help="Seconds without a step before an engine counts as hung.")
     ],
+    "event_log": Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),
+    ],
 }
 
 

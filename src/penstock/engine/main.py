@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.core import EngineCore
@@ -14,7 +14,7 @@ from penstock.engine.link.channel import Channel
 from penstock.engine.link.wire import Ended, Ready
 from penstock.families import load_spec
 from penstock.messages import Capacity, EngineInfo, Executor
-from penstock.schedule import Scheduler, SchedulerConfig
+from penstock.schedule import EventFile, Scheduler, SchedulerConfig
 
 
 class EngineBackend(NamedTuple):
@@ -48,9 +48,11 @@ def run_engine(
     try:
         limits = scheduler_config(config)
         eos_token_ids = backend.eos_token_ids(config)
-        with contextlib.closing(backend.executor(config)) as executor:
+        with contextlib.ExitStack() as held:
+            log = EventFile(held.enter_context(_open_private(config.event_log))) if config.event_log else None
+            executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
-            scheduler = Scheduler(limits, capacity, incarnation=config.incarnation)
+            scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
             core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
             on_loaded()
             channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))
@@ -59,6 +61,11 @@ def run_engine(
         channel.announce(Ended(error_text(error)))
         return False
     return True
+
+
+def _open_private(path: str) -> IO[bytes]:
+    """Open a file that only its owner can read, as it holds what users sent. Nothing is buffered."""
+    return open(path, "wb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def scheduler_config(config: EngineConfig) -> SchedulerConfig:

@@ -20,7 +20,19 @@ from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.live_requests import LiveRequests
-from penstock.schedule.log import Aborted, Added, Applied, CacheReset, Event, EventLog, Finished, Planned, Started
+from penstock.schedule.log import (
+    Aborted,
+    Added,
+    Applied,
+    CacheReset,
+    Event,
+    EventLog,
+    Finished,
+    Planned,
+    Started,
+    Submitted,
+    plan_digest,
+)
 from penstock.schedule.planner import Planner
 from penstock.schedule.policy import QueuePolicy, by_priority
 from penstock.schedule.sequence import Phase, Request, Sequence
@@ -124,6 +136,8 @@ class Scheduler:
         self._next_plan += 1
         self._outstanding.append(outstanding)
         self._cache.submitted(plan.plan_id)
+        if self._log is not None:
+            self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
         return plan
 
     # -- results ----------------------------------------------------------------------------------------------

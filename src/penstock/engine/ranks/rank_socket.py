@@ -47,7 +47,7 @@ class RankSocket:
         self._socket.send_multipart((identity(rank), frame), zmq.NOBLOCK)
 
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
-        """Return (rank, report) for every report received. Blocks up to `seconds` for one or for a watched descriptor."""
+        """Return (rank, report) of every report received. Blocks up to `seconds` for one or a watched descriptor."""
         reports: list[tuple[int, Report]] = []
         ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
         for source in ready:
