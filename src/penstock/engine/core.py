@@ -18,7 +18,6 @@ from penstock.messages import (
     QueueFull,
     RequestRejected,
     TokenDelta,
-    check_sampling,
 )
 from penstock.schedule import Scheduler
 
@@ -49,7 +48,6 @@ class EngineCore:
         self._executor = executor
         self._channel = channel
         self._depth = capacity.depth
-        self._vocab_size = capacity.vocab_size
         self._incarnation = incarnation
         self._clock = clock
         self._meter = StepMeter(clock)
@@ -147,7 +145,6 @@ class EngineCore:
         """Move a request from the backlog to the scheduler. Whatever goes wrong here is that request's alone."""
         request = self._backlog.pop(request_id)
         try:
-            check_request(request, self._vocab_size)
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
         except RequestRejected as error:
             self._out.rejected.append(Rejected(request_id, str(error), isinstance(error, QueueFull)))
@@ -176,12 +173,3 @@ class EngineCore:
                 self._scheduler.reset_prefix_cache()
                 return ControlReply(command.serial, "the prefix cache is empty")
         return ControlReply(command.serial, error=f"unknown command {command.message!r}: there is 'reset_prefix_cache'")
-
-
-def check_request(request: GenerateRequest, vocab_size: int) -> None:
-    """RequestRejected where a value would make a whole step fail; what a server allows is its own, narrower matter."""
-    check_sampling(request.sampling, vocab_size, max_logprobs=vocab_size)
-    for name, ids in (("prompt_ids", request.prompt_ids), ("output_ids", request.output_ids)):
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            wrong = next(token for token in ids if not 0 <= token < vocab_size)
-            raise RequestRejected(f"{name} has token id {wrong}; the model's are 0 to {vocab_size - 1}")

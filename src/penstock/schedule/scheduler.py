@@ -53,6 +53,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._depth = capacity.depth
+        self._vocab_size = capacity.vocab_size
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
@@ -75,7 +76,7 @@ class Scheduler:
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config)
+        check_request(request, self._config, self._vocab_size)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
         place = self._policy(request, state.arrival)
         for i in range(request.n):
