@@ -15,8 +15,8 @@ from make_model import write_model
 from results import parser, write
 
 from penstock.config import EngineConfig
-from penstock.engine.life import scheduler_config
-from penstock.engine.workers import WorkersExecutor
+from penstock.engine.main import scheduler_config
+from penstock.engine.ranks.workers import WorkersExecutor
 from penstock.messages import Capacity, GenerateRequest, SamplingParams, StepResult
 from penstock.schedule import Scheduler
 

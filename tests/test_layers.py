@@ -1,6 +1,7 @@
-"""The import table of docs/architecture.md, enforced: a room imports only rooms below it."""
+"""The import table of docs/architecture.md, enforced: a room imports only rooms below it, and no import is circular."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,36 +25,110 @@ ALLOWED = {
     "cli": None,
 }
 # The places where the engine meets what executes its plans, imported when a worker starts.
-EXCEPTIONS = {("engine/executor.py", "runtime"), ("engine/worker.py", "runtime")}
+EXCEPTIONS = {("engine/executor.py", "runtime"), ("engine/ranks/worker.py", "runtime")}
 TORCH_FREE = {"messages", "config", "observe", "families", "schedule", "text", "engine", "frontend"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "torch.load"}
+IMPORTING_CALLS = {"import_module", "__import__"}
+# The scheduler is a pure state machine: no clock, no event loop, no threads, no environment.
+BANNED_IN_ROOM = {"schedule": {"asyncio", "time", "datetime", "threading", "os", "random", "socket", "subprocess"}}
 
 FILES = sorted(SOURCE.rglob("*.py"))
+ROOM_FILES = [path for path in FILES if path.parent != SOURCE]
 
 
-def imported(tree: ast.AST) -> set[str]:
+def name_of(path: Path) -> str:
+    """The module in a file."""
+    parts = ("penstock", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def nodes(tree: ast.AST, *, for_types: bool = True) -> Iterator[ast.AST]:
+    """Every node; without `for_types`, not those in the body of an `if TYPE_CHECKING`."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if not for_types and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending += node.orelse
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def imported(tree: ast.AST, *, for_types: bool = True) -> set[str]:
+    """The names that are imported anywhere in a file, by statements and by calls such as import_module("name")."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree, for_types=for_types):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 pytest.fail(f"relative import at line {node.lineno}: write the whole name")
-            module = node.module or ""
-            names.update(f"{module}.{alias.name}" for alias in node.names)
+            names.update(f"{node.module or ''}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTING_CALLS:
+            name = node.args[0] if node.args else None
+            if not (isinstance(name, ast.Constant) and isinstance(name.value, str)) or name.value.startswith("."):
+                pytest.fail(f"line {node.lineno} imports a module by a computed or relative name: write the whole name")
+            names.add(name.value)
     return names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def module_graph() -> dict[str, set[str]]:
+    """The modules that each module of ours imports, at its top or within a function, but not for its types alone."""
+    graph = {}
+    for name, path in MODULES.items():
+        targets = set()
+        for full in imported(ast.parse(path.read_text()), for_types=False):
+            target = full if full in MODULES else full.rpartition(".")[0]
+            if target in MODULES:
+                targets.add(target)
+        graph[name] = targets - {name}
+    return graph
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one module (Tarjan, without recursion)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+    for root in graph:
+        if root in index:
+            continue
+        work = [(root, iter(sorted(graph[root])))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            node, targets = work[-1]
+            for target in targets:
+                if target not in index:
+                    index[target] = low[target] = len(index)
+                    stack.append(target)
+                    work.append((target, iter(sorted(graph[target]))))
+                    break
+                if target in stack:
+                    low[node] = min(low[node], index[target])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = stack[stack.index(node) :]
+                    del stack[stack.index(node) :]
+                    if len(component) > 1:
+                        found.append(sorted(component))
+    return found
+
+
+@pytest.mark.parametrize("path", ROOM_FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_rooms_import_only_rooms_below(path: Path) -> None:
     relative = path.relative_to(SOURCE)
     room = relative.parts[0]
-    if len(relative.parts) == 1:
-        return  # penstock/__init__.py
     assert room in ALLOWED, f"{room} is not in the import table: add it there and to docs/architecture.md"
-    tree = ast.parse(path.read_text())
-    for name in imported(tree):
+    for name in imported(ast.parse(path.read_text())):
         parts = name.split(".")
         if parts[0] == "penstock" and len(parts) > 1 and ALLOWED[room] is not None:
             target = parts[1]
@@ -62,6 +137,7 @@ def test_rooms_import_only_rooms_below(path: Path) -> None:
         if parts[0] == "torch":
             assert room not in TORCH_FREE, f"{relative} imports torch"
         assert parts[0] not in BANNED_MODULES, f"{relative} imports {name}"
+        assert parts[0] not in BANNED_IN_ROOM.get(room, set()), f"{relative} imports {name}: {room} must stay pure"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -71,3 +147,24 @@ def test_no_code_is_run_from_data(path: Path) -> None:
             assert ast.unparse(node.func) not in BANNED_CALLS, (
                 f"{path.name}:{node.lineno} calls {ast.unparse(node.func)}"
             )
+
+
+def test_no_import_is_circular() -> None:
+    assert not cycles(module_graph())
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a", "f"}, "f": {"e"}}
+    assert cycles(graph) == [["b", "c"], ["e", "f"]]
+
+
+def test_imports_by_a_call_count() -> None:
+    source = "from importlib import import_module\ndef f(): import_module('penstock.cli.main'); __import__('time')"
+    assert imported(ast.parse(source)) == {"importlib.import_module", "penstock.cli.main", "time"}
+    with pytest.raises(pytest.fail.Exception, match="computed"):
+        imported(ast.parse("import importlib; importlib.import_module(name)"))
+
+
+def test_imports_for_types_make_no_circle() -> None:
+    source = "if TYPE_CHECKING:\n    import penstock.cli\nelse:\n    import time\ndef f():\n    import os"
+    assert imported(ast.parse(source), for_types=False) == {"time", "os"}

@@ -15,10 +15,10 @@ def main() -> None:
     with ExitStack() as held:
         engine = None
         if sys.argv[1:2] == ["serve"]:  # what takes longest begins first: before the command line is understood
-            from penstock.engine.spawned import Spawned
+            from penstock.engine.link.engine_child import EngineChild
 
             with suppress(OSError):  # the command will try again, and say why it cannot
-                engine = held.enter_context(Spawned())
+                engine = held.enter_context(EngineChild())
         from penstock.cli.main import main as command
 
         try:

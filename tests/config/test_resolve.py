@@ -58,6 +58,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         expert_parallel=True,
         distributed_executor="process",
         step_deadline=3,
+        event_log="events.jsonl",
         max_body_size="1MiB",
         max_prompts=2,
         max_choices=3,
@@ -90,6 +91,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         distributed_executor="process",
         depth=2,
         step_deadline=3.0,
+        event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
         served_model_name="mine",

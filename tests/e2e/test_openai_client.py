@@ -136,14 +136,16 @@ async def test_many_at_once_say_what_each_says_alone(model: str, server: Server)
     client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0)
     prompts = [f"class Point{i}:\n    def __init__(self" for i in range(24)]
 
-    async def ask(prompt: str) -> str:
-        answer = await client.completions.create(model=model, prompt=prompt, max_tokens=16, temperature=0)
+    async def ask(prompt: str, salt: str) -> str:
+        answer = await client.completions.create(
+            model=model, prompt=prompt, max_tokens=16, temperature=0, extra_body={"cache_salt": salt}
+        )
         return answer.choices[0].text
 
-    together = await asyncio.gather(*map(ask, prompts))
-    again = await asyncio.gather(*map(ask, prompts))
+    together = await asyncio.gather(*(ask(prompt, "together") for prompt in prompts))
+    alone = [await ask(prompt, f"alone {i}") for i, prompt in enumerate(prompts)]
     assert all(together)
-    assert sum(a == b for a, b in zip(together, again, strict=True)) >= 22  # bf16 near-ties may fall either way
+    assert together == alone  # on a CPU, tokens do not depend on what else is in the batch
 
 
 def test_metrics_carry_both_names(client: openai.OpenAI, model: str, server: Server) -> None:

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from penstock.engine.ipc import spawn
-from penstock.engine.spawned import Spawned
+from penstock.engine.link.engine_child import EngineChild
+from penstock.engine.link.ipc import spawn
 from tests.engine.processes import children
 from tests.engine.simulated import ENGINE, Scenario, ask, config, until
 from tests.schedule.simulated import request
@@ -30,8 +30,8 @@ def child() -> int:
 
 async def main(moment: str) -> None:
     if moment == "told":
-        spawned = Spawned(ENGINE)
-        spawned.tell(config(MOMENTS[moment]))
+        spawned = EngineChild(ENGINE)
+        spawned.send_config(config(MOMENTS[moment]))
         print(spawned.process.pid, flush=True)
         time.sleep(60)
     starting = asyncio.create_task(spawn(config(MOMENTS[moment]), ENGINE))

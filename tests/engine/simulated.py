@@ -11,11 +11,11 @@ import msgspec
 from penstock.config.engine import EngineConfig
 from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
-from penstock.engine.ipc import spawn
-from penstock.engine.life import Backend, scheduler_config
-from penstock.engine.local_ranks import LocalRanks
-from penstock.engine.rank_sizes import RankSizes
-from penstock.engine.workers import WorkersExecutor
+from penstock.engine.link.ipc import spawn
+from penstock.engine.main import EngineBackend, scheduler_config
+from penstock.engine.ranks.local import LocalRanks
+from penstock.engine.ranks.sizes import RankSizes
+from penstock.engine.ranks.workers import WorkersExecutor
 from penstock.messages import (
     Capacity,
     EngineClient,
@@ -124,7 +124,7 @@ def simulated_sizes(config: EngineConfig, memory: Sequence[int]) -> RankSizes:
     return RankSizes((257,), ("everything",) * len(memory))
 
 
-BACKEND = Backend(executor, lambda config: (7,))
+BACKEND = EngineBackend(executor, lambda config: (7,))
 
 
 def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:

@@ -1,13 +1,12 @@
-"""What penstock.engine.worker is for a model, for the simulated executor: python -m tests.engine.simulated_rank ..."""
+"""The worker of a rank with the simulated executor: python -m tests.engine.simulated_rank ENDPOINT RANK"""
 
 import sys
 
 import msgspec
 
 from penstock.config import EngineConfig, Place
-from penstock.engine.rank_runner import AtOnce
-from penstock.engine.rank_wire import Start
-from penstock.engine.worker import work
+from penstock.engine.ranks.wire import Start
+from penstock.engine.ranks.worker import work
 from penstock.messages import StepPlan, StepResult
 from tests.engine import simulated_mesh
 from tests.engine.simulated import Scenario, TroubledExecutor
@@ -43,9 +42,28 @@ class SimulatedRunner:
             raise RuntimeError(f"rank {self.place.rank} learnt {result} and knows {own}")
 
 
-def load(start: Start) -> AtOnce:
+class BlockingRunner:
+    """A SimulatedRunner as a RankRunner: `take` computes the plan, and one plan is submitted at a time."""
+
+    ahead = 1
+    ready = True
+
+    def __init__(self, runner: SimulatedRunner) -> None:
+        self._runner = runner
+        self._plan = StepPlan(0, ())
+        self.capacity = runner.capacity
+        self.learn = runner.learn
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def take(self) -> StepResult | None:
+        return self._runner.execute(self._plan)
+
+
+def load(start: Start) -> BlockingRunner:
     place = Place(start.config.split, start.rank)
-    return AtOnce(SimulatedRunner(start.config, place, simulated_mesh.join(place, start.rendezvous)))
+    return BlockingRunner(SimulatedRunner(start.config, place, simulated_mesh.join(place, start.rendezvous)))
 
 
 if __name__ == "__main__":

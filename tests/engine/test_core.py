@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.engine.core import ADMISSION_SECONDS, EngineCore
-from penstock.engine.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
+from penstock.engine.link.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
 from penstock.messages import (
     Capacity,
     EngineError,
@@ -36,7 +36,7 @@ class ManualClock:
         return self.now
 
 
-class ScriptedPort:
+class ScriptedChannel:
     """Hands out one batch of commands per step and ends the engine when it runs dry and the engine is idle."""
 
     def __init__(self, *batches: list[Command | Rejected]) -> None:
@@ -96,12 +96,12 @@ class Bench:
     def __init__(self, *batches: list[Command | Rejected], depth: int = 1) -> None:
         capacity = Capacity(4, (KVGroup(257),), depth, "simulated", VOCABULARY)
         self.clock = ManualClock()
-        self.port = ScriptedPort(*batches)
+        self.port = ScriptedChannel(*batches)
         self.scheduler = Scheduler(LIMITS, capacity, incarnation=3)
         self.executor = TimedExecutor(capacity, self.clock)
         self.core = EngineCore(self.scheduler, self.executor, self.port, capacity, incarnation=3, clock=self.clock)
 
-    def run(self) -> ScriptedPort:
+    def run(self) -> ScriptedChannel:
         assert self.core.run() == "the script is over"
         self.scheduler.check()
         return self.port

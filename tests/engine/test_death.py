@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from penstock.engine.client import StreamingClient
-from penstock.engine.ipc import spawn
+from penstock.engine.link.ipc import spawn
 from penstock.messages import EngineError
 from tests.engine.deserted import MOMENTS
 from tests.engine.processes import alive, children
@@ -93,7 +93,7 @@ async def test_a_terminals_interrupt_is_not_for_the_engine(client: StreamingClie
 
 
 async def test_an_engine_that_does_not_end_when_told_is_killed(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.ipc.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.engine.link.ipc.CLOSE_SECONDS", 0.2)
     client = await start("process", Scenario(stuck_at=1))
     task = asyncio.create_task(ask(client, request("a")))
     await asyncio.sleep(0.1)

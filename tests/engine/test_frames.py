@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.frames import Frames
+from penstock.engine.link.frames import Frames
 
 
 @pytest.fixture

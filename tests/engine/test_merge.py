@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.merge import DeltaBuffer, StepBuffer
-from penstock.engine.wire import ControlReply, Rejected, Step
+from penstock.engine.link.merge import DeltaBuffer, StepBuffer
+from penstock.engine.link.wire import ControlReply, Rejected, Step
 from penstock.messages import EngineStats, RequestTiming, TokenDelta
 
 ROW = 12

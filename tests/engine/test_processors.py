@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import os, sys, threading, time
-from penstock.engine.processors import off
+from penstock.engine.processors import keep_off
 
 def wait():
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
@@ -18,7 +18,7 @@ def print_allowed():
     print([sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")])
 
 wait()
-with off(int(sys.argv[1]) if len(sys.argv) > 1 else None):
+with keep_off(int(sys.argv[1]) if len(sys.argv) > 1 else None):
     wait()
     print_allowed()
 print_allowed()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config import DoesNotFit, EngineConfig
-from penstock.engine.rank_sizes import size_model
+from penstock.engine.ranks.sizes import size_model
 
 GIB = 1 << 30
 MIXTURE = {

@@ -4,22 +4,22 @@ import msgspec
 import pytest
 
 from penstock.config import EngineConfig
-from penstock.engine.rank_wire import (
+from penstock.engine.ranks.wire import (
     Beat,
     Done,
     Execute,
-    Failed,
     Hello,
     Loaded,
     Order,
+    RankFailed,
     Report,
     Start,
     decode_order,
     decode_report,
     encode,
 )
-from penstock.engine.worker import share_of_processors
-from penstock.engine.workers import tokens_only
+from penstock.engine.ranks.worker import share_of_processors
+from penstock.engine.ranks.workers import tokens_only
 from penstock.messages import (
     BlockCopy,
     Capacity,
@@ -63,7 +63,7 @@ def test_orders_arrive_as_sent(order: Order) -> None:
         Loaded(Capacity(16, (KVGroup(9, 4),), 2, "root", 50, late_ids=False)),
         Done(RESULT),
         Beat(1, 7, "plan 8", "runtime.mesh:5 in sum", True),
-        Failed("plan 8", "because", False, True),
+        RankFailed("plan 8", "because", False, True),
     ],
     ids=lambda report: type(report).__name__,
 )

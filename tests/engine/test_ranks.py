@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.client import StreamingClient
-from penstock.engine.local_ranks import LocalRanks
-from penstock.engine.rank_sizes import RankSizes
-from penstock.engine.supervision import SILENCE_SHARE, STEP_SHARE
-from penstock.engine.worker import BEAT_SECONDS
-from penstock.engine.workers import WorkersExecutor, combine
+from penstock.engine.ranks.local import LocalRanks
+from penstock.engine.ranks.sizes import RankSizes
+from penstock.engine.ranks.supervision import SILENCE_SHARE, STEP_SHARE
+from penstock.engine.ranks.worker import BEAT_SECONDS
+from penstock.engine.ranks.workers import WorkersExecutor, combine
 from penstock.messages import Capacity, EngineError, KVGroup, MemoryRow
 from tests.engine.processes import alive, children
 from tests.engine.simulated import Scenario, ask, config, expected, simulated_ranks, simulated_sizes, start, until
@@ -185,7 +185,7 @@ def test_a_rank_whose_beats_come_late_is_waited_for(scratch: Path) -> None:
     """Before nobody can connect any more, both of its sockets have."""
     code = """
 import sys, time
-from penstock.engine import worker
+from penstock.engine.ranks import worker
 from tests.engine import simulated_rank
 ready, connect, run = [], worker.connect, worker.Pulse.run
 
@@ -236,7 +236,7 @@ async def test_ranks_without_an_engine_end_at_once(started: Starter, moment: str
 def test_ranks_whose_engine_dies_before_they_are_told_what_to_do_leave_no_socket(scratch: Path) -> None:
     code = """
 import sys, time
-from penstock.engine.local_ranks import LocalRanks
+from penstock.engine.ranks.local import LocalRanks
 from tests.engine.simulated import RANK
 ranks = LocalRanks(2, RANK)
 said = []

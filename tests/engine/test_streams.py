@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from penstock.engine.client import STALL_TICKS, Progress
+from penstock.engine.link.wire import ControlReply, Ended, Rejected, Step
 from penstock.engine.streams import Streams
-from penstock.engine.wire import ControlReply, Failed, Rejected, Step
 from penstock.messages import EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
 from tests.schedule.simulated import request
 
@@ -57,7 +57,7 @@ async def test_deltas_of_two_streams_are_merged_apart(streams: Streams) -> None:
 async def test_what_came_before_the_end_is_read_first(streams: Streams) -> None:
     stream = streams.open(request("a"))
     streams.take(step(delta(0, (5,))))
-    streams.take(Failed("it broke"))
+    streams.take(Ended("it broke"))
     streams.take(step(delta(1, (6,))))
     assert [d.token_ids for d in await stream.read()] == [(5,)]
     with pytest.raises(EngineError, match="it broke"):

@@ -1,7 +1,6 @@
 """Who is to blame: the report on ranks in every state, on a clock of the test's own."""
 
-from penstock.engine.rank_wire import Beat, Failed
-from penstock.engine.supervision import (
+from penstock.engine.ranks.supervision import (
     CONNECT_SECONDS,
     LAST_WORDS,
     LEAST_SILENCE,
@@ -10,6 +9,7 @@ from penstock.engine.supervision import (
     Rank,
     Supervision,
 )
+from penstock.engine.ranks.wire import Beat, RankFailed
 
 TICK = 0.1
 
@@ -44,8 +44,8 @@ class Watched:
         return self.supervision.look()
 
 
-def failed(reason: str, *, waits: bool = False, for_user: bool = False) -> Failed:
-    return Failed("plan 5", reason, for_user, waits)
+def failed(reason: str, *, waits: bool = False, for_user: bool = False) -> RankFailed:
+    return RankFailed("plan 5", reason, for_user, waits)
 
 
 def test_all_is_well_while_all_beat_and_results_come() -> None:

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from penstock.engine.wire import (
+from penstock.engine.link.wire import (
     Abort,
     Add,
     Command,
     Control,
     ControlReply,
+    Ended,
     Event,
-    Failed,
     Finish,
     Ready,
     Rejected,
@@ -64,7 +64,7 @@ def test_commands_arrive_as_sent(command: Command) -> None:
     "event",
     [
         Ready(INFO, EngineStats(blocks_total=(4, 5))),
-        Failed("because"),
+        Ended("because"),
         Step(EngineStats(steps=4), [DELTA], [Rejected("x", "no", True)], ["y"], [ControlReply(1, "", "no such")]),
     ],
     ids=lambda event: type(event).__name__,
@@ -100,7 +100,7 @@ def test_a_request_of_wrong_types_becomes_its_own_rejection(changes: dict[str, o
         b"\x93\x01",
         msgspec.msgpack.encode({"type": "Nothing"}),
         msgspec.msgpack.encode({"type": "Add", "request": {"request_id": 5}}),
-        encode(Failed("because")),
+        encode(Ended("because")),
         encode(Finish("r", 1, "whatever", 4)),  # type: ignore[arg-type]
     ],
     ids=repr,

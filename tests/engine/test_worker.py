@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from penstock.config import EngineConfig
-from penstock.engine.rank_socket import RankSocket
-from penstock.engine.rank_wire import Done, Execute, Loaded, Report, Start, encode
-from penstock.engine.worker import DEVICE, MESH, Pulse, hold_port, obey, place_in_code
+from penstock.engine.ranks.rank_socket import RankSocket
+from penstock.engine.ranks.wire import Done, Execute, Loaded, Report, Start, encode
+from penstock.engine.ranks.worker import DEVICE, MESH, Pulse, hold_port, obey, place_in_code
 from penstock.messages import Capacity, KVGroup, StepPlan, StepResult
 
 

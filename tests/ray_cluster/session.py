@@ -133,7 +133,7 @@ def ranks() -> list[int]:
             arguments = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"penstock.engine.worker" in arguments and any(a.startswith(b"tcp://") for a in arguments):
+        if b"penstock.engine.ranks.worker" in arguments and any(a.startswith(b"tcp://") for a in arguments):
             found.append(int(folder.name))
     return found
 

@@ -1,4 +1,4 @@
-"""What penstock.engine.worker is for a rank on a GPU, with this machine's processor in the GPU's place:
+"""What penstock.engine.ranks.worker is for a rank on a GPU, with this machine's processor in the GPU's place:
 python -m tests.runtime.device_rank ..."""
 
 import sys
@@ -6,8 +6,8 @@ import sys
 import torch
 
 from penstock.config import Place
-from penstock.engine.rank_wire import Start
-from penstock.engine.worker import work
+from penstock.engine.ranks.wire import Start
+from penstock.engine.ranks.worker import work
 from penstock.runtime.runner import ModelRunner
 from tests.runtime.mirror_device import load_mirror
 from tests.runtime.test_load_device import MIB, Memory

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from penstock.config import EngineConfig, Split
-from penstock.engine.workers import combine
+from penstock.engine.ranks.workers import combine
 from penstock.families import load_spec
 from penstock.messages import Capacity, StepPlan, StepResult
 from tests.models.serving import NUM_BLOCKS

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from penstock.config import EngineConfig
 from penstock.engine.inprocess import start_thread
-from penstock.engine.life import Backend, model_eos
-from penstock.engine.local_ranks import LocalRanks
-from penstock.engine.workers import WorkersExecutor
+from penstock.engine.main import EngineBackend, model_eos
+from penstock.engine.ranks.local import LocalRanks
+from penstock.engine.ranks.workers import WorkersExecutor
 from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
 from penstock.runtime.loading import gpu as load_device
 from penstock.runtime.runner import ModelRunner
@@ -64,7 +64,7 @@ def ranks_here(config: EngineConfig) -> LocalRanks:
 async def test_an_engine_of_ranks_on_devices_writes_what_one_on_a_cpu_does(tiny_checkpoint: Checkpoint) -> None:
     """In processes of their own; each measures its memory, and all have as much as the one with the least."""
     settings = config(tiny_checkpoint("qwen3"), max_num_seqs=2)
-    backend = Backend(partial(WorkersExecutor, ranks=ranks_here), model_eos)
+    backend = EngineBackend(partial(WorkersExecutor, ranks=ranks_here), model_eos)
     client = await start_thread(replace(settings, tensor_parallel_size=2), backend)
     memory = {row.name: row.bytes for row in client.info.memory}
     assert memory["KV cache"] > 0

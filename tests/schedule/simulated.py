@@ -370,6 +370,6 @@ def simulation(
     """A small engine; `blocks` per group includes the null block."""
     counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(windows)
     groups = tuple(KVGroup(n, w) for n, w in zip(counts, windows, strict=True))
-    capacity = Capacity(block_size, groups, depth, "simulated", late_ids=late_ids)
+    capacity = Capacity(block_size, groups, depth, "simulated", vocab_size=2**32, late_ids=late_ids)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}
     return Simulation(SchedulerConfig(**limits), capacity, log=log, **(executor or {}))

@@ -95,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         sampling = SamplingParams(
             seed=number % 3,
             max_tokens=max_tokens,
-            min_tokens=min_tokens,
+            min_tokens=min(min_tokens, max_tokens),
             stop_token_ids=tuple(sorted(stops)),
             logprobs=0 if number % 2 else None,
             prompt_logprobs=0 if prompt_logprobs else None,

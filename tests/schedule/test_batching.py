@@ -157,7 +157,7 @@ class TestRefusals:
 
     def test_a_full_queue(self) -> None:
         sim = simulation(max_waiting=2, max_num_seqs=1)
-        sim.add(request("a", n=4))
+        sim.add(request("a", n=3))
         sim.add(request("b"))
         with pytest.raises(QueueFull, match=r"2 requests wait to start, max_waiting=2: retry later"):
             sim.add(request("c"))
@@ -176,6 +176,11 @@ class TestRefusals:
             ({"prompt": [2**32]}, "token id 4294967296"),
             ({"output_ids": (-5,)}, "token id -5"),
             ({"n": 0}, "n=0"),
+            ({"n": 10**9}, "n=1000000000: ask for 1 to 1032 choices"),
+            ({"first_choice": -1}, "first_choice=-1"),
+            ({"arrival": float("nan")}, "arrival=nan"),
+            ({"temperature": float("nan")}, "temperature is nan"),
+            ({"stop_token_ids": (2**32,)}, "token id 4294967296"),
             ({"n": 2, "output_ids": (1,)}, "n=2 with output_ids"),
         ],
     )

@@ -74,7 +74,7 @@ def test_a_plan_behind_drafts_reserves_blocks_for_the_most() -> None:
     sim.step()
     while sim.outstanding:
         sim.apply()
-    (sequence,) = sim.scheduler._roster.running
+    (sequence,) = sim.scheduler._live.running
     before = sequence.computed
     first, second = sim.plan(), sim.plan()
     assert first is not None and second is not None

@@ -3,9 +3,11 @@
 import io
 import random
 
+import msgspec
 import pytest
 
-from penstock.schedule import Event, EventFile, read_events, replay
+from penstock.schedule import Event, EventFile, ReplayMismatch, read_events, replay
+from penstock.schedule.log import Added, Submitted
 from tests.schedule.simulated import Simulation, request, simulation
 
 
@@ -56,3 +58,30 @@ def test_a_log_without_its_beginning_is_refused() -> None:
     sim.add(request("a"))
     with pytest.raises(ValueError, match="begins with Added"):
         replay(log[1:])
+
+
+def test_another_plan_is_found_out() -> None:
+    log: list[Event] = []
+    sim = simulation(log=log)
+    busy(sim, 0)
+    last = max(i for i, event in enumerate(log) if isinstance(event, Submitted))
+    log[last] = msgspec.structs.replace(log[last], digest="0" * 32)
+    with pytest.raises(ReplayMismatch, match=f"plan {log[last].plan_id} differs"):
+        replay(log)
+
+
+def test_an_event_that_was_removed_or_changed_is_found_out() -> None:
+    log: list[Event] = []
+    sim = simulation(log=log)
+    busy(sim, 0)
+    for index in [i for i, event in enumerate(log) if isinstance(event, Added)]:
+        with pytest.raises(ReplayMismatch):
+            replay(log[:index] + log[index + 1 :])
+    (index, *_) = [i for i, event in enumerate(log) if isinstance(event, Submitted)]
+    with pytest.raises(ReplayMismatch, match="goes on with"):
+        replay(log[:index] + log[index + 1 :])
+
+
+def test_a_line_that_is_no_event_is_named() -> None:
+    with pytest.raises(ValueError, match="line 1 of the event log is no event"):
+        list(read_events([b"{}\n"]))

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.bench.roofline import MachineRates, average
 from penstock.bench.timeline import Timeline, summarise
 from penstock.bench.workload import Case, Item, fixed
-from penstock.engine.processors import off
+from penstock.engine.processors import keep_off
 from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
 
 WARM_UP = Case(1, 32, 8)
@@ -86,7 +86,7 @@ async def run_cases(
     before = None if probe is None else probe()
     for run in range(runs):
         for case in cases:
-            with off(client.info.cpu):
+            with keep_off(client.info.cpu):
                 row = await run_case(client, case, run)
             if probe is not None and before is not None:
                 after = probe()

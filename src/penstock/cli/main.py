@@ -9,7 +9,7 @@ import penstock
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 
 if TYPE_CHECKING:
-    from penstock.engine.spawned import Spawned
+    from penstock.engine.link.engine_child import EngineChild
 
 MODEL = typer.Argument(metavar="MODEL", help="A checkpoint's folder or a Hugging Face id. Default: the embedded model.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
@@ -100,6 +100,16 @@ def plan(
     command(_one_model(model, named), hardware, link, json_file, flags)
 
 
+@app.command(
+    short_help="Check that an event log replays to the same plans.",
+    help="Run the scheduler again on a log of serve --event-log. Exit status: 0 for the same plans, 1 for others.",
+)
+def replay(log: Annotated[str, typer.Argument(metavar="FILE", help="Written by penstock serve --event-log.")]) -> None:
+    from penstock.cli.replay import replay as command
+
+    sys.exit(command(log))
+
+
 @bench.command(help="Measure the output tokens per second of fixed cases, beside their roofline and host time.")
 @takes(ENGINE)
 def throughput(
@@ -173,7 +183,7 @@ def _one_model(model: str | None, named: str | None) -> str | None:
     return model if named is None else named
 
 
-def main(engine: "Spawned | None" = None) -> None:
+def main(engine: "EngineChild | None" = None) -> None:
     """Runs the command line. An error for the user is one line, not a traceback.
 
     `engine` is an engine process that was started for `serve` before the imports.

@@ -126,6 +126,10 @@ SERVER: Flags = {
     "step_deadline": Annotated[
         float | None, typer.Option(help="Seconds without a step until a busy engine counts as hung. Default: 120.")
     ],
+    "event_log": Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),
+    ],
 }
 
 

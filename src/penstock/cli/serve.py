@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cli.options import Flags
-from penstock.engine.spawned import Spawned
+from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import PreparedModel
 
 
-def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> None:
+def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
     """Serves until a signal. `engine` is the engine process if one was started already.
 
     The engine loads the model while this process imports the server, so this module imports almost nothing at the top.
@@ -21,7 +21,7 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
     started = time.monotonic()
     gc.disable()  # until the server is ready: imports make many objects and hardly any garbage
     try:
-        engine = engine or Spawned()
+        engine = engine or EngineChild()
     except OSError as error:
         sys.exit(f"penstock: cannot start the engine process: {error}")
     with engine as spawned:
@@ -29,7 +29,7 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
         from penstock.messages import EngineError
 
         prepared = prepare(model, flags)
-        spawned.tell(prepared.resolved.engine)
+        spawned.send_config(prepared.resolved.engine)
 
         import uvloop
         from rich.console import Console
@@ -46,13 +46,13 @@ def serve(model: str | None, flags: Flags, engine: Spawned | None = None) -> Non
             sys.exit(1)
 
 
-async def _main(prepared: "PreparedModel", spawned: Spawned, sock: socket.socket, started: float) -> None:
+async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.socket, started: float) -> None:
     import asyncio
     import logging
     import os
 
-    from penstock.engine.ipc import connect
-    from penstock.engine.processors import off
+    from penstock.engine.link.ipc import connect
+    from penstock.engine.processors import keep_off
 
     server = prepared.resolved.server
     connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
@@ -95,5 +95,5 @@ async def _main(prepared: "PreparedModel", spawned: Spawned, sock: socket.socket
             "serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds
         )
 
-    with off(client.info.cpu):
+    with keep_off(client.info.cpu):
         await serve_http(app, sock, client, ready=ready)

@@ -210,6 +210,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_waiting": _constant(1024, "a longer queue would only time out"),
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
+        "event_log": _constant("", "no events are written"),
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
         "max_prompts": _constant(64, "a batch of an evaluation harness"),
         "max_choices": _constant(32, "more are better sent as requests"),

@@ -90,6 +90,7 @@ class Settings(BaseModel):
     step_deadline: Seconds | None = Field(
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )
+    event_log: str | None = Field(None, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
     max_prompts: Count | None = Field(None, description="Prompts in one completions request")

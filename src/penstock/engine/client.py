@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from penstock.engine.link.wire import Abort, Add, Control, Finish, encode
 from penstock.engine.streams import Streams
-from penstock.engine.wire import Abort, Add, Control, Finish, encode
 from penstock.messages import EngineInfo, EngineStats, FinishReason, GenerateRequest, RequestRejected, TokenDelta
 
 STALL_TICKS = 4  # in a step_deadline
 CLOSE_SECONDS = 5.0  # for the current step to end when the engine is closed
 
 
-class Link(Protocol):
+class EngineLink(Protocol):
     """The way to an engine. What comes back goes into the Streams the link was made with."""
 
     def send(self, frame: bytes) -> None:
@@ -31,7 +31,7 @@ class Link(Protocol):
 class StreamingClient:
     """messages.EngineClient over a link."""
 
-    def __init__(self, info: EngineInfo, link: Link, streams: Streams, *, step_deadline: float) -> None:
+    def __init__(self, info: EngineInfo, link: EngineLink, streams: Streams, *, step_deadline: float) -> None:
         self.info = info
         self._link = link
         self._streams = streams

@@ -5,9 +5,9 @@ import time
 
 import msgspec
 
+from penstock.engine.link.channel import Channel
+from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
 from penstock.engine.meter import StepMeter
-from penstock.engine.port import Port
-from penstock.engine.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
 from penstock.messages import (
     Capacity,
     Clock,
@@ -18,7 +18,6 @@ from penstock.messages import (
     QueueFull,
     RequestRejected,
     TokenDelta,
-    check_sampling,
 )
 from penstock.schedule import Scheduler
 
@@ -39,7 +38,7 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        port: Port,
+        channel: Channel,
         capacity: Capacity,
         *,
         incarnation: int,
@@ -47,9 +46,8 @@ class EngineCore:
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._port = port
+        self._channel = channel
         self._depth = capacity.depth
-        self._vocab_size = capacity.vocab_size
         self._incarnation = incarnation
         self._clock = clock
         self._meter = StepMeter(clock)
@@ -73,7 +71,7 @@ class EngineCore:
 
     def _receive(self) -> None:
         """Obey the commands that have come; with nothing to do, sleep for one, and look after the executor."""
-        commands = self._port.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
+        commands = self._channel.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
         if self._idle:
             self._executor.health()
             self._meter.resume()
@@ -109,7 +107,7 @@ class EngineCore:
         out, steps = self._out, self._meter.steps
         if steps > self._told or out.deltas or out.rejected or out.aborted or out.replies:
             stats = self._scheduler.stats(*self._meter.seconds)
-            self._port.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
+            self._channel.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
             self._out, self._told = Step(stats), steps
 
     def _obey(self, command: Command | Rejected) -> None:
@@ -147,7 +145,6 @@ class EngineCore:
         """Move a request from the backlog to the scheduler. Whatever goes wrong here is that request's alone."""
         request = self._backlog.pop(request_id)
         try:
-            check_request(request, self._vocab_size)
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
         except RequestRejected as error:
             self._out.rejected.append(Rejected(request_id, str(error), isinstance(error, QueueFull)))
@@ -176,12 +173,3 @@ class EngineCore:
                 self._scheduler.reset_prefix_cache()
                 return ControlReply(command.serial, "the prefix cache is empty")
         return ControlReply(command.serial, error=f"unknown command {command.message!r}: there is 'reset_prefix_cache'")
-
-
-def check_request(request: GenerateRequest, vocab_size: int) -> None:
-    """RequestRejected where a value would make a whole step fail; what a server allows is its own, narrower matter."""
-    check_sampling(request.sampling, vocab_size, max_logprobs=vocab_size)
-    for name, ids in (("prompt_ids", request.prompt_ids), ("output_ids", request.output_ids)):
-        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-            wrong = next(token for token in ids if not 0 <= token < vocab_size)
-            raise RequestRejected(f"{name} has token id {wrong}; the model's are 0 to {vocab_size - 1}")

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.client import CLOSE_SECONDS, StreamingClient
-from penstock.engine.life import MODEL, Backend, live
-from penstock.engine.merge import StepBuffer
-from penstock.engine.port import COMMANDS_AT_ONCE
+from penstock.engine.link.channel import COMMANDS_AT_ONCE
+from penstock.engine.link.merge import StepBuffer
+from penstock.engine.link.wire import Command, Ended, Event, Ready, Rejected, Step, Stop, decode_command, encode
+from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 from penstock.engine.streams import Streams
-from penstock.engine.wire import Command, Event, Failed, Ready, Rejected, Step, Stop, decode_command, encode
 
 log = logging.getLogger(__name__)
 
 
-async def start_thread(config: EngineConfig, backend: Backend = MODEL) -> StreamingClient:
+async def start_thread(config: EngineConfig, backend: EngineBackend = MODEL_BACKEND) -> StreamingClient:
     """Start an engine on a thread and wait until it is ready. EngineError gives the reason where that fails."""
     streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
     thread = EngineThread(config, backend, streams)
@@ -30,7 +30,7 @@ async def start_thread(config: EngineConfig, backend: Backend = MODEL) -> Stream
     return StreamingClient(info, thread, streams, step_deadline=config.step_deadline)
 
 
-class QueuePort:
+class QueueChannel:
     """The engine's end. Commands travel encoded, so that they are checked as strictly as between processes."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class QueuePort:
         self._commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._steps = StepBuffer()
-        self._announced: list[Ready | Failed] = []
+        self._announced: list[Ready | Ended] = []
 
     def put(self, frame: bytes) -> None:
         """For the client: send a command."""
@@ -68,7 +68,7 @@ class QueuePort:
         if first:
             self._notify()
 
-    def announce(self, event: Ready | Failed) -> None:
+    def announce(self, event: Ready | Ended) -> None:
         with self._lock:
             first = not self._steps and not self._announced
             self._announced.append(event)
@@ -77,18 +77,18 @@ class QueuePort:
 
 
 class EngineThread:
-    """An engine on a daemon thread; a Link. A step in progress cannot be ended from outside."""
+    """An engine on a daemon thread; a EngineLink. A step in progress cannot be ended from outside."""
 
-    def __init__(self, config: EngineConfig, backend: Backend, streams: Streams) -> None:
+    def __init__(self, config: EngineConfig, backend: EngineBackend, streams: Streams) -> None:
         self._streams = streams
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self._port = QueuePort(lambda: self._call(self._read))
+        self._channel = QueueChannel(lambda: self._call(self._read))
         self._thread = threading.Thread(target=self._run, args=(config, backend), name="engine", daemon=True)
         self._thread.start()
 
     def send(self, frame: bytes) -> None:
-        self._port.put(frame)
+        self._channel.put(frame)
 
     def kill(self) -> None:
         self.send(encode(Stop("the engine was given up")))
@@ -100,9 +100,9 @@ class EngineThread:
         except TimeoutError:
             log.warning("the engine's thread is still in a step after %g s and is left to itself", CLOSE_SECONDS)
 
-    def _run(self, config: EngineConfig, backend: Backend) -> None:
+    def _run(self, config: EngineConfig, backend: EngineBackend) -> None:
         try:
-            live(config, backend, self._port)
+            run_engine(config, backend, self._channel)
         finally:
             self._call(self._finish)
 
@@ -114,7 +114,7 @@ class EngineThread:
             self.kill()
 
     def _read(self) -> None:
-        for event in self._port.take():
+        for event in self._channel.take():
             self._streams.take(event)
 
     def _finish(self) -> None:

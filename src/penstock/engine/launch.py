@@ -3,7 +3,7 @@
 from penstock.config.engine import EngineConfig
 from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
-from penstock.engine.ipc import spawn
+from penstock.engine.link.ipc import spawn
 
 
 async def launch(config: EngineConfig, *, in_process: bool = False) -> StreamingClient:

@@ -1,8 +1,8 @@
 """The engine in a process of its own: python -m penstock.engine.process SOCKET
 
-Started by penstock.engine.spawned, which leaves it one end of a pair of sockets, the file descriptor SOCKET, and says
-over standard input what to run. Standard input then stays open and empty: its end means that the client's process is
-gone.
+Started by penstock.engine.link.engine_child, which passes it one end of a socket pair, the file descriptor SOCKET, and
+writes the configuration to standard input. Standard input then stays open and empty: it ends when the client's process
+ends.
 """
 
 import faulthandler
@@ -17,13 +17,13 @@ import msgspec
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent
-from penstock.engine.life import MODEL, Backend, live
-from penstock.engine.socket_port import SocketPort
+from penstock.engine.link.socket_channel import SocketChannel
+from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
 
-def serve(backend: Backend) -> int:
-    """Run the engine that standard input describes, until it is told to stop or its client is gone; the exit status."""
-    gc.disable()  # until it is ready: there is much to import and to load, and none of it is garbage
+def serve(backend: EngineBackend) -> int:
+    """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
+    gc.disable()  # until it is ready: imports and loading make many objects and no garbage
     logging.basicConfig(format="engine %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     faulthandler.enable()
     end = int(sys.argv[1])
@@ -34,21 +34,21 @@ def serve(backend: Backend) -> int:
         return 1
     die_with_parent()
     die_at_end_of_input()
-    port = SocketPort(socket.socket(fileno=end))
-    signal.signal(signal.SIGTERM, lambda *_: port.stop("the engine was terminated by SIGTERM"))
+    channel = SocketChannel(socket.socket(fileno=end))
+    signal.signal(signal.SIGTERM, lambda *_: channel.stop("the engine was terminated by SIGTERM"))
     config = msgspec.json.decode(line, type=EngineConfig)
     logging.getLogger().setLevel(config.log_level.upper())
-    ended_well = live(config, backend, port, settled=_collect_what_is_new)
-    port.close()
+    ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
+    channel.close()
     return 0 if ended_well else 1
 
 
-def _collect_what_is_new() -> None:
-    """Collect garbage again, but look no more at the 200,000 objects that are here to stay: that takes a quarter of a
-    second, in the middle of somebody's stream."""
+def _collect_new_garbage_only() -> None:
+    """Enable garbage collection, but exclude the 200,000 objects that stay for good: to scan them takes 0.25 s, and
+    delays every stream."""
     gc.freeze()
     gc.enable()
 
 
 if __name__ == "__main__":
-    sys.exit(serve(MODEL))
+    sys.exit(serve(MODEL_BACKEND))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def off(cpu: int | None) -> Iterator[None]:
+def keep_off(cpu: int | None) -> Iterator[None]:
     """Keep this process, with all its threads, off the processor that an engine's loop stays on; where there are more.
 
     Between two steps the loop works alone, and its other threads wait for it: who ran on its processor then would hold

@@ -5,8 +5,8 @@ import itertools
 import logging
 from collections.abc import Iterable
 
-from penstock.engine.merge import DeltaBuffer
-from penstock.engine.wire import ControlReply, Event, Failed, Ready, Rejected, Step
+from penstock.engine.link.merge import DeltaBuffer
+from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejected, Step
 from penstock.messages import (
     EngineError,
     EngineInfo,
@@ -136,7 +136,7 @@ class Streams:
                 self.stats = event.stats
                 if not self.info.done():
                     self.info.set_result(event.info)
-            case Failed():
+            case Ended():
                 self.fail(event.reason)
 
     def fail(self, reason: str) -> None:

@@ -1,4 +1,8 @@
-"""The ranges of sampling parameters. Checked where a request enters, so that the sampler need not doubt them."""
+"""The ranges of sampling parameters.
+
+They are checked twice: by the API process, with the server's limit of logprobs, and by the engine before a request is
+scheduled. The sampler relies on the second.
+"""
 
 from penstock.messages.protocols import RequestRejected
 from penstock.messages.request import SamplingParams

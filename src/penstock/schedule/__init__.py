@@ -3,7 +3,7 @@
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.log import Event, EventFile, EventLog, read_events
 from penstock.schedule.policy import QueuePolicy, by_priority
-from penstock.schedule.replay import replay
+from penstock.schedule.replay import ReplayMismatch, replay
 from penstock.schedule.scheduler import Scheduler
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "EventFile",
     "EventLog",
     "QueuePolicy",
+    "ReplayMismatch",
     "Scheduler",
     "SchedulerConfig",
     "by_priority",

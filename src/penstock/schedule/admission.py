@@ -1,25 +1,29 @@
-"""Which requests can never be served, told before anything is done for them."""
+"""The engine's check of a request. It protects a step: whatever passes can be scheduled, computed and sampled.
 
-from penstock.messages import GenerateRequest, RequestRejected
+The API process checks requests as well, to name the parameter that its client sent and to apply the server's own, lower
+limits. The engine does not rely on that.
+"""
+
+import math
+
+from penstock.messages import GenerateRequest, RequestRejected, check_sampling
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 
-_MAX_TOKEN_ID = 2**32 - 1  # as packed into prefix keys
 
-
-def check_request(request: GenerateRequest, config: SchedulerConfig) -> None:
-    """RequestRejected where the request is malformed or longer than the model allows."""
+def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int) -> None:
+    """Raise RequestRejected for a request that is malformed or longer than the model allows."""
+    check_sampling(request.sampling, vocab_size, max_logprobs=vocab_size)
     prompt = len(request.prompt_ids)
     if not prompt:
         raise RequestRejected("the prompt has 0 tokens, at least 1 is needed: send one, for instance the model's BOS")
-    tokens = request.prompt_ids + request.output_ids
-    for token in (min(tokens), max(tokens)):
-        if not 0 <= token <= _MAX_TOKEN_ID:
-            raise RequestRejected(f"token id {token} is not in 0 .. {_MAX_TOKEN_ID}: send ids the model knows")
-    if request.n < 1:
-        raise RequestRejected(f"n={request.n}: ask for at least 1 choice")
-    if request.output_ids and request.n != 1:
-        raise RequestRejected(f"n={request.n} with output_ids: resume each choice as a request of its own, with n=1")
+    for name, ids in (("prompt_ids", request.prompt_ids), ("output_ids", request.output_ids)):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < vocab_size)
+            raise RequestRejected(f"{name} has token id {wrong}; the model's are 0 to {vocab_size - 1}")
+    _check_choices(request, config)
+    if not math.isfinite(request.arrival):
+        raise RequestRejected(f"arrival={request.arrival}: give seconds on the engine's clock, or 0")
     room = 1 if request.sampling.max_tokens else 0
     if prompt + room > config.max_model_len:
         raise RequestRejected(
@@ -29,7 +33,7 @@ def check_request(request: GenerateRequest, config: SchedulerConfig) -> None:
 
 
 def check_memory(request: GenerateRequest, config: SchedulerConfig, cache: KVCache) -> None:
-    """RequestRejected where the request would not fit even with all blocks to itself."""
+    """Raise RequestRejected for a request that would not fit even if it had all blocks to itself."""
     longest = min(len(request.prompt_ids) + request.sampling.max_tokens, config.max_model_len)
     for group, (need, pool) in enumerate(zip(cache.demand(longest - 1), cache.pools, strict=True)):
         if need > pool.total:
@@ -38,3 +42,13 @@ def check_memory(request: GenerateRequest, config: SchedulerConfig, cache: KVCac
                 f"{group}, which has {pool.total}: lower max_tokens={request.sampling.max_tokens}, shorten the prompt "
                 f"of {len(request.prompt_ids)} tokens, or give the engine more KV memory"
             )
+
+
+def _check_choices(request: GenerateRequest, config: SchedulerConfig) -> None:
+    most = config.max_num_seqs + config.max_waiting
+    if not 1 <= request.n <= most:
+        raise RequestRejected(f"n={request.n}: ask for 1 to {most} choices")
+    if request.first_choice < 0:
+        raise RequestRejected(f"first_choice={request.first_choice}: choices are numbered from 0")
+    if request.output_ids and request.n != 1:
+        raise RequestRejected(f"n={request.n} with output_ids: resume each choice as a request of its own, with n=1")

@@ -1,11 +1,12 @@
 """Everything that happens to a scheduler, as events. The same events give the same plans (see `replay`)."""
 
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import IO, Protocol
 
 import msgspec
 
-from penstock.messages import Capacity, FinishReason, GenerateRequest, StepResult
+from penstock.messages import Capacity, FinishReason, GenerateRequest, StepPlan, StepResult
 from penstock.schedule.config import SchedulerConfig
 
 
@@ -39,6 +40,13 @@ class Planned(msgspec.Struct, frozen=True, tag="plan"):
     now: float
 
 
+class Submitted(msgspec.Struct, frozen=True, tag="submit"):
+    """The plan that the last Planned made. Not there when there was nothing to do."""
+
+    plan_id: int
+    digest: str  # see plan_digest
+
+
 class Applied(msgspec.Struct, frozen=True, tag="apply"):
     result: StepResult
     now: float
@@ -48,19 +56,20 @@ class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
-Event = Started | Added | Finished | Aborted | Planned | Applied | CacheReset
+Event = Started | Added | Finished | Aborted | Planned | Submitted | Applied | CacheReset
 
 
 class EventLog(Protocol):
-    """Where events go. A list is one."""
+    """Takes events. A list is one."""
 
     def append(self, event: Event, /) -> None: ...
 
 
 class EventFile:
-    """A log of one JSON object a line, written as it happens."""
+    """Writes one JSON object a line. It holds the token ids of prompts and outputs."""
 
     def __init__(self, file: IO[bytes]) -> None:
+        """Open `file` without a buffer to have every event on disk when the process dies."""
         self._file = file
         self._encode = msgspec.json.Encoder().encode
 
@@ -69,7 +78,16 @@ class EventFile:
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events of a log's lines. msgspec.DecodeError or ValidationError where a line is not one."""
+    """Yield the events of a log's lines. Raises ValueError with the number of a line that is no event."""
     decode = msgspec.json.Decoder(Event).decode
-    for line in lines:
-        yield decode(line)
+    for number, line in enumerate(lines, 1):
+        try:
+            event: Event = decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"line {number} of the event log is no event: {error}") from error
+        yield event
+
+
+def plan_digest(plan: StepPlan) -> str:
+    """Return 32 hex digits that differ for different plans."""
+    return sha256(msgspec.msgpack.encode(plan)).hexdigest()[:32]

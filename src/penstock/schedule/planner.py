@@ -8,24 +8,24 @@ first is never preempted, and alone it fits, so every step moves something.
 from penstock.messages import Capacity
 from penstock.schedule.cache import Hit, KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.roster import Roster
+from penstock.schedule.live_requests import LiveRequests
+from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
-from penstock.schedule.shares import take_share
 from penstock.schedule.step import StepDraft
 
 
 class Planner:
-    """Drafts steps from a scheduler's roster and cache, and moves sequences between the lines of the one and blocks of
+    """Drafts steps from a scheduler's live and cache, and moves sequences between the lines of the one and blocks of
     the other as they start and are preempted."""
 
-    def __init__(self, config: SchedulerConfig, capacity: Capacity, cache: KVCache, roster: Roster) -> None:
+    def __init__(self, config: SchedulerConfig, capacity: Capacity, cache: KVCache, live: LiveRequests) -> None:
         self._config = config
         self._depth = capacity.depth
         self._late_ids = capacity.late_ids
         # Where plans cannot build upon each other, they share the tokens as they share the sequences.
         self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
         self._cache = cache
-        self._roster = roster
+        self._live = live
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
@@ -36,7 +36,7 @@ class Planner:
             self._continue_running(step)
         else:
             self._continue_known(step, outstanding)
-        if self._roster.waiting:
+        if self._live.waiting:
             self._admit_waiting(step, now)
         return step
 
@@ -47,7 +47,7 @@ class Planner:
 
     def _continue_running(self, step: StepDraft) -> None:
         """Plan work for running sequences, as far as there are blocks."""
-        running = self._roster.running  # loses sequences at its end only: preempted ones, not yet visited
+        running = self._live.running  # loses sequences at its end only: preempted ones, not yet visited
         per_decode = 1 + self._config.num_drafts
         work, sequences = step.work, step.sequences
         decodes = 0
@@ -71,7 +71,7 @@ class Planner:
     def _continue_known(self, step: StepDraft, outstanding: int) -> None:
         """The same where a plan may not build upon a token that is yet to be sampled."""
         per_decode = 1 + self._config.num_drafts
-        sequences, decodes = take_share(self._roster.running, self._depth, outstanding)
+        sequences, decodes = take_share(self._live.running, self._depth, outstanding)
         for sequence in sequences:
             decodes -= sequence.planned + 1 == sequence.expected
             if sequence.phase is Phase.RUNNING:  # not preempted for one before it
@@ -105,15 +105,19 @@ class Planner:
         while not all(pool.available for pool in pools):
             if all(pool.available or pool.fenced for pool in pools):
                 return False
-            victim = self._roster.running[-1]
+            victim = self._live.running[-1]
             if victim is sequence:
                 return False
             self._preempt(victim)
         return True
 
     def _preempt(self, victim: Sequence) -> None:
-        """Start a sequence over. Tokens still in flight are kept when they come; it waits for them."""
-        self._roster.preempt(victim)
+        """Start a sequence over. Tokens still in flight are kept when they come.
+
+        They come before it can start: the pool that lacked a block had none fenced either, and every block freed from
+        now on is fenced by the newest outstanding plan.
+        """
+        self._live.preempt(victim)
         self.forget(victim)
         victim.preemptions += 1
         self.preemptions += 1
@@ -123,11 +127,9 @@ class Planner:
 
         So nothing is admitted while a running sequence lacks a block, nor what was preempted in this very step.
         """
-        waiting, running = self._roster.waiting, self._roster.running
+        waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
             sequence = waiting[0]
-            if sequence.in_flight:
-                return
             # A block to spare while others run, so that an admission is not undone by the next block they need.
             hit = self._cache.find(sequence, spare=1 if running else 0)
             if hit is None:
@@ -136,7 +138,7 @@ class Planner:
             self._start(sequence, hit, step)
 
     def _start(self, sequence: Sequence, hit: Hit, step: StepDraft) -> None:
-        self._roster.start(sequence)
+        self._live.start(sequence)
         self._cache.start(sequence, hit)
         end = min(sequence.target, sequence.planned + step.budget, self._cache.reach(sequence))
         self._cache.grow(sequence, end)

@@ -19,10 +19,22 @@ from penstock.messages import (
 from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.log import Aborted, Added, Applied, CacheReset, Event, EventLog, Finished, Planned, Started
+from penstock.schedule.live_requests import LiveRequests
+from penstock.schedule.log import (
+    Aborted,
+    Added,
+    Applied,
+    CacheReset,
+    Event,
+    EventLog,
+    Finished,
+    Planned,
+    Started,
+    Submitted,
+    plan_digest,
+)
 from penstock.schedule.planner import Planner
 from penstock.schedule.policy import QueuePolicy, by_priority
-from penstock.schedule.roster import Roster
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 
@@ -41,12 +53,13 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._depth = capacity.depth
+        self._vocab_size = capacity.vocab_size
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
         self._cache = KVCache(capacity, config.enable_prefix_caching)
-        self._roster = Roster()
-        self._planner = Planner(config, capacity, self._cache, self._roster)
+        self._live = LiveRequests()
+        self._planner = Planner(config, capacity, self._cache, self._live)
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
@@ -61,9 +74,9 @@ class Scheduler:
         The deltas are those of choices that had already ended: a request that starts from the middle may bring all
         its tokens with it.
         """
-        if request.request_id in self._roster.requests:
+        if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config)
+        check_request(request, self._config, self._vocab_size)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
         place = self._policy(request, state.arrival)
         for i in range(request.n):
@@ -73,14 +86,14 @@ class Scheduler:
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
-            if self._roster.not_started >= self._config.max_waiting:
+            if self._live.not_started >= self._config.max_waiting:
                 raise QueueFull(
-                    f"{self._roster.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
+                    f"{self._live.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
                     f"retry later or raise max_waiting"
                 )
         self._record(Added(request, now))
         self._next_sequence += request.n
-        self._roster.add(state)
+        self._live.add(state)
         return [
             self._end(s, reason, s.num_output, now, stop_token=s.tokens[-1] if reason == "stop" else None)
             for s, reason in ended
@@ -88,7 +101,7 @@ class Scheduler:
 
     def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int, now: float) -> list[TokenDelta]:
         """End one choice and keep its first `keep` output tokens. Nothing for an id that is not known (any more)."""
-        state = self._roster.requests.get(request_id)
+        state = self._live.requests.get(request_id)
         sequence = state.choices.get(choice) if state is not None else None
         if sequence is None:
             return []
@@ -97,7 +110,7 @@ class Scheduler:
 
     def abort(self, request_id: str, now: float) -> list[TokenDelta]:
         """End all choices of a request. Nothing for an id that is not known (any more)."""
-        state = self._roster.requests.get(request_id)
+        state = self._live.requests.get(request_id)
         if state is None:
             return []
         self._record(Aborted(request_id, now))
@@ -112,7 +125,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step. None where there is nothing to do until a request is added or a result applied."""
-        if len(self._outstanding) >= self._depth or not self._roster.requests:
+        if len(self._outstanding) >= self._depth or not self._live.requests:
             return None
         if self._log is not None:
             self._log.append(Planned(now))
@@ -124,6 +137,8 @@ class Scheduler:
         self._next_plan += 1
         self._outstanding.append(outstanding)
         self._cache.submitted(plan.plan_id)
+        if self._log is not None:
+            self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
         return plan
 
     # -- results ----------------------------------------------------------------------------------------------
@@ -241,7 +256,7 @@ class Scheduler:
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
         """The prompt is computed: let the other choices start. Gives the prompt's logprobs."""
         sequence.first_token = now
-        self._roster.release(sequence.request)
+        self._live.release(sequence.request)
         rows, sequence.rows = sequence.rows, None
         return bytes(rows or b"")
 
@@ -279,14 +294,14 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.RUNNING:
             self._planner.forget(sequence)
-        self._roster.remove(sequence)
+        self._live.remove(sequence)
 
     # -- looking in -------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether a result is awaited or a request has not ended."""
-        return bool(self._roster.requests or self._outstanding)
+        return bool(self._live.requests or self._outstanding)
 
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
@@ -295,8 +310,8 @@ class Scheduler:
         pools = self._cache.pools
         return EngineStats(
             steps=self._steps,
-            running=len(self._roster.running),
-            waiting=len(self._roster.waiting),
+            running=len(self._live.running),
+            waiting=len(self._live.waiting),
             blocks_total=self._cache.blocks_total,
             blocks_held=tuple([pool.held for pool in pools]),
             blocks_cached=tuple([pool.reusable for pool in pools]),
@@ -311,8 +326,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
-        running = self._roster.running
-        self._roster.check()
+        running = self._live.running
+        self._live.check()
         self._check_counts()
         self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])
         if len(running) > self._config.max_num_seqs:
@@ -326,7 +341,7 @@ class Scheduler:
                 in_flight[sequence.id] += 1
                 tokens[sequence.id] += work.count
                 sampled[sequence.id] += work.sample + work.drafts
-        for state in self._roster.requests.values():
+        for state in self._live.requests.values():
             for s in state.choices.values():
                 if s.in_flight != in_flight[s.id]:
                     raise RuntimeError(f"sequence {s.id} counts {s.in_flight} units of work, not {in_flight[s.id]}")

@@ -1,8 +1,8 @@
 """What tensor ranks on devices exchange: launched in the order of a device's work, as every kernel is.
 
 Over NCCL the host waits for nothing here. A rank that does not come holds up the devices of the others: nobody raises,
-and it is the engine that sees no result come and says so (see engine/supervision.py). Over gloo, which stands in for
-NCCL where there is no GPU, everything is done when a call returns.
+and it is the engine that sees no result come and says so (see engine/ranks/supervision.py). Over gloo, which stands in
+for NCCL where there is no GPU, everything is done when a call returns.
 """
 
 from collections.abc import Sequence

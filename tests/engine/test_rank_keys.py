@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import zmq
 
-from penstock.engine.curve import Guard, RankKeys
-from penstock.engine.rank_socket import RankSocket
-from penstock.engine.rank_wire import Hello, encode, identity
-from penstock.engine.worker import connect
+from penstock.engine.ranks.keys import EngineKeys, RankKeys
+from penstock.engine.ranks.rank_socket import RankSocket
+from penstock.engine.ranks.wire import Hello, encode, identity
+from penstock.engine.ranks.worker import connect
 
 HELLO = Hello(1, 2, 3)
 ADDRESS = "tcp://127.0.0.1:*"
@@ -22,11 +22,11 @@ def context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
 
 
 class Engine:
-    """A socket with a guard, in front of two ranks."""
+    """A socket with keys, for two ranks."""
 
     def __init__(self) -> None:
-        self.guard = Guard(2)
-        self.socket = RankSocket(2, ADDRESS, self.guard)
+        self.keys = EngineKeys(2)
+        self.socket = RankSocket(2, ADDRESS, self.keys)
 
     def heard(self, seconds: float) -> list[tuple[int, object]]:
         """What has come within so long, or until something has."""
@@ -51,7 +51,7 @@ def say_hello(context: "zmq.Context[zmq.Socket[bytes]]", engine: Engine, keys: R
 
 def test_a_rank_with_its_keys_is_let_in_and_gets_its_orders(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     engine = Engine()
-    with say_hello(context, engine, engine.guard.ranks[1]) as rank:
+    with say_hello(context, engine, engine.keys.ranks[1]) as rank:
         assert engine.heard(5) == [(1, HELLO)]
         engine.socket.send(1, b"an order")
         assert rank.poll(5000)
@@ -61,25 +61,25 @@ def test_a_rank_with_its_keys_is_let_in_and_gets_its_orders(context: "zmq.Contex
 
 @pytest.mark.parametrize("stranger", ["no keys", "keys of its own", "another engine's rank"])
 def test_a_stranger_is_not_let_in(engine: Engine, context: "zmq.Context[zmq.Socket[bytes]]", stranger: str) -> None:
-    own = Guard(1).ranks[0]
+    own = EngineKeys(1).ranks[0]
     keys = {
         "no keys": None,
-        "keys of its own": msgspec.structs.replace(own, engine=engine.guard.ranks[0].engine),
+        "keys of its own": msgspec.structs.replace(own, engine=engine.keys.ranks[0].engine),
         "another engine's rank": own,
     }[stranger]
     with say_hello(context, engine, keys):
         assert engine.heard(0.5) == []
-        with say_hello(context, engine, engine.guard.ranks[0]):  # which comes later
+        with say_hello(context, engine, engine.keys.ranks[0]):  # which comes later
             assert engine.heard(5) == [(1, HELLO)]
         assert engine.heard(0.2) == []
 
 
 def test_a_rank_does_not_talk_to_an_engine_it_does_not_know(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
     engine = Engine()
-    impostor = Guard(1)
-    impostor.welcome.update(engine.guard.welcome)  # it would let anybody in
+    impostor = EngineKeys(1)
+    impostor.allowed.update(engine.keys.allowed)  # it would let anybody in
     pretending = RankSocket(1, ADDRESS, impostor)
-    with connect(context, pretending.endpoint, engine.guard.ranks[0], name=identity(0)) as rank:
+    with connect(context, pretending.endpoint, engine.keys.ranks[0], name=identity(0)) as rank:
         rank.send(encode(HELLO))
         assert pretending.receive(0.3) == pretending.receive(0.3) == []
     pretending.close()
@@ -87,5 +87,5 @@ def test_a_rank_does_not_talk_to_an_engine_it_does_not_know(context: "zmq.Contex
 
 
 def test_keys_do_not_show_in_a_representation() -> None:
-    keys = Guard(1).ranks[0]
+    keys = EngineKeys(1).ranks[0]
     assert keys.secret not in repr(keys)

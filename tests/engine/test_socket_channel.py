@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.engine.frames import Frames
-from penstock.engine.port import COMMANDS_AT_ONCE
-from penstock.engine.socket_port import LINGER_SECONDS, SocketPort
-from penstock.engine.wire import Abort, Event, Failed, Step, Stop, decode_event, encode
+from penstock.engine.link.channel import COMMANDS_AT_ONCE
+from penstock.engine.link.frames import Frames
+from penstock.engine.link.socket_channel import LINGER_SECONDS, SocketChannel
+from penstock.engine.link.wire import Abort, Ended, Event, Step, Stop, decode_event, encode
 from penstock.messages import EngineStats, TokenDelta
 
 STEPS = 2000
@@ -36,10 +36,10 @@ class Client:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[SocketPort, Client]]:
+def ends() -> Iterator[tuple[SocketChannel, Client]]:
     """An engine's port and its client."""
     one, other = socket.socketpair()
-    port = SocketPort(one)
+    port = SocketChannel(one)
     yield port, Client(other)
     other.close()
     port.close()
@@ -51,7 +51,7 @@ def step(number: int) -> Step:
     )
 
 
-def read_until(client: Client, port: SocketPort, last: int) -> list[Step]:
+def read_until(client: Client, port: SocketChannel, last: int) -> list[Step]:
     steps: list[Step] = []
     while not steps or steps[-1].stats.steps < last:
         event: Event = decode_event(client.recv())
@@ -61,7 +61,7 @@ def read_until(client: Client, port: SocketPort, last: int) -> list[Step]:
     return steps
 
 
-def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketPort, Client]) -> None:
+def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketChannel, Client]) -> None:
     port, client = ends
     for number in range(STEPS):
         port.post(step(number))
@@ -72,7 +72,7 @@ def test_what_the_client_does_not_take_is_merged(ends: tuple[SocketPort, Client]
         assert tokens == list(range(STEPS))
 
 
-def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, Client]) -> None:
+def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketChannel, Client]) -> None:
     port, client = ends
     for number in range(STEPS):
         port.post(step(number))
@@ -88,9 +88,9 @@ def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketPort, 
     assert commands == [Abort("a")]
 
 
-def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketPort, Client]) -> None:
+def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketChannel, Client]) -> None:
     port, client = ends
-    port.announce(Failed("hello"))
+    port.announce(Ended("hello"))
     client.recv()
     client.send(b"garbage")
     client.send(encode(Abort("a")))
@@ -102,17 +102,17 @@ def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketPort, Client]
     assert [command.reason for command in port.receive(wait=60.0)] == ["enough"]
 
 
-def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[SocketPort, Client]) -> None:
+def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[SocketChannel, Client]) -> None:
     port, _ = ends
     for number in range(STEPS):
         port.post(step(number))
     began = time.monotonic()
-    port.announce(Failed("nobody reads this"))
+    port.announce(Ended("nobody reads this"))
     assert time.monotonic() - began >= LINGER_SECONDS / 2
     assert len(port.receive(wait=0.0)) == 0
 
 
-def test_more_commands_than_are_taken_at_once_are_not_slept_upon(ends: tuple[SocketPort, Client]) -> None:
+def test_more_commands_than_are_taken_at_once_are_not_slept_upon(ends: tuple[SocketChannel, Client]) -> None:
     port, client = ends
     for _ in range(COMMANDS_AT_ONCE + 3):
         client.send(encode(Abort("a")))
@@ -120,7 +120,7 @@ def test_more_commands_than_are_taken_at_once_are_not_slept_upon(ends: tuple[Soc
     assert len(port.receive(wait=60.0)) == 3
 
 
-def test_a_client_that_is_gone_ends_the_engine(ends: tuple[SocketPort, Client]) -> None:
+def test_a_client_that_is_gone_ends_the_engine(ends: tuple[SocketChannel, Client]) -> None:
     port, client = ends
     client.send(encode(Abort("a")))
     client.end.close()

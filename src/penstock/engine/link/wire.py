@@ -65,7 +65,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Ended(msgspec.Struct, frozen=True, tag=True):
     """The engine ends, or never started. Nothing follows."""
 
     reason: str
@@ -81,7 +81,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     replies: list[ControlReply] = []
 
 
-Event = Ready | Failed | Step
+Event = Ready | Ended | Step
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ import select
 import socket
 import time
 
-from penstock.engine.frames import Frames
-from penstock.engine.merge import StepBuffer
-from penstock.engine.port import COMMANDS_AT_ONCE
-from penstock.engine.wire import Command, Failed, Ready, Rejected, Step, Stop, decode_command, encode
+from penstock.engine.link.channel import COMMANDS_AT_ONCE
+from penstock.engine.link.frames import Frames
+from penstock.engine.link.merge import StepBuffer
+from penstock.engine.link.wire import Command, Ended, Ready, Rejected, Step, Stop, decode_command, encode
 
 LINGER_SECONDS = 1.0  # for the last word to get through
 
 
-class SocketPort:
+class SocketChannel:
     """The engine's end of the socket.
 
     A client that does not read cannot stall the engine: what its socket does not take is merged, one delta for each
@@ -53,7 +53,7 @@ class SocketPort:
         else:
             self._behind = not self._frames.send(encode(step))
 
-    def announce(self, event: Ready | Failed) -> None:
+    def announce(self, event: Ready | Ended) -> None:
         """Waits a moment for a client that is behind; without it, the end of this process has to say enough."""
         if self._settle():
             self._behind = not self._frames.send(encode(event))

@@ -23,7 +23,7 @@ ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
 QUIET = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-class Spawned:
+class EngineChild:
     """A process that waits to be told what to run. It holds the other end of `socket`, which nobody else can reach.
 
     Leaving the context ends it, unless somebody has taken it over.
@@ -44,7 +44,7 @@ class Spawned:
             held.callback(self._reap)
             self._held = held.pop_all()
 
-    def tell(self, config: "EngineConfig") -> None:
+    def send_config(self, config: "EngineConfig") -> None:
         """What it shall run: it loads from then on."""
         import msgspec  # here and not above, as all else that a process can be started without
 
@@ -55,7 +55,7 @@ class Spawned:
         """What closes all that is held here, the process included, is the caller's from now on."""
         return self._held.pop_all()
 
-    def __enter__(self) -> "Spawned":
+    def __enter__(self) -> "EngineChild":
         return self
 
     def __exit__(

@@ -4,7 +4,7 @@ from penstock.schedule.policy import dequeue, enqueue
 from penstock.schedule.sequence import Phase, Request, Sequence
 
 
-class Roster:
+class LiveRequests:
     """Choices are waiting, running, or held back until the first choice has computed the prompt they share."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from socket import MSG_PEEK
 
 import pytest
 
-from penstock.engine.ipc import connect
-from penstock.engine.spawned import Spawned
+from penstock.engine.link.engine_child import EngineChild
+from penstock.engine.link.ipc import connect
 from penstock.messages import EngineError
 from tests.engine.processes import alive
 from tests.engine.simulated import ENGINE, Scenario, ask, config, until
@@ -17,7 +17,7 @@ from tests.schedule.simulated import request
 
 def test_leaving_ends_it_and_leaves_nothing() -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with Spawned(ENGINE) as spawned:
+    with EngineChild(ENGINE) as spawned:
         assert alive(spawned.process.pid)
     assert not alive(spawned.process.pid)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -25,9 +25,9 @@ def test_leaving_ends_it_and_leaves_nothing() -> None:
 
 async def test_an_interrupt_while_it_imports_is_not_for_it() -> None:
     settings = config(Scenario())
-    with Spawned(ENGINE) as spawned:
+    with EngineChild(ENGINE) as spawned:
         spawned.process.send_signal(signal.SIGINT)
-        spawned.tell(settings)
+        spawned.send_config(settings)
         client = await connect(settings, spawned)
         spawned.process.send_signal(signal.SIGINT)
         assert (await ask(client, request("a", 4, 3))).reasons == {0: "length"}
@@ -36,8 +36,8 @@ async def test_an_interrupt_while_it_imports_is_not_for_it() -> None:
 
 async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_over() -> None:
     settings = config(Scenario())
-    with Spawned(ENGINE) as spawned:
-        spawned.tell(settings)
+    with EngineChild(ENGINE) as spawned:
+        spawned.send_config(settings)
         await asyncio.to_thread(spawned.socket.recv, 1, MSG_PEEK)  # it has said that it is ready
         client = await connect(settings, spawned)
     assert (await ask(client, request("a", 4, 3))).reasons == {0: "length"}
@@ -47,8 +47,8 @@ async def test_it_gets_ready_while_nobody_listens_and_serves_whoever_takes_it_ov
 
 async def test_one_that_ended_before_it_was_taken_over_is_told() -> None:
     settings = config(Scenario())
-    with Spawned(("/bin/false",)) as spawned:
+    with EngineChild(("/bin/false",)) as spawned:
         await until(lambda: not alive(spawned.process.pid), "it to end", 30)
-        spawned.tell(settings)
+        spawned.send_config(settings)
         with pytest.raises(EngineError, match="ended with status 1"):
             await connect(settings, spawned)

@@ -8,7 +8,7 @@ fail drag the others along, so what is reported is the first cause, after a mome
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.rank_wire import Beat, Failed
+from penstock.engine.ranks.wire import Beat, RankFailed
 from penstock.messages import Clock
 
 CONNECT_SECONDS = 60.0  # for a new process to say its first word
@@ -30,7 +30,7 @@ class Rank:
     greeted: bool = False  # by both of its sockets: it has said hello, and beats
     loaded: bool = False
     beat: Beat | None = None
-    failed: Failed | None = None
+    failed: RankFailed | None = None
     ended: str = ""  # how its process did: "was killed by SIGKILL"
 
     @property

@@ -1,4 +1,4 @@
-"""A rank in a process of its own: python -m penstock.engine.worker ENDPOINT RANK
+"""A rank in a process of its own: python -m penstock.engine.ranks.worker ENDPOINT RANK
 
 Started by local_ranks.py or ray_ranks.py, whose socket is at ENDPOINT; for one that other machines can reach, the keys
 come over standard input. That then stays open and empty: its end means that whoever started us is gone. Two sockets, as
@@ -23,22 +23,22 @@ import zmq
 
 from penstock.config import Place, detect_hardware
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, remove_socket
-from penstock.engine.curve import RankKeys
-from penstock.engine.rank_runner import Runner
-from penstock.engine.rank_wire import (
+from penstock.engine.error_text import error_text, is_for_user
+from penstock.engine.ranks.keys import RankKeys
+from penstock.engine.ranks.runner import RankRunner
+from penstock.engine.ranks.wire import (
     Beat,
     Done,
     Execute,
-    Failed,
     Hello,
     Loaded,
+    RankFailed,
     Report,
     Start,
     decode_order,
     encode,
     identity,
 )
-from penstock.engine.reason import for_user, reason_for
 
 BEAT_SECONDS = 0.25
 LINGER_MS = 1000  # for the last word to get through
@@ -49,7 +49,7 @@ LOOK_SECONDS = 50e-6  # between looks for an order and at a device that computes
 
 log = logging.getLogger(__name__)
 
-Load = Callable[[Start], Runner]
+Load = Callable[[Start], RankRunner]
 
 
 class Pulse(threading.Thread):
@@ -112,9 +112,9 @@ def work(load: Load, mesh: str = MESH) -> int:
         obey(start, orders, pulse, load, tell)
     except Exception as error:
         waits = waited(error, mesh)
-        reason = reason_for(error)
+        reason = error_text(error)
         # Where it came from is plain then, and the fault another's.
-        tell(Failed(pulse.doing, reason.splitlines()[0] if waits else reason, for_user(error), waits))
+        tell(RankFailed(pulse.doing, reason.splitlines()[0] if waits else reason, is_for_user(error), waits))
         orders.close()
         context.term()  # when it has been sent
     return 1
@@ -152,7 +152,7 @@ def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, te
             pulse.plans += 1
 
 
-def order_comes(runner: Runner, orders: "zmq.Socket[bytes]", pulse: Pulse) -> bool:
+def order_comes(runner: RankRunner, orders: "zmq.Socket[bytes]", pulse: Pulse) -> bool:
     """Whether there is another order before the oldest plan is done. Looks in turns: an order that is taken in while a
     device computes costs it no time, and there is no waiting for both at once."""
     pulse.waits = True
@@ -217,7 +217,7 @@ def hold_port() -> socket.socket:
     return held
 
 
-def load_rank(start: Start) -> Runner:
+def load_rank(start: Start) -> RankRunner:
     from penstock.runtime.loading.cpu import load_cpu_runner  # here and not above: it imports torch
     from penstock.runtime.loading.gpu import load_gpu_runner
 

@@ -6,20 +6,21 @@ import math
 import msgspec
 import zmq
 
-from penstock.engine.curve import Door, Guard
-from penstock.engine.rank_wire import Beat, Report, decode_report, identity
+from penstock.engine.ranks.keys import EngineKeys, KeyChecker
+from penstock.engine.ranks.wire import Beat, Report, decode_report, identity
 from penstock.messages import EngineError
 
 log = logging.getLogger(__name__)
 
 
 class RankSocket:
-    """One socket for all: orders find their rank by its identity, reports come from anyone who was let in.
+    """One socket for all ranks: an order is routed to its rank by identity, and reports of all ranks are received.
 
-    Bound to `address`, as "ipc:///path/of/file" or "tcp://10.0.0.1:*"; with a guard, who has no key is not let in.
+    It is bound to `address`, such as "ipc:///path/of/file" or "tcp://10.0.0.1:*". With `keys`, only ranks that have one
+    of them can connect.
     """
 
-    def __init__(self, world: int, address: str, guard: Guard | None = None) -> None:
+    def __init__(self, world: int, address: str, keys: EngineKeys | None = None) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -27,33 +28,33 @@ class RankSocket:
         self._ranks = {identity(rank): rank for rank in range(world)}
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._door = Door(guard, self._socket, self._context) if guard else None
-        if self._door:
-            self._poller.register(self._door.questions, zmq.POLLIN)
+        self._checker = KeyChecker(keys, self._socket, self._context) if keys else None
+        if self._checker:
+            self._poller.register(self._checker.requests, zmq.POLLIN)
         self._socket.bind(address)
 
     @property
     def endpoint(self) -> str:
-        """What ranks connect to."""
+        """The address that ranks connect to."""
         return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def watch(self, descriptor: int) -> None:
-        """Let `receive` return when this becomes readable, once: it stays so."""
+        """Let `receive` return when this becomes readable, once: it stays readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, rank: int, frame: bytes) -> None:
-        """Never waits. What is sent to a rank that has gone is lost; its end is noticed elsewhere."""
+        """Never blocks. A frame to a rank that has ended is lost."""
         self._socket.send_multipart((identity(rank), frame), zmq.NOBLOCK)
 
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
-        """Reports that have come, with their ranks; waits for one, or for a watched descriptor, so long at most."""
+        """Return (rank, report) of every report received. Blocks up to `seconds` for one or a watched descriptor."""
         reports: list[tuple[int, Report]] = []
         ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
         for source in ready:
             if isinstance(source, int):
                 self._poller.unregister(source)
-        if self._door and self._door.questions in ready:
-            self._door.answer()
+        if self._checker and self._checker.requests in ready:
+            self._checker.reply()
         while True:
             try:
                 sender, frame = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -62,15 +63,17 @@ class RankSocket:
             try:
                 report = decode_report(frame)
             except msgspec.DecodeError as error:
-                raise EngineError(f"a rank sent what cannot be read, is it of another version? {error}") from error
+                raise EngineError(
+                    f"a rank sent a frame that is no report; is it of another version? {error}"
+                ) from error
             rank = report.rank if isinstance(report, Beat) else self._ranks.get(sender)
             if rank is None:
-                log.error("ignored a %s of nobody we know", type(report).__name__)
+                log.error("ignored a %s of an unknown sender", type(report).__name__)
             else:
                 reports.append((rank, report))
 
     def close(self) -> None:
-        if self._door:
-            self._door.questions.close()
+        if self._checker:
+            self._checker.requests.close()
         self._socket.close()
         self._context.term()

@@ -19,12 +19,12 @@ import msgspec
 
 from penstock.config import EngineConfig
 from penstock.engine.child import STDERR, how_it_ended
-from penstock.engine.curve import Guard, RankKeys
-from penstock.engine.rank_socket import RankSocket
-from penstock.engine.rank_wire import Report
+from penstock.engine.ranks.keys import EngineKeys, RankKeys
+from penstock.engine.ranks.rank_socket import RankSocket
+from penstock.engine.ranks.wire import Report
 from penstock.messages import EngineError
 
-MODULE = "penstock.engine.worker"
+MODULE = "penstock.engine.ranks.worker"
 PLACEMENT_SECONDS = 60.0  # for the cluster to find room
 LOOK_SECONDS = 0.2  # between questions to Ray whether a rank has ended: sooner than last words are waited for
 
@@ -73,13 +73,13 @@ class RayRanks:
             self.machines = [places[i][0] for i in order]
             addresses = [places[i][1] for i in order]
             self.host = addresses[0]
-            guard = Guard(world)
-            self._socket = RankSocket(world, f"tcp://{self._ray.util.get_node_ip_address()}:*", guard)
+            keys = EngineKeys(world)
+            self._socket = RankSocket(world, f"tcp://{self._ray.util.get_node_ip_address()}:*", keys)
             self._held.callback(self._socket.close)
             pids = self._ray.get(
                 [
-                    host.start.remote(("-m", module, self._socket.endpoint, str(rank)), _line(keys))
-                    for rank, (host, keys) in enumerate(zip(hosts, guard.ranks, strict=True))
+                    host.start.remote(("-m", module, self._socket.endpoint, str(rank)), _line(own))
+                    for rank, (host, own) in enumerate(zip(hosts, keys.ranks, strict=True))
                 ]
             )
             self.names = [f"rank {r} (pid {pids[r]} on {addresses[r]})" for r in range(world)]

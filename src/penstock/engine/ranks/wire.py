@@ -1,7 +1,7 @@
 """The words an engine and the processes of its ranks exchange: msgpack of tagged structs.
 
 Orders go to a rank: Start, then one Execute for each plan. Reports come from it: Hello, Loaded, then Done for each plan
-from the one rank that samples, and from every rank a Beat a few times a second. A Failed is a rank's last word.
+from the one rank that samples, and from every rank a Beat a few times a second. A RankFailed is a rank's last word.
 """
 
 import msgspec
@@ -56,7 +56,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     waits: bool  # in there, for other ranks
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """The rank ends. Nothing follows."""
 
     doing: str
@@ -65,7 +65,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     waits: bool  # it was waiting for other ranks
 
 
-Report = Hello | Loaded | Done | Beat | Failed
+Report = Hello | Loaded | Done | Beat | RankFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _orders = msgspec.msgpack.Decoder(Order)

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from penstock.engine.child import SOCKET_NAME, STDERR, how_it_ended, private_directory
-from penstock.engine.rank_socket import RankSocket
-from penstock.engine.rank_wire import Report
+from penstock.engine.ranks.rank_socket import RankSocket
+from penstock.engine.ranks.wire import Report
 
 # -P keeps the working directory, which may be a model's, out of the module search path.
-WORKER = (sys.executable, "-P", "-m", "penstock.engine.worker")
+WORKER = (sys.executable, "-P", "-m", "penstock.engine.ranks.worker")
 REAP_SECONDS = 5.0  # for the kernel to take a killed process down
 LOOPBACK = "127.0.0.1"
 

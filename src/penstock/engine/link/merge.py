@@ -4,7 +4,7 @@ Both ends use this: the engine while its client's socket is full, the client whi
 bounded by what the requests in progress may produce, which admission and `max_tokens` limit.
 """
 
-from penstock.engine.wire import Step
+from penstock.engine.link.wire import Step
 from penstock.messages import EngineStats, TokenDelta
 
 

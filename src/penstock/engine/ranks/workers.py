@@ -10,10 +10,10 @@ from typing import Protocol
 import msgspec
 
 from penstock.config import EngineConfig, format_bytes
-from penstock.engine.local_ranks import LocalRanks
-from penstock.engine.rank_sizes import RankSizes, size_model
-from penstock.engine.rank_wire import Beat, Done, Execute, Failed, Hello, Loaded, Report, Start, encode
-from penstock.engine.supervision import Rank, Supervision
+from penstock.engine.ranks.local import LocalRanks
+from penstock.engine.ranks.sizes import RankSizes, size_model
+from penstock.engine.ranks.supervision import Rank, Supervision
+from penstock.engine.ranks.wire import Beat, Done, Execute, Hello, Loaded, RankFailed, Report, Start, encode
 from penstock.messages import Capacity, EngineError, MemoryRow, SequenceResult, StepPlan, StepResult
 
 TICK_SECONDS = 0.1  # between looks at the ranks while there is no news
@@ -47,7 +47,7 @@ class Ranks(Protocol):
 def start_ranks(config: EngineConfig) -> Ranks:
     """Where the operator wants them."""
     if config.distributed_executor == "ray":
-        from penstock.engine.ray_ranks import RayRanks  # here and not above: only who has Ray can
+        from penstock.engine.ranks.ray_cluster import RayRanks  # here and not above: only who has Ray can
 
         return RayRanks(config)
     return LocalRanks(config.split.world)
@@ -170,7 +170,7 @@ class WorkersExecutor:
             case Loaded():
                 self._capacities[rank] = report.capacity
                 state.loaded = True
-            case Failed():
+            case RankFailed():
                 state.failed = report
         state.greeted = rank in self._hellos and state.beat is not None
 

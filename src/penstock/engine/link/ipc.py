@@ -14,10 +14,10 @@ import msgspec
 from penstock.config.engine import EngineConfig
 from penstock.engine.child import how_it_ended
 from penstock.engine.client import CLOSE_SECONDS, StreamingClient
-from penstock.engine.frames import Frames
-from penstock.engine.spawned import ENGINE, Spawned
+from penstock.engine.link.engine_child import ENGINE, EngineChild
+from penstock.engine.link.frames import Frames
+from penstock.engine.link.wire import Stop, decode_event, encode
 from penstock.engine.streams import Streams
-from penstock.engine.wire import Stop, decode_event, encode
 from penstock.messages import EngineError
 
 EVENTS_AT_ONCE = 16  # read before other callbacks of the loop get their turn
@@ -26,14 +26,14 @@ EVENTS_AT_ONCE = 16  # read before other callbacks of the loop get their turn
 async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE) -> StreamingClient:
     """Start an engine process and wait until it is ready. EngineError gives the reason where it does not get there."""
     try:
-        spawned = Spawned(command)
+        spawned = EngineChild(command)
     except OSError as error:
         raise EngineError(f"the engine process could not be started: {error}") from error
-    spawned.tell(config)
+    spawned.send_config(config)
     return await connect(config, spawned)
 
 
-async def connect(config: EngineConfig, spawned: Spawned) -> StreamingClient:
+async def connect(config: EngineConfig, spawned: EngineChild) -> StreamingClient:
     """Take over a process that has been told of `config`, and wait until it is ready. EngineError as for `spawn`."""
     streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
     process = EngineProcess(spawned, streams)
@@ -47,9 +47,9 @@ async def connect(config: EngineConfig, spawned: Spawned) -> StreamingClient:
 
 
 class EngineProcess:
-    """An engine process and the connection to it; a Link. Its events and its end go into `streams`."""
+    """An engine process and the connection to it; a EngineLink. Its events and its end go into `streams`."""
 
-    def __init__(self, spawned: Spawned, streams: Streams) -> None:
+    def __init__(self, spawned: EngineChild, streams: Streams) -> None:
         self._process = spawned.process
         self._frames = Frames(spawned.socket)
         self._streams = streams

@@ -1,0 +1,27 @@
+"""`penstock replay`: run the scheduler again on the events of a log."""
+
+from penstock.schedule import ReplayMismatch, read_events
+from penstock.schedule import replay as run_again
+
+
+def replay(path: str) -> int:
+    """Print whether the log's events give the plans that the log names. Returns 0 when they do, 1 when they do not.
+
+    A last line that was cut off, as by a process that was killed, is left out. Raises OSError for a file that cannot be
+    read, ValueError for one that is no event log.
+    """
+    with open(path, "rb") as file:
+        lines = file.readlines()
+    cut_off = bool(lines) and not lines[-1].endswith(b"\n")
+    if cut_off:
+        lines.pop()
+    if not lines:
+        raise ValueError(f"{path} has no event: give the file of penstock serve --event-log")
+    try:
+        plans = run_again(read_events(lines))
+    except ReplayMismatch as error:
+        print(f"{path}: {error}")
+        return 1
+    note = "; the last line was cut off and left out" if cut_off else ""
+    print(f"{path}: {len(lines)} events give the same {len(plans)} plans{note}")
+    return 0

@@ -1,0 +1,26 @@
+"""The engine's end of the link to its client."""
+
+from typing import Protocol
+
+from penstock.engine.link.wire import Command, Ended, Ready, Rejected, Step
+
+COMMANDS_AT_ONCE = 256  # that one `receive` returns at most
+
+
+class Channel(Protocol):
+    """Commands in, steps out. Used by the engine's one thread."""
+
+    def receive(self, *, wait: float) -> list[Command | Rejected]:
+        """Return a bounded number of commands, oldest first. Blocks up to `wait` seconds while there is none.
+
+        A Rejected among them is the reply to a request that could not be decoded.
+        """
+        ...
+
+    def post(self, step: Step) -> None:
+        """Send a step, or merge it with the steps that the client has not read yet. Never blocks."""
+        ...
+
+    def announce(self, event: Ready | Ended) -> None:
+        """Send that the engine is ready, or that it ends, after all that was posted."""
+        ...

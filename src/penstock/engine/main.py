@@ -1,0 +1,96 @@
+"""An engine's main function: load, announce that it is ready, step, announce why it ends."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from penstock.config.engine import EngineConfig
+from penstock.engine.core import EngineCore
+from penstock.engine.error_text import error_text
+from penstock.engine.executor import InProcessExecutor
+from penstock.engine.link.channel import Channel
+from penstock.engine.link.wire import Ended, Ready
+from penstock.families import load_spec
+from penstock.messages import Capacity, EngineInfo, Executor
+from penstock.schedule import EventFile, Scheduler, SchedulerConfig
+
+
+class EngineBackend(NamedTuple):
+    """Makes the executor of an engine's plans, and reads the model's end-of-sequence tokens."""
+
+    executor: Callable[[EngineConfig], Executor]
+    eos_token_ids: Callable[[EngineConfig], tuple[int, ...]]
+
+
+def model_eos(config: EngineConfig) -> tuple[int, ...]:
+    return load_spec(Path(config.model)).eos_token_ids
+
+
+def model_executor(config: EngineConfig) -> Executor:
+    """Return an executor in this process for a model of one rank, else one with a process for each rank."""
+    if config.split.world == 1 and config.distributed_executor == "auto":
+        return InProcessExecutor(config)
+    from penstock.engine.ranks.workers import WorkersExecutor  # not above: only an engine with ranks needs it
+
+    return WorkersExecutor(config)
+
+
+MODEL_BACKEND = EngineBackend(model_executor, model_eos)
+
+
+def run_engine(
+    config: EngineConfig, backend: EngineBackend, channel: Channel, *, on_loaded: Callable[[], None] = lambda: None
+) -> bool:
+    """Run an engine to its end. True after a Stop, False after a failure; the client gets the reason of either.
+    `on_loaded` is called when the model is loaded."""
+    try:
+        limits = scheduler_config(config)
+        eos_token_ids = backend.eos_token_ids(config)
+        with contextlib.ExitStack() as held:
+            log = EventFile(held.enter_context(_open_private(config.event_log))) if config.event_log else None
+            executor = held.enter_context(contextlib.closing(backend.executor(config)))
+            capacity = executor.start()
+            scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
+            core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
+            on_loaded()
+            channel.announce(Ready(engine_info(config, capacity, eos_token_ids), scheduler.stats()))
+            channel.announce(Ended(core.run()))
+    except Exception as error:
+        channel.announce(Ended(error_text(error)))
+        return False
+    return True
+
+
+def _open_private(path: str) -> IO[bytes]:
+    """Open a file that only its owner can read, as it holds what users sent. Nothing is buffered."""
+    return open(path, "wb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def scheduler_config(config: EngineConfig) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        max_waiting=config.max_waiting,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[int, ...]) -> EngineInfo:
+    return EngineInfo(
+        model=config.name,
+        revision=config.revision,
+        vocab_size=capacity.vocab_size,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        block_size=capacity.block_size,
+        num_blocks=tuple(group.num_blocks for group in capacity.groups),
+        dtype=config.dtype,
+        incarnation=config.incarnation,
+        pid=os.getpid(),
+        eos_token_ids=eos_token_ids,
+        memory=capacity.memory,
+        cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
+    )
