@@ -63,7 +63,7 @@ class Stream:
         self._news.set()
 
     async def read(self) -> list[TokenDelta]:
-        """Return new deltas, merged per choice. Blocks while there are none; empty at the end. Raises `fail`'s error."""
+        """Return new deltas merged per choice, none at the end. Blocks until there are some. Raises `fail`'s error."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error
