@@ -1,5 +1,4 @@
-"""The engine: the core loop (`core`), where it may live (`launch`), and the client that reaches it there (`client`).
+"""The engine: the core loop (`core`), the ways to start it (`launch`), and the client that reaches it there (`client`).
 
-Nothing is imported here: a process that starts an engine need not wait for what running one takes, nor the other way
-round.
+Nothing is imported here, so that a process which only starts an engine does not import what running one takes.
 """

@@ -1,4 +1,4 @@
-"""Processes that we start, seen from both sides: where they meet, how they die with their parent, how they ended."""
+"""Child processes, both sides: the socket's place, the end with the parent, the text about an end."""
 
 import ctypes
 import logging
@@ -12,7 +12,7 @@ from pathlib import Path
 
 STDIN, STDERR = 0, 2
 SOCKET_NAME = "socket"
-IPC_PATH_MAX_LEN = 107  # as ZeroMQ has it, which whoever is to start a process soonest does not want to import
+IPC_PATH_MAX_LEN = 107  # zmq.IPC_PATH_MAX_LEN; zmq itself is not imported, so that a child starts early
 PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def private_directory() -> Path:
 
 
 def how_it_ended(status: int) -> str:
-    """What follows the name of a process that has ended, in a sentence for people."""
+    """Return the rest of a sentence that begins with the name of a process that has ended."""
     if status >= 0:
         return f"ended with status {status}; its messages on standard error say why"
     hint = ": the machine may be out of memory" if -status == signal.SIGKILL else ""
@@ -40,20 +40,20 @@ def how_it_ended(status: int) -> str:
 
 
 def remove_socket(endpoint: str) -> None:
-    """What the parent, had it lived, would have removed once we were connected."""
+    """Remove the socket's file and directory, which the parent has not done because it died too early."""
     path = Path(endpoint.removeprefix("ipc://"))
     try:
         if stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()
             path.parent.rmdir()
     except FileNotFoundError:
-        pass  # another child of the same parent was sooner
+        pass  # another child of the same parent has removed it
     except OSError as error:
         log.warning("could not remove %s: %s", path, error)
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when the thread that started it does, also in the middle of a step."""
+    """Let the kernel kill this process when the thread that started it ends, also during a step."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
@@ -61,10 +61,9 @@ def die_with_parent() -> None:
 
 
 def die_at_end_of_input(last_act: Callable[[], None] = lambda: None) -> None:
-    """End this process when nobody holds the other end of its standard input any more; `last_act` is called before.
+    """End this process when the other end of its standard input is closed everywhere; `last_act` is called before.
 
-    Works anywhere, for as long as Python can switch threads, and also where the process that started us was not the
-    last to hold the pipe.
+    Works on every system while Python can switch threads, also when other processes than the parent hold the pipe.
     """
 
     def watch() -> None:

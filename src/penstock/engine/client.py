@@ -1,4 +1,4 @@
-"""A client of one engine, whichever way its engine is reached."""
+"""A client of one engine, on a thread or in a process."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,22 +9,22 @@ from penstock.engine.streams import Streams
 from penstock.messages import EngineInfo, EngineStats, FinishReason, GenerateRequest, RequestRejected, TokenDelta
 
 STALL_TICKS = 4  # in a step_deadline
-CLOSE_SECONDS = 5.0  # for the current step to end when the engine is closed
+CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
 
 
 class EngineLink(Protocol):
-    """The way to an engine. What comes back goes into the Streams the link was made with."""
+    """Sends commands to an engine. Its events go into the Streams the link was made with."""
 
     def send(self, frame: bytes) -> None:
-        """Never waits; ignored once the engine has ended. What can pile up is bounded by the streams' limit."""
+        """Never blocks; ignored after the engine's end. The bytes unsent are bounded by the streams' limit."""
         ...
 
     def kill(self) -> None:
-        """End the engine at once, as far as that can be done."""
+        """End the engine at once, as far as possible."""
         ...
 
     async def close(self) -> None:
-        """Let the engine end, and leave nothing behind. May be called twice."""
+        """End the engine after its current step and release everything. May be called twice."""
         ...
 
 
@@ -86,21 +86,21 @@ class StreamingClient:
 
 
 class Progress:
-    """Judges an engine by its client's own ticks: a client that was itself stopped for long has seen only one pass."""
+    """Counts the client's ticks without an event. Time in which the client was stopped counts as one tick."""
 
     def __init__(self) -> None:
         self._heard: int | None = None
         self._still = 0
 
     def tick(self, heard: int | None) -> int:
-        """How many ticks in a row found no event since the last, of `heard` in all. None: no answer is owed."""
+        """Return how many ticks in a row found `heard`, the events so far, unchanged. None: no event is due."""
         self._still = self._still + 1 if heard is not None and heard == self._heard else 0
         self._heard = heard
         return self._still
 
 
 def _encode_request(request: GenerateRequest) -> bytes:
-    """RequestRejected where a value cannot be sent at all, such as a token id of 2**70."""
+    """Encode a request. Raises RequestRejected for a value that msgpack cannot hold, such as a token id of 2**70."""
     if not isinstance(request.request_id, str):
         raise RequestRejected(f"request id {request.request_id!r} is not a string")
     try:

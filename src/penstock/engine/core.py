@@ -1,4 +1,4 @@
-"""The engine's loop: commands in, a plan, its result, one message out."""
+"""The engine's loop: receive commands, plan a step, apply its result, send one message."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ from penstock.messages import (
 )
 from penstock.schedule import Scheduler
 
-ADMISSION_SECONDS = 0.002  # of each step that new requests may take from those that run
+ADMISSION_SECONDS = 0.002  # of each step that adding new requests may take
 HEALTH_SECONDS = 1.0  # between looks at the executor while there is nothing to do
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ class EngineCore:
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results are not in
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
-        self._idle = True  # the last turn found nothing to do
+        self._idle = True  # the last round found nothing to do
         self._out = Step(EngineStats())  # the next message in the making
-        self._told = 0  # steps that the client has been told of
+        self._posted_steps = 0  # that a message has reported
         self._stop_reason: str | None = None
 
     def run(self) -> str:
-        """Step until told to stop; the reason given."""
+        """Step until a Stop command. Returns its reason."""
         while True:
             self._receive()
             if self._stop_reason is not None:
@@ -70,16 +70,16 @@ class EngineCore:
             self._send()
 
     def _receive(self) -> None:
-        """Obey the commands that have come; with nothing to do, sleep for one, and look after the executor."""
+        """Execute the commands received. An idle engine blocks until one comes, and checks the executor's health."""
         commands = self._channel.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
         if self._idle:
             self._executor.health()
             self._meter.resume()
         for command in commands:
-            self._obey(command)
+            self._execute(command)
 
     def _admit(self) -> None:
-        """Add requests for a bounded time: a flood of them must not stall those that run."""
+        """Add requests for a bounded time, so that many new ones do not delay those that run."""
         start = self._clock()
         while self._backlog:
             self._add(next(iter(self._backlog)))
@@ -103,14 +103,14 @@ class EngineCore:
             raise RuntimeError("the scheduler has work but plans none of it")
 
     def _send(self) -> None:
-        """One message with all there is to say since the last, if there is anything."""
+        """Send one message with everything new since the last one, if there is anything."""
         out, steps = self._out, self._meter.steps
-        if steps > self._told or out.deltas or out.rejected or out.aborted or out.replies:
+        if steps > self._posted_steps or out.deltas or out.rejected or out.aborted or out.replies:
             stats = self._scheduler.stats(*self._meter.seconds)
             self._channel.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
-            self._out, self._told = Step(stats), steps
+            self._out, self._posted_steps = Step(stats), steps
 
-    def _obey(self, command: Command | Rejected) -> None:
+    def _execute(self, command: Command | Rejected) -> None:
         now = self._clock()
         match command:
             case Add():
@@ -142,7 +142,7 @@ class EngineCore:
         self._backlog[request.request_id] = request
 
     def _add(self, request_id: str) -> None:
-        """Move a request from the backlog to the scheduler. Whatever goes wrong here is that request's alone."""
+        """Move a request from the backlog to the scheduler. An error here ends this request only."""
         request = self._backlog.pop(request_id)
         try:
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
@@ -154,7 +154,7 @@ class EngineCore:
             self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
 
     def _end(self, request: GenerateRequest, reason: FinishReason, error: str = "") -> None:
-        """End a request the scheduler does not know."""
+        """End a request that is not in the scheduler."""
         for choice in range(request.first_choice, request.first_choice + request.n):
             self._out.deltas.append(
                 TokenDelta(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class InProcessExecutor:
-    """Hands plans to a runner: on a CPU they are computed when their results are asked for, on a GPU meanwhile."""
+    """Passes plans to a runner, which computes them in `result` on a CPU, and from `submit` on on a GPU."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -23,17 +23,17 @@ class InProcessExecutor:
     def start(self) -> Capacity:
         """Load the model. Raises what loading raises: CheckpointError, UnsupportedModel, DoesNotFit, OSError."""
         preload = Preload(self._config) if self._config.device == "cpu" else None
-        from penstock.runtime.loading.load import load_runner  # here and not above: it imports torch
+        from penstock.runtime.loading.load import load_runner  # not above: it imports torch
 
         self._runner = runner = load_runner(self._config, preload)
         self.submit, self.result = runner.submit, runner.result
         return runner.capacity
 
     def health(self) -> None:
-        """Nothing ends here but with the engine."""
+        """Never raises: the runner ends with the engine."""
 
     def close(self) -> None:
-        """Give the model's memory back. May be called at any time, also twice."""
+        """Free the model's memory. May be called at any time, also twice."""
         runner, self._runner = self._runner, None
         self.submit = self.result = _not_started
         if runner is not None:

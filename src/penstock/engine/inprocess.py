@@ -1,4 +1,4 @@
-"""The way to an engine on a thread of this process: for tests, one-off generation and benchmarks."""
+"""An engine on a thread of this process: for tests, one-off generation and benchmarks."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,10 @@ async def start_thread(config: EngineConfig, backend: EngineBackend = MODEL_BACK
 
 
 class QueueChannel:
-    """The engine's end. Commands travel encoded, so that they are checked as strictly as between processes."""
+    """A Channel between two threads. Commands are encoded, so that they are checked as between processes."""
 
     def __init__(self, notify: Callable[[], None]) -> None:
-        self._notify = notify  # called from the engine's thread when there is something to take, once until it is taken
+        self._notify = notify  # called from the engine's thread once for all that `take` returns next
         self._commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._steps = StepBuffer()
@@ -45,7 +45,7 @@ class QueueChannel:
         self._commands.put(frame)
 
     def take(self) -> list[Event]:
-        """For the client: what the engine has said since."""
+        """For the client: return the events since the last call."""
         with self._lock:
             events: list[Event] = [self._steps.take()] if self._steps else []
             events += self._announced
@@ -77,7 +77,7 @@ class QueueChannel:
 
 
 class EngineThread:
-    """An engine on a daemon thread; a EngineLink. A step in progress cannot be ended from outside."""
+    """An engine on a daemon thread; an EngineLink. A step in progress cannot be ended from outside."""
 
     def __init__(self, config: EngineConfig, backend: EngineBackend, streams: Streams) -> None:
         self._streams = streams
@@ -98,7 +98,7 @@ class EngineThread:
         try:
             await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
         except TimeoutError:
-            log.warning("the engine's thread is still in a step after %g s and is left to itself", CLOSE_SECONDS)
+            log.warning("the engine's thread is still in a step after %g s; it is left running", CLOSE_SECONDS)
 
     def _run(self, config: EngineConfig, backend: EngineBackend) -> None:
         try:
@@ -107,7 +107,7 @@ class EngineThread:
             self._call(self._finish)
 
     def _call(self, callback: Callable[[], None]) -> None:
-        """From the engine's thread: have the loop call something. A loop that has been closed wants nothing more."""
+        """From the engine's thread: call something on the client's event loop, or stop if that is closed."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:

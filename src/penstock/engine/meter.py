@@ -1,4 +1,4 @@
-"""Steps, and where their time went."""
+"""Counts steps and their seconds."""
 
 from penstock.messages import Clock, StepTiming
 
@@ -17,7 +17,7 @@ class StepMeter:
         self._step = self._forward = self._sample = 0.0
 
     def resume(self) -> None:
-        """The loop has just woken up."""
+        """Start to count again after the loop was asleep."""
         self._mark = self._clock()
 
     def step(self, timing: StepTiming) -> None:
@@ -31,5 +31,5 @@ class StepMeter:
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """Of all steps so far; of their forward passes; of their sampling."""
+        """Seconds of all steps so far, of their forward passes and of their sampling."""
         return self._step, self._forward, self._sample

@@ -1,4 +1,4 @@
-"""Which processors a process uses beside an engine that computes on all of them."""
+"""The processors of a process that runs beside an engine."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def keep_off(cpu: int | None) -> Iterator[None]:
-    """Keep this process, with all its threads, off the processor that an engine's loop stays on; where there are more.
+    """Keep all threads of this process off the processor `cpu`, which an engine's loop stays on, if there are others.
 
-    Between two steps the loop works alone, and its other threads wait for it: who ran on its processor then would hold
-    up all of them. On another's, the two work side by side. Threads and processes that are begun meanwhile inherit it;
-    the threads may run where they might before in the end, and new ones where the caller might.
+    Between two steps the engine's other threads wait for its loop, so a thread on the loop's processor delays all of
+    them. Threads and processes started in the context inherit the restriction. At its end, threads that were there
+    before get their processors back, and new threads get the caller's.
     """
     before, own = _allowed(), os.sched_getaffinity(0)
     _allow({thread: cpus - {cpu} or cpus for thread, cpus in before.items()})
@@ -23,7 +23,7 @@ def keep_off(cpu: int | None) -> Iterator[None]:
 
 
 def _allowed() -> dict[int, set[int]]:
-    """The processors of each of our threads."""
+    """Return the processors that each of our threads may run on."""
     found = {}
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # it has ended since

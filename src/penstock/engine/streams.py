@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """What one request has been sent and its consumer has not read yet. Bounded by the request's own max_tokens."""
+    """Buffers the deltas of one request until its consumer reads them. Bounded by the request's own max_tokens."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request_id = request.request_id
@@ -34,7 +34,7 @@ class Stream:
 
     @property
     def in_engine(self) -> bool:
-        """As far as is known, the engine still works on it."""
+        """True while the engine may still work on the request."""
         return bool(self._expected) and not self._refused
 
     def push(self, delta: TokenDelta) -> None:
@@ -63,7 +63,7 @@ class Stream:
         self._news.set()
 
     async def read(self) -> list[TokenDelta]:
-        """What has come since, merged per choice; waits for some. Empty at the end. Raises what `fail` was given."""
+        """Return new deltas merged per choice, none at the end. Blocks until there are some. Raises `fail`'s error."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error
@@ -75,28 +75,28 @@ class Stream:
 
 
 class Streams:
-    """The open streams of one engine, and what else its client knows of it. Used from one event loop."""
+    """The open streams of one engine, with its stats, replies and end. Used from one event loop."""
 
     def __init__(self, *, incarnation: int, limit: int) -> None:
         self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.stats = EngineStats()
-        self.heard = 0  # events so far: they come whenever there is work
+        self.heard = 0  # events received; there are some whenever there is work
         self.refused = 0  # deltas of another incarnation
         self.failure = ""  # why the engine ended
         self._incarnation = incarnation
         self._limit = limit
         self._streams: dict[str, Stream] = {}
-        self._aborting: set[str] = set()  # closed early; the engine has yet to confirm that it knows
+        self._aborting: set[str] = set()  # closed early, and the engine has not confirmed the abort
         self._serials = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
 
     @property
     def busy(self) -> bool:
-        """The engine owes an answer."""
+        """True while a message from the engine is due."""
         return bool(self._streams or self._aborting or self._replies)
 
     def open(self, request: GenerateRequest) -> Stream:
-        """EngineError when the engine has ended; QueueFull; RequestRejected for what no engine could keep apart."""
+        """Raises EngineError after the engine's end, QueueFull, RequestRejected for an id in use or a wrong n."""
         if self.failure:
             raise EngineError(self.failure)
         name = request.request_id
@@ -110,7 +110,7 @@ class Streams:
         return stream
 
     def close(self, stream: Stream) -> bool:
-        """Forget a stream. True when the engine has to be told, since it still works on it."""
+        """Forget a stream. Returns True when the engine still works on it, so that the caller must send an abort."""
         del self._streams[stream.request_id]
         early = stream.in_engine and not self.failure
         if early:
@@ -118,7 +118,7 @@ class Streams:
         return early
 
     def expect_reply(self) -> tuple[int, asyncio.Future[str]]:
-        """The serial for a control message, and its answer to come."""
+        """Return the serial of a control message, and the future of its reply."""
         if self.failure:
             raise EngineError(self.failure)
         serial = next(self._serials)
@@ -126,7 +126,7 @@ class Streams:
         return serial, self._replies[serial]
 
     def take(self, event: Event) -> None:
-        if self.failure:  # an engine that was given up has no say any more
+        if self.failure:  # of an engine that was given up
             return
         self.heard += 1
         match event:
@@ -140,13 +140,13 @@ class Streams:
                 self.fail(event.reason)
 
     def fail(self, reason: str) -> None:
-        """The engine has failed: so does everything that waits for it. The first reason stays."""
-        if not self.failure and self.info.done() and not self.info.cancelled():  # else whoever starts it knows
+        """End all streams and replies because the engine has failed. The first reason stays."""
+        if not self.failure and self.info.done() and not self.info.cancelled():  # else its start raises the reason
             log.error("the engine has failed: %s", reason)
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """No engine from now on."""
+        """End all streams and replies; the engine is gone."""
         if self.failure:
             return
         self.failure = reason

@@ -1,4 +1,4 @@
-"""Structs that cross a boundary, and the protocols of those who exchange them. Frozen; no behaviour beyond packing."""
+"""Frozen structs that cross a boundary between rooms, and the protocols between rooms. No behaviour but packing."""
 
 from penstock.messages.delta import EngineInfo, EngineStats, RequestTiming, TokenDelta
 from penstock.messages.limits import InvalidParameter, check_sampling

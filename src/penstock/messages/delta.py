@@ -1,4 +1,4 @@
-"""What an engine tells a client: new tokens of a choice, and what the engine is."""
+"""Messages from an engine to its client: new tokens of a choice, stats, and facts about the engine."""
 
 import msgspec
 
@@ -43,7 +43,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     waiting: int = 0
     blocks_total: tuple[int, ...] = ()
     blocks_held: tuple[int, ...] = ()
-    blocks_cached: tuple[int, ...] = ()  # held by nobody, kept for their content
+    blocks_cached: tuple[int, ...] = ()  # not held, kept for their content
     preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
@@ -59,7 +59,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may know of the engine it talks to; fixed while the engine lives."""
+    """Facts about an engine that stay the same while it lives."""
 
     model: str
     revision: str

@@ -27,7 +27,7 @@ def pack_row(row: TokenLogprobs) -> bytes:
 
 
 def unpack_rows(data: bytes, k: int) -> Iterator[TokenLogprobs]:
-    """Rows of `data`, each with k alternatives. ValueError where the length is not a whole number of rows."""
+    """Rows of `data`, each with k alternatives. Raises ValueError when the length is not a whole number of rows."""
     if len(data) % row_size(k):
         raise ValueError(f"{len(data)} bytes of logprobs are not rows of {row_size(k)} bytes (k={k})")
     for fields in struct.iter_unpack("<ifi" + "if" * k, data):

@@ -1,4 +1,4 @@
-"""What a scheduler tells an executor to do in one step, and what the executor answers.
+"""A scheduler's plan of one step, and the executor's result.
 
 A sequence is one choice of one request. Its number `seq` is unique for the life of the scheduler. There is one unit of
 work: compute `count` tokens of a sequence. Prefill, a chunk of it, decode, the rest after a prefix hit and the
@@ -13,7 +13,7 @@ from penstock.messages.request import SamplingParams
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sequence the executor has not seen, or had been told to forget (`StepPlan.gone`)."""
+    """A sequence that is new to the executor, or was in an earlier plan's `gone`."""
 
     seq: int
     token_ids: tuple[int, ...]  # prompt, then output so far
@@ -29,7 +29,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compute the next `count` tokens of a sequence, the last `drafts` of which the executor proposes itself.
 
     With `sample`, the unit ends at the sequence's last token and yields between 1 and 1 + drafts new tokens. That last
-    token may itself be one that an outstanding plan has yet to sample: the executor knows it, the scheduler does not.
+    token may be one that an outstanding plan has yet to sample: the executor has it, the scheduler does not. The unit
+    begins at the executor's own position, as an outstanding plan may refuse drafts that the scheduler counted on.
     """
 
     seq: int
@@ -58,7 +59,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one unit of work gave."""
+    """The result of one unit of work."""
 
     seq: int
     token_ids: tuple[int, ...] = ()  # empty for work that did not sample
@@ -77,7 +78,7 @@ class StepTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a plan gave."""
+    """The result of a plan."""
 
     plan_id: int
     results: tuple[SequenceResult, ...]  # one for each of the plan's work, in its order
@@ -100,7 +101,7 @@ class MemoryRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, array_like=True):
-    """What an executor found it can hold. The scheduler's limits; never written back into the configuration."""
+    """What an executor can hold, as measured. It limits the scheduler and does not change the configuration."""
 
     block_size: int
     groups: tuple[KVGroup, ...]

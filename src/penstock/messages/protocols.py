@@ -1,4 +1,4 @@
-"""The seams between rooms."""
+"""The interfaces between rooms."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -20,11 +20,11 @@ class Executor(Protocol):
     def start(self) -> Capacity: ...
     def submit(self, plan: StepPlan) -> None: ...
     def result(self) -> StepResult:
-        """The result of the oldest outstanding plan; waits for it."""
+        """Return the result of the oldest outstanding plan. Blocks until it is there."""
         ...
 
     def health(self) -> None:
-        """Raises what has ended the executor while it had nothing to do: then it is asked about once a second."""
+        """Raise the error that has ended the executor. Called about once a second while it has nothing to do."""
         ...
 
     def close(self) -> None: ...
@@ -61,7 +61,7 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> None: ...
     def stats(self) -> EngineStats:
-        """As of the last step heard of; never waits."""
+        """Return the stats after the last step received. Never blocks."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What a client asks of an engine."""
+"""A client's request to an engine."""
 
 import msgspec
 

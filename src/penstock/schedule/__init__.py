@@ -1,4 +1,4 @@
-"""What runs next: request state, queue order, KV blocks, the prefix cache. Pure; events in, plans out."""
+"""The scheduler: request state, queue order, KV blocks, the prefix cache. Pure: events in, plans out."""
 
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.log import Event, EventFile, EventLog, read_events

@@ -1,4 +1,4 @@
-"""The blocks of one KV group: who holds them, what they contain, and when they may be handed out again.
+"""The blocks of one KV group: their holders, their content, and when they may be allocated again.
 
 A block is in exactly one of four states:
 
@@ -7,7 +7,7 @@ A block is in exactly one of four states:
 - cached: nobody holds it, it is published under a key and is kept until evicted, the least recently freed first;
 - free: nobody holds it and its content means nothing.
 
-Block 0 is the null page: never handed out, it stands in tables for what nobody will read.
+Block 0 is the null page: never handed out, it stands in tables for blocks that are never read.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -20,7 +20,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.total = max(num_blocks - 1, 0)
         self.held = 0
-        self.reusable = 0  # nobody holds them, and their content can be matched
+        self.reusable = 0  # not held, and their content can be matched
         self.fenced = 0
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks

@@ -19,7 +19,7 @@ class Hit(NamedTuple):
     """Where a sequence can start: `computed` tokens whose KV lies in existing blocks."""
 
     computed: int
-    shared: tuple[list[int], ...]  # per group: ids for the blocks wholly below `computed`, 0 where nobody will look
+    shared: tuple[list[int], ...]  # per group: ids of the blocks wholly below `computed`, 0 for those never read
     tails: tuple[int, ...] = ()  # per group: the block `computed` lies inside of, to be copied; empty at a border
 
 
@@ -41,7 +41,7 @@ class KVCache:
         self._fence = plan_id
 
     def applied(self, plan_id: int, copied: Iterable[tuple[int, ...]]) -> None:
-        """Plan `plan_id` is over: lift its fences and let go of the blocks it copied from."""
+        """Plan `plan_id` has been applied: lift its fences and free the blocks it copied from."""
         if self._fence == plan_id:
             self._fence = 0
         for pool in self.pools:

@@ -1,10 +1,10 @@
-"""What the operator may limit in scheduling."""
+"""The limits of a scheduler."""
 
 import msgspec
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one scheduler. ValueError where they contradict each other."""
+    """Limits of one scheduler. Raises ValueError when they contradict each other."""
 
     max_num_seqs: int  # sequences (choices) the executor knows at a time
     max_num_batched_tokens: int  # tokens computed in one step; a longer prompt is computed in chunks

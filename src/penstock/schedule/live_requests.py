@@ -1,4 +1,4 @@
-"""All live requests, and the line that each of their choices stands in."""
+"""All live requests, and the queue that each of their choices is in."""
 
 from penstock.schedule.policy import dequeue, enqueue
 from penstock.schedule.sequence import Phase, Request, Sequence
@@ -36,7 +36,7 @@ class LiveRequests:
         enqueue(self.waiting, sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of wherever it is, and its request with its last choice."""
+        """Remove a sequence from its queue, and its request with the last choice."""
         request = sequence.request
         match sequence.phase:
             case Phase.RUNNING:
@@ -51,7 +51,7 @@ class LiveRequests:
             del self.requests[request.message.request_id]
             self.not_started -= not request.started
         elif len(request.held_back) == len(request.choices):
-            # The one that was to compute the prompt is gone: now the next one is.
+            # The choice that was to compute the prompt is gone: the next one computes it.
             self._queue(request, 1)
 
     def release(self, request: Request) -> None:
@@ -60,17 +60,17 @@ class LiveRequests:
             self._queue(request, len(request.held_back))
 
     def check(self) -> None:
-        """Prove that every choice stands in the one line its phase says, and every line in order."""
+        """Prove that every choice is in the queue of its phase, and that the queues are in order."""
         by_phase: dict[Phase, list[Sequence]] = {phase: [] for phase in Phase}
         for request in self.requests.values():
             for sequence in request.choices.values():
                 by_phase[sequence.phase].append(sequence)
-        for phase, line in ((Phase.RUNNING, self.running), (Phase.WAITING, self.waiting)):
-            if line != sorted(by_phase[phase], key=lambda s: s.order):
-                raise RuntimeError(f"the line of {phase.value} sequences is not in order, or lacks one")
+        for phase, queue in ((Phase.RUNNING, self.running), (Phase.WAITING, self.waiting)):
+            if queue != sorted(by_phase[phase], key=lambda s: s.order):
+                raise RuntimeError(f"the queue of {phase.value} sequences is not in order, or lacks one")
         held_back = [s for request in self.requests.values() for s in request.held_back]
         if held_back != by_phase[Phase.HELD_BACK] or by_phase[Phase.DONE]:
-            raise RuntimeError("a sequence is held back and does not know it, or has ended and is still there")
+            raise RuntimeError("a sequence's phase differs from its queue, or it has ended and is still there")
         if self.not_started != sum(not request.started for request in self.requests.values()):
             raise RuntimeError(f"counted {self.not_started} requests that have not started, which is wrong")
 

@@ -1,7 +1,7 @@
-"""What a plan takes where none may build upon a token that an outstanding one has yet to sample.
+"""Divides the running sequences among the plans of a pipeline.
 
-So it is with a pipeline of stages: a plan is in its first stage while the one before it is in its last. A sequence that
-decodes then waits for its token, and the plans divide the others among them.
+A plan cannot use a token that an outstanding plan has yet to sample: one plan is in the first stage while the one
+before is in the last. So a decoding sequence is in one outstanding plan at a time.
 """
 
 from collections.abc import Sequence as Line
@@ -10,11 +10,11 @@ from penstock.schedule.sequence import Sequence
 
 
 def take_share(running: Line[Sequence], depth: int, outstanding: int) -> tuple[list[Sequence], int]:
-    """(sequences to plan now, in order, how many of them decode) of those that run. `outstanding` of `depth` plans are.
+    """Return the sequences to plan now, in order, and how many of them decode. `outstanding` of `depth` plans are out.
 
-    Chunks of a prompt follow each other at once: their tokens are known. Of those that decode, a plan takes a share of
-    all that run at most, and leaves something to the plans that can still follow it. Nobody waits for long: who is left
-    over was kept out by a full share, and when all outstanding plans are full they hold everybody.
+    Chunks of a prompt follow each other at once, as their tokens are known. A plan takes at most 1 / `depth` of the
+    running sequences as decodes, and leaves some for the plans that can still follow. No sequence waits for long: one
+    is left over only by a full share, and `depth` full shares hold all sequences.
     """
     known = [s for s in running if s.expected == len(s.tokens) and s.planned < s.target]
     due = sum(s.planned + 1 == s.expected for s in known)

@@ -1,8 +1,8 @@
-"""What the next step computes.
+"""Plans what the next step computes.
 
-Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. Who
-needs a block that is not there takes it from the last running sequence in that order, which starts over later; the
-first is never preempted, and alone it fits, so every step moves something.
+Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. A
+sequence that lacks a block takes it from the last running one in that order, which starts over later. The first is
+never preempted, and it fits alone, so every step makes progress.
 """
 
 from penstock.messages import Capacity
@@ -15,8 +15,7 @@ from penstock.schedule.step import StepDraft
 
 
 class Planner:
-    """Drafts steps from a scheduler's live and cache, and moves sequences between the lines of the one and blocks of
-    the other as they start and are preempted."""
+    """Drafts steps, and moves sequences between the queues, with their blocks, as they start and are preempted."""
 
     def __init__(self, config: SchedulerConfig, capacity: Capacity, cache: KVCache, live: LiveRequests) -> None:
         self._config = config
@@ -63,13 +62,13 @@ class Planner:
                     sequences.append(sequence)
                     decodes += 1
             else:
-                # Whoever comes later keeps the tokens of a decode, however long this one's prompt is.
+                # Leave the tokens of a decode step to each later sequence, however long this one's prompt is.
                 reserved = (len(running) - index - 1) * per_decode
                 self._extend(sequence, step.budget - decodes - reserved, step)
         step.budget -= decodes
 
     def _continue_known(self, step: StepDraft, outstanding: int) -> None:
-        """The same where a plan may not build upon a token that is yet to be sampled."""
+        """Plan work for running sequences whose tokens are all known, a share of them for each outstanding plan."""
         per_decode = 1 + self._config.num_drafts
         sequences, decodes = take_share(self._live.running, self._depth, outstanding)
         for sequence in sequences:
@@ -97,9 +96,8 @@ class Planner:
         step.add(sequence, end, max(end - target, 0))
 
     def _take_block(self, sequence: Sequence) -> bool:
-        """Preempt later sequences until every group has a block. False where only waiting helps.
-
-        That is for a result, which lifts a fence, or, with all later ones gone, for an earlier sequence to end.
+        """Preempt later sequences until every group has a block. Returns False when the sequence
+        must wait: for a result that lifts a fence, or, with all later ones gone, for an earlier sequence to end.
         """
         pools = self._cache.pools
         while not all(pool.available for pool in pools):
@@ -123,9 +121,9 @@ class Planner:
         self.preemptions += 1
 
     def _admit_waiting(self, step: StepDraft, now: float) -> None:
-        """Start waiting sequences in order, each only if all its known tokens fit. Nobody overtakes.
+        """Start waiting sequences in order, each only if all its known tokens fit. None overtakes another.
 
-        So nothing is admitted while a running sequence lacks a block, nor what was preempted in this very step.
+        So none is admitted while a running sequence lacks a block, and none that was preempted in this step.
         """
         waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:

@@ -1,4 +1,4 @@
-"""Who goes first. A policy gives a request a place once; admission and preemption both follow that one order."""
+"""The order of requests. A policy gives a request its place once; admission and preemption follow that order."""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
@@ -22,14 +22,14 @@ def by_priority(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
 _order = attrgetter("order")
 
 
-def enqueue(line: list[Sequence], sequence: Sequence) -> None:
-    """Insert into a line kept in order."""
-    insort(line, sequence, key=_order)
+def enqueue(queue: list[Sequence], sequence: Sequence) -> None:
+    """Insert into a queue kept in order."""
+    insort(queue, sequence, key=_order)
 
 
-def dequeue(line: list[Sequence], sequence: Sequence) -> None:
-    """Remove from a line kept in order; it must be there."""
-    index = bisect_left(line, sequence.order, key=_order)
-    if line[index] is not sequence:
+def dequeue(queue: list[Sequence], sequence: Sequence) -> None:
+    """Remove from a queue kept in order; it must be there."""
+    index = bisect_left(queue, sequence.order, key=_order)
+    if queue[index] is not sequence:
         raise RuntimeError(f"sequence {sequence.id} is not where its order says")
-    del line[index]
+    del queue[index]

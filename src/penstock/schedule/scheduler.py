@@ -69,10 +69,10 @@ class Scheduler:
     # -- requests come and go ---------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest, now: float) -> list[TokenDelta]:
-        """Queue a request. RequestRejected where it can never be served, QueueFull where it cannot be now.
+        """Queue a request. Raises RequestRejected if it can never be served, QueueFull if it cannot be served now.
 
-        The deltas are those of choices that had already ended: a request that starts from the middle may bring all
-        its tokens with it.
+        Returns the deltas of choices that have ended already: a request that starts from the middle may bring all its
+        tokens with it.
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
@@ -100,7 +100,7 @@ class Scheduler:
         ]
 
     def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int, now: float) -> list[TokenDelta]:
-        """End one choice and keep its first `keep` output tokens. Nothing for an id that is not known (any more)."""
+        """End one choice and keep its first `keep` output tokens. Unknown ids are ignored."""
         state = self._live.requests.get(request_id)
         sequence = state.choices.get(choice) if state is not None else None
         if sequence is None:
@@ -109,7 +109,7 @@ class Scheduler:
         return [self._end(sequence, reason, min(max(keep, 0), sequence.num_output), now)]
 
     def abort(self, request_id: str, now: float) -> list[TokenDelta]:
-        """End all choices of a request. Nothing for an id that is not known (any more)."""
+        """End all choices of a request. Unknown ids are ignored."""
         state = self._live.requests.get(request_id)
         if state is None:
             return []
@@ -124,7 +124,7 @@ class Scheduler:
     # -- planning ---------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step. None where there is nothing to do until a request is added or a result applied."""
+        """Return the next step, or None when there is nothing to do until a request is added or a result applied."""
         if len(self._outstanding) >= self._depth or not self._live.requests:
             return None
         if self._log is not None:
@@ -144,7 +144,7 @@ class Scheduler:
     # -- results ----------------------------------------------------------------------------------------------
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
-        """Take the result of the oldest outstanding plan. ValueError where it is not an answer to that plan."""
+        """Apply the result of the oldest outstanding plan. Raises ValueError for the result of any other plan."""
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
@@ -254,7 +254,7 @@ class Scheduler:
             sequence.plain_below = min(sequence.limit, sequence.next_fill + 1)
 
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
-        """The prompt is computed: let the other choices start. Gives the prompt's logprobs."""
+        """Note that the prompt is computed, and queue the other choices. Returns the prompt's logprobs."""
         sequence.first_token = now
         self._live.release(sequence.request)
         rows, sequence.rows = sequence.rows, None
@@ -296,17 +296,17 @@ class Scheduler:
             self._planner.forget(sequence)
         self._live.remove(sequence)
 
-    # -- looking in -------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether a result is awaited or a request has not ended."""
+        """True while a plan is outstanding or a request has not ended."""
         return bool(self._live.requests or self._outstanding)
 
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
     ) -> EngineStats:
-        """Gauges and counters, beside the seconds that the engine has spent."""
+        """Return gauges and counters, with the seconds that the engine passes in."""
         pools = self._cache.pools
         return EngineStats(
             steps=self._steps,

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a request and of each of its choices."""
+"""The scheduler's state of a request and of each of its choices."""
 
 from enum import Enum
 
@@ -31,8 +31,9 @@ class Sequence:
     """One choice.
 
     Three counts of tokens matter. `computed`: KV confirmed by results. `planned`: what `computed` will be when all
-    outstanding work has succeeded and every draft was right. `expected`: how many tokens will be known then, so
-    expected - planned tokens are left to compute and decoding means that it is 1. Without outstanding work
+    outstanding work has succeeded and every draft was accepted. `expected`: how many tokens will be known then, so
+    expected - planned tokens are left to compute, and 1 means decoding. Blocks are reserved for `planned`, the most; a
+    result with refused drafts lowers both counts, also those of plans still outstanding. Without outstanding work
     planned == computed and expected == len(tokens).
     """
 
@@ -102,7 +103,7 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """What `planned` grows to: the last token is computed only where another is sampled after it."""
+        """The limit of `planned`: a last token is computed only when another is sampled after it."""
         return self.expected if self.expected < self.limit else self.expected - 1
 
     @property

@@ -1,4 +1,4 @@
-"""A step while it is being planned, and while its result is awaited."""
+"""A step while it is planned, and while its plan is outstanding."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from penstock.schedule.sequence import Sequence
 
 
 class Outstanding(NamedTuple):
-    """A plan whose result has not been applied, with what applying it needs."""
+    """A plan whose result has not been applied, with the data that `apply` needs."""
 
     plan_id: int
     sequences: tuple[Sequence, ...]  # one for each of `work`
@@ -46,7 +46,7 @@ class StepDraft:
         self.tails: list[tuple[int, ...]] = []
 
     def introduce(self, sequence: Sequence) -> None:
-        """Tell the executor of a sequence it does not know."""
+        """Add a sequence that is new to the executor."""
         self.new.append(
             NewSequence(
                 sequence.id,

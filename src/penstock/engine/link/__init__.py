@@ -1,1 +1,1 @@
-"""What goes between the API process and the engine: messages, frames, sockets, and the process at the other end."""
+"""Messages, frames and sockets between the API process and the engine, and the engine's process."""

@@ -1,6 +1,6 @@
-"""An engine's process from its start on: the part that needs neither an event loop nor a configuration.
+"""An engine's process before it has a configuration. It needs no event loop.
 
-Who starts it first and looks into its own settings afterwards has both done at once.
+It imports what it needs while its parent resolves the settings.
 """
 
 import contextlib
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 STDERR = 2
 # -P keeps the working directory, which may be a model's, out of the module search path.
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
-# NumPy's threads for products, which no engine makes by it, would spin beside the imports.
+# NumPy's BLAS threads would spin beside the imports, and no engine uses them.
 QUIET = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class EngineChild:
-    """A process that waits to be told what to run. It holds the other end of `socket`, which nobody else can reach.
+    """A process that waits for its configuration. It holds the other end of `socket`; no other process can reach it.
 
-    Leaving the context ends it, unless somebody has taken it over.
+    Leaving the context kills it, unless `take_over` was called.
     """
 
     def __init__(self, command: Sequence[str] = ENGINE) -> None:
-        """Starts it. OSError where that fails; nothing is left then."""
+        """Start the process. Raises OSError when that fails; nothing is left then."""
         with contextlib.ExitStack() as held:
             self.socket, other = socket.socketpair()
             held.callback(self.socket.close)
             stdin, self._lifeline = os.pipe()
             held.callback(os.close, self._lifeline)
-            with other, open(stdin, "rb") as pipe, _deaf_to_interrupts():
+            with other, open(stdin, "rb") as pipe, _interrupts_blocked():
                 end = other.fileno()
                 self.process = subprocess.Popen(
                     [*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,), env={**os.environ, **QUIET}
@@ -45,14 +45,14 @@ class EngineChild:
             self._held = held.pop_all()
 
     def send_config(self, config: "EngineConfig") -> None:
-        """What it shall run: it loads from then on."""
-        import msgspec  # here and not above, as all else that a process can be started without
+        """Send the configuration, with which the process begins to load."""
+        import msgspec  # not above, so that the process starts before the import
 
-        with contextlib.suppress(BrokenPipeError):  # whoever takes it over will notice that it has ended
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `connect` reports
             os.write(self._lifeline, msgspec.json.encode(config) + b"\n")
 
     def take_over(self) -> contextlib.ExitStack:
-        """What closes all that is held here, the process included, is the caller's from now on."""
+        """Return the stack that closes everything held here, the process included. The caller owns it."""
         return self._held.pop_all()
 
     def __enter__(self) -> "EngineChild":
@@ -64,15 +64,15 @@ class EngineChild:
         self._held.close()
 
     def _reap(self) -> None:
-        """Kills only where starting up was interrupted: else the process is known to have ended."""
+        """Wait for the process, and kill it first if it still runs, because its start was interrupted."""
         self.process.kill()
         self.process.wait()
 
 
 @contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """A process started here is never interrupted, not even while it imports: a terminal's Ctrl-C reaches it too, and
-    the client decides what it means."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Let a process started here inherit a blocked SIGINT: a terminal's Ctrl-C reaches it too, and only the client is
+    to handle it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,7 +1,7 @@
-"""Frames between two processes over a stream socket: four bytes that say how long one is, then itself.
+"""Frames between two processes over a stream socket: a length of four bytes, then so many bytes.
 
-Nothing stands between the two: no thread of a library's own has to wake up for a message, on either side, which on
-processors that all compute would hold up a step.
+There is no messaging thread on either side: it would have to be scheduled for each message, and delay a step on
+processors that all compute.
 """
 
 import socket
@@ -11,7 +11,7 @@ READ_BYTES = 256 << 10
 
 
 class Frames:
-    """One end of the socket. Nothing waits here; one thread calls."""
+    """One end of the socket. Nothing blocks; one thread calls."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -24,7 +24,7 @@ class Frames:
 
     @property
     def unsent(self) -> bool:
-        """Whether the socket has not taken all, for want of room: `flush` tries again."""
+        """True when the socket's buffer was full and bytes are left for `flush`."""
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> bool:
@@ -40,13 +40,13 @@ class Frames:
         return sent == len(data)
 
     def flush(self) -> bool:
-        """Hand the socket what it has not taken yet; True when nothing is left."""
+        """Send what the socket has not taken yet. Returns True when nothing is left."""
         if self._unsent:
             del self._unsent[: self._give(self._unsent)]
         return not self._unsent
 
     def receive(self, most: int) -> list[bytes]:
-        """Frames that have come, `most` at most. EOFError when the other end is closed and all was received."""
+        """Return up to `most` frames received. Raises EOFError when the other end is closed and all was received."""
         frames = self._complete(most)
         while len(frames) < most:
             try:
@@ -64,11 +64,11 @@ class Frames:
         return frames
 
     def close(self) -> None:
-        """What the socket has taken still arrives."""
+        """Close the socket. The bytes it has taken still arrive."""
         self._socket.close()
 
     def _give(self, data: bytes | bytearray) -> int:
-        """How many bytes of it are off our hands."""
+        """Return the number of bytes sent, or lost because the other end is closed."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -77,7 +77,7 @@ class Frames:
             return len(data)
 
     def _complete(self, most: int) -> list[bytes]:
-        """Take frames of which every byte has come."""
+        """Take up to `most` complete frames from the buffer."""
         frames: list[bytes] = []
         buffer, begin = self._received, 0
         while len(frames) < most and len(buffer) - begin >= LENGTH_BYTES:

@@ -1,4 +1,4 @@
-"""The way to an engine in a process of its own: start it, talk to it, notice its end, leave nothing behind.
+"""An engine in a process of its own: its start, the messages to and from it, its end.
 
 The two processes share a pair of sockets, one end each from their start: there is no address at which anybody else
 could connect, and no death of either side leaves a file.
@@ -20,11 +20,11 @@ from penstock.engine.link.wire import Stop, decode_event, encode
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError
 
-EVENTS_AT_ONCE = 16  # read before other callbacks of the loop get their turn
+EVENTS_AT_ONCE = 16  # read before other callbacks of the event loop run
 
 
 async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE) -> StreamingClient:
-    """Start an engine process and wait until it is ready. EngineError gives the reason where it does not get there."""
+    """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not."""
     try:
         spawned = EngineChild(command)
     except OSError as error:
@@ -34,7 +34,7 @@ async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE) -> Stream
 
 
 async def connect(config: EngineConfig, spawned: EngineChild) -> StreamingClient:
-    """Take over a process that has been told of `config`, and wait until it is ready. EngineError as for `spawn`."""
+    """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does."""
     streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
     process = EngineProcess(spawned, streams)
     try:
@@ -47,7 +47,7 @@ async def connect(config: EngineConfig, spawned: EngineChild) -> StreamingClient
 
 
 class EngineProcess:
-    """An engine process and the connection to it; a EngineLink. Its events and its end go into `streams`."""
+    """An engine process and the connection to it; an EngineLink. Its events and its end go into `streams`."""
 
     def __init__(self, spawned: EngineChild, streams: Streams) -> None:
         self._process = spawned.process
@@ -65,7 +65,7 @@ class EngineProcess:
             self._held = held.pop_all()
 
     def send(self, frame: bytes) -> None:
-        """What the socket does not take at once is bounded by the streams' limit."""
+        """Send, or buffer what the socket does not take: a number of bytes bounded by the streams' limit."""
         if self._ended.is_set():
             return
         self._frames.send(frame)
@@ -76,7 +76,7 @@ class EngineProcess:
         self._process.kill()
 
     async def ended(self) -> None:
-        """Wait until the process is gone and nothing of it is left."""
+        """Wait until the process has ended and everything of it is released."""
         await self._ended.wait()
 
     async def close(self) -> None:
@@ -95,27 +95,29 @@ class EngineProcess:
             self._loop.remove_writer(self._frames.fileno())
 
     def _read(self) -> None:
-        """Take some of the events that have come."""
+        """Take a bounded number of the events received."""
         if not self._ended.is_set() and self._take(EVENTS_AT_ONCE):
-            self._loop.call_soon(self._read)  # some may have come with those: of these the descriptor does not tell
+            self._loop.call_soon(self._read)  # more may be in the buffer, which makes nothing readable
 
     def _take(self, most: int) -> bool:
-        """Whether so many events were there to be taken."""
+        """Take up to `most` events. Returns True when there were as many."""
         try:
             frames = self._frames.receive(most)
             for frame in frames:
                 self._streams.take(decode_event(frame))
-        except EOFError:  # the process ends, which it will tell by itself
+        except EOFError:  # the process ends, and its pidfd reports that
             self._loop.remove_reader(self._frames.fileno())
             return False
         except msgspec.DecodeError as error:
-            self._streams.fail(f"the engine process sent what cannot be read, is it of another version? {error}")
+            self._streams.fail(
+                f"the engine process sent a message that cannot be read; is it of another version? {error}"
+            )
             self.kill()
             return False
         return len(frames) == most
 
     def _exited(self) -> None:
-        """The process is gone: pass on what it still said, then end everything that waits for it."""
+        """The process has ended: take its last events, then end all streams."""
         self._loop.remove_reader(self._pidfd)
         status = self._process.wait()
         while self._take(EVENTS_AT_ONCE):

@@ -1,7 +1,7 @@
-"""Deltas that wait for a slow reader: at most one for each choice, however long it takes.
+"""Deltas that wait for a slow reader, merged to at most one for each choice.
 
-Both ends use this: the engine while its client's socket is full, the client while a consumer is busy. What waits is
-bounded by what the requests in progress may produce, which admission and `max_tokens` limit.
+Both ends use this: the engine while its client's socket is full, the client while a consumer is busy. The size is
+bounded by the tokens that running requests may produce.
 """
 
 from penstock.engine.link.wire import Step
@@ -18,7 +18,7 @@ class DeltaBuffer:
         return bool(self._waiting)
 
     def push(self, delta: TokenDelta) -> None:
-        """ValueError where the delta leaves a gap behind the one that waits."""
+        """Add a delta. Raises ValueError when tokens are missing between it and the one that waits."""
         key = (delta.request_id, delta.choice)
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -29,7 +29,7 @@ class DeltaBuffer:
         waiting.append(delta)
 
     def take(self) -> list[TokenDelta]:
-        """All that wait."""
+        """Remove and return all."""
         waiting, self._waiting = self._waiting, {}
         return [delta if isinstance(delta, TokenDelta) else delta.delta() for delta in waiting.values()]
 
@@ -54,7 +54,7 @@ class StepBuffer:
         self._step.replies.extend(step.replies)
 
     def take(self) -> Step:
-        """All that wait, with the latest stats."""
+        """Remove all and return them as one step, with the latest stats."""
         step, self._step = self._step, Step(EngineStats())
         stats, self._stats = self._stats or step.stats, None
         return Step(stats, self._deltas.take(), step.rejected, step.aborted, step.replies)

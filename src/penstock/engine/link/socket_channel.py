@@ -11,7 +11,7 @@ from penstock.engine.link.frames import Frames
 from penstock.engine.link.merge import StepBuffer
 from penstock.engine.link.wire import Command, Ended, Ready, Rejected, Step, Stop, decode_command, encode
 
-LINGER_SECONDS = 1.0  # for the last word to get through
+LINGER_SECONDS = 1.0  # for the last message to leave
 
 
 class SocketChannel:
@@ -24,12 +24,12 @@ class SocketChannel:
     def __init__(self, end: socket.socket) -> None:
         self._frames = Frames(end)
         self._late = StepBuffer()
-        self._behind = False  # the client is: some is late, or has left in part
+        self._behind = False  # bytes or steps wait for room in the socket
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._arrivals = select.poll()
         self._arrivals.register(self._frames, select.POLLIN)
         self._stop: Stop | None = None
-        self._more = False  # commands may have come with the last ones, of which the socket no longer tells
+        self._more = False  # more commands may be in the buffer, which makes no descriptor readable
 
     def receive(self, *, wait: float) -> list[Command | Rejected]:
         if wait and not self._more:
@@ -38,7 +38,7 @@ class SocketChannel:
             self._send_late()
         if self._stop is not None:
             return [self._stop]
-        if not (self._more or self._arrivals.poll(0)):  # which says so sooner than an exception of the socket's
+        if not (self._more or self._arrivals.poll(0)):  # cheaper than an exception of recv
             return []
         try:
             frames = self._frames.receive(COMMANDS_AT_ONCE)
@@ -54,7 +54,7 @@ class SocketChannel:
             self._behind = not self._frames.send(encode(step))
 
     def announce(self, event: Ready | Ended) -> None:
-        """Waits a moment for a client that is behind; without it, the end of this process has to say enough."""
+        """Send an event. Blocks up to LINGER_SECONDS for a client that is behind, and drops the event after that."""
         if self._settle():
             self._behind = not self._frames.send(encode(event))
 
@@ -64,13 +64,13 @@ class SocketChannel:
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Wait a moment for the last messages to leave."""
+        """Block up to LINGER_SECONDS for the last messages to leave, then close."""
         self._settle()
         self._frames.close()
         os.close(self._wake)
 
     def _sleep(self, seconds: float) -> None:
-        """Until there is a command, or the time is over. Meanwhile late messages leave as soon as there is room."""
+        """Block until there is a command or the time is over. Late messages leave meanwhile when there is room."""
         end = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
@@ -82,7 +82,7 @@ class SocketChannel:
             self._send_late()
 
     def _settle(self) -> bool:
-        """Wait a moment until all is sent; whether it is."""
+        """Block up to LINGER_SECONDS until all is sent. Returns whether it is."""
         end = time.monotonic() + LINGER_SECONDS
         poll = select.poll()
         poll.register(self._frames, select.POLLOUT)
@@ -94,7 +94,7 @@ class SocketChannel:
         return True
 
     def _send_late(self) -> bool:
-        """As far as there is room; whether nothing is left."""
+        """Send late messages as far as there is room. Returns True when nothing is left."""
         sent = self._frames.flush()
         if sent and self._late:
             sent = self._frames.send(encode(self._late.take()))

@@ -1,8 +1,7 @@
-"""The words a client and its engine exchange: msgpack of tagged structs, one message for each step on the way back.
+"""Messages between a client and its engine: msgpack of tagged structs, one event for each step.
 
-Commands go to the engine, events come from it. Both ends are one program in two processes; nothing else can reach the
-socket. Yet every command is decoded against its type, so that a wrong value in one request is refused with that request
-and never reaches the scheduler or the model.
+Commands go to the engine, events come from it. Every command is decoded against its type, so that a value of a wrong
+type rejects its request and never reaches the scheduler or the model.
 """
 
 import contextlib
@@ -66,13 +65,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The engine ends, or never started. Nothing follows."""
+    """The engine ends, or could not start. Nothing follows."""
 
     reason: str
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Everything an engine has to say after a step, or after commands that needed none."""
+    """Everything new after a step, or after commands that needed no step."""
 
     stats: EngineStats
     deltas: list[TokenDelta] = []
@@ -91,18 +90,18 @@ _events = msgspec.msgpack.Decoder(Event)
 
 
 def encode(message: Command | Event) -> bytes:
-    """ValueError, TypeError or OverflowError where a field holds what msgpack cannot."""
+    """Encode a message. Raises ValueError, TypeError or OverflowError for a value that msgpack cannot hold."""
     return _encoder.encode(message)
 
 
 def decode_event(frame: bytes) -> Event:
-    """msgspec.DecodeError for anything else than an event."""
+    """Decode an event. Raises msgspec.DecodeError for anything else."""
     event: Event = _events.decode(frame)
     return event
 
 
 def decode_command(frame: bytes) -> Command | Rejected | None:
-    """A command; a rejection for a request with a value of the wrong type; None, and a log entry, for anything else."""
+    """Decode a command. Returns a Rejected for a request with a value of a wrong type, and logs anything else."""
     try:
         command: Command = _commands.decode(frame)
         return command
@@ -115,7 +114,7 @@ def decode_command(frame: bytes) -> Command | Rejected | None:
 
 
 def _request_id(frame: bytes) -> str | None:
-    """Whose request it is, where it is a well-formed one but for its values."""
+    """Return the id of a request whose other values may be of wrong types."""
     with contextlib.suppress(msgspec.DecodeError):
         match msgspec.msgpack.decode(frame):
             case {"type": "Add", "request": {"request_id": str(request_id)}}:

@@ -14,14 +14,14 @@ from penstock.engine.ranks.wire import Report
 
 # -P keeps the working directory, which may be a model's, out of the module search path.
 WORKER = (sys.executable, "-P", "-m", "penstock.engine.ranks.worker")
-REAP_SECONDS = 5.0  # for the kernel to take a killed process down
+REAP_SECONDS = 5.0  # that the kernel may take to end a killed process
 LOOPBACK = "127.0.0.1"
 
 log = logging.getLogger(__name__)
 
 
 class LocalRanks:
-    """Processes, each with a pipe whose end tells it that we are gone, and the socket they connect to.
+    """Processes, each with a pipe whose end reports our death, and the socket they connect to.
 
     The socket file (mode 0600) lies in a private directory (mode 0700); both are removed once all are connected.
     Raises OSError where a process cannot be started.
@@ -49,25 +49,25 @@ class LocalRanks:
             raise
 
     def connected(self) -> None:
-        """All ranks are: nobody else can be from now on, and no death of any of us leaves a file."""
+        """Remove the socket's file, as all ranks are connected. No process can connect or leave a file from now on."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def send(self, rank: int, frame: bytes) -> None:
         self._socket.send(rank, frame)
 
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
-        """Reports that have come, with their ranks; waits for one, or for a process to end, so long at most."""
+        """Return (rank, report) of every report received. Blocks up to `seconds` for one, or for a process to end."""
         return self._socket.receive(seconds)
 
     def ended(self) -> dict[int, str]:
-        """How, by rank, for people; those that run are not in it."""
+        """Return how the ranks that have ended did so, in words, by rank."""
         statuses = ((rank, process.poll()) for rank, process in enumerate(self._processes))
         return {rank: how_it_ended(status) for rank, status in statuses if status is not None}
 
     def close(self) -> None:
-        """End every process, whatever state it is in, and leave nothing. May be called twice."""
+        """Kill every process and release everything. May be called twice."""
         for process in self._processes:
-            process.kill()  # all before the first is waited for; one that was stopped dies as well
+            process.kill()  # all of them before the wait for the first; a stopped process dies too
         self._held.close()
 
     def _start(self, command: Sequence[str]) -> None:

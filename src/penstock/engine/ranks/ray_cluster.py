@@ -1,7 +1,7 @@
 """The ranks of an engine on the machines of a Ray cluster.
 
-Ray finds the machines and starts an actor on each rank's; the actor does nothing but hold the rank's process, which is
-the same as on one machine. Plans and results travel over our own sockets, whose keys the actors pass on.
+Ray finds the machines and starts an actor for each rank, which starts the rank's process, the same one as on one
+machine. Plans and results travel over our own sockets; the actors pass their keys on.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from penstock.messages import EngineError
 
 MODULE = "penstock.engine.ranks.worker"
 PLACEMENT_SECONDS = 60.0  # for the cluster to find room
-LOOK_SECONDS = 0.2  # between questions to Ray whether a rank has ended: sooner than last words are waited for
+LOOK_SECONDS = 0.2  # between checks whether a rank has ended; less than supervision.LAST_WORDS
 
 log = logging.getLogger(__name__)
 
 
 class RankHost:
-    """An actor: has one rank's process. When the actor goes, the process does."""
+    """An actor that holds one rank's process, which ends with it."""
 
     def where(self) -> tuple[str, str]:
         """(node, address) of the machine."""
@@ -41,7 +41,7 @@ class RankHost:
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def start(self, arguments: Sequence[str], keys: bytes) -> int:
-        """The pid of the rank, which is started with these arguments and this first line of input."""
+        """Start the rank with these arguments and this first line of input. Returns its pid."""
         self._process = subprocess.Popen([sys.executable, "-P", *arguments], stdin=subprocess.PIPE, stdout=STDERR)
         if self._process.stdin is None:
             raise RuntimeError("a process was started without standard input")
@@ -50,7 +50,7 @@ class RankHost:
         return self._process.pid
 
     def ended(self) -> str:
-        """How, once it has."""
+        """Wait for the end of the rank. Returns how it ended, in words."""
         return how_it_ended(self._process.wait())
 
 
@@ -91,17 +91,17 @@ class RayRanks:
             raise
 
     def connected(self) -> None:
-        """Nobody without a key could connect anyway."""
+        """Nothing to do: no process without a key can connect."""
 
     def send(self, rank: int, frame: bytes) -> None:
         self._socket.send(rank, frame)
 
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
-        """Reports that have come, with their ranks; waits for one, so long at most."""
+        """Return (rank, report) of every report received. Blocks up to `seconds` for one."""
         return self._socket.receive(seconds)
 
     def ended(self) -> dict[int, str]:
-        """How, by rank, for people; those that run are not in it."""
+        """Return how the ranks that have ended did so, in words, by rank."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             done, _ = self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)
             for reference in done:
@@ -110,11 +110,11 @@ class RayRanks:
         return self._ended
 
     def close(self) -> None:
-        """End every actor, and with it its rank, whatever state that is in. May be called twice."""
+        """End every actor and with it its rank. May be called twice."""
         self._held.close()
 
     def _place(self, config: EngineConfig) -> list[Any]:
-        """An actor for each rank, where there is room."""
+        """Start an actor for each rank on machines that have room."""
         ray, world = self._ray, config.split.world
         need = {"CPU": float(max(config.threads, 1))} | ({"GPU": 1.0} if config.device.startswith("cuda") else {})
         group = ray.util.placement_group([need] * world, strategy="PACK")

@@ -1,4 +1,4 @@
-"""What each rank of a model holds, and the KV blocks that all of them have room for. No torch."""
+"""Sizes of a model's ranks: the part that each holds, and the KV blocks that all have room for. No torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from penstock.families.shard import stage_layers
 
 
 class RankSizes(NamedTuple):
-    num_blocks: tuple[int, ...]  # per KV group, for every rank; none: they find out, and agree
+    num_blocks: tuple[int, ...]  # per KV group, for every rank; none: the ranks measure, and agree
     parts: tuple[str, ...]  # what each rank holds, for people
 
 

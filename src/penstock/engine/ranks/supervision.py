@@ -1,4 +1,4 @@
-"""Whether the ranks of an engine are well, and what to report where they are not. Pure but for the clock it is given.
+"""Checks the ranks of an engine, and makes the report that ends it. Pure but for the clock it is given.
 
 Three things end an engine: a rank that ends or fails, one that falls silent (stopped, or its machine is gone), and a
 plan whose result does not come though all ranks beat (one is stuck, the others wait for it in a collective). Ranks that
@@ -18,12 +18,12 @@ SILENCE_SHARE = 0.5  # or so much of step_deadline where that is less,
 LEAST_SILENCE = 1.0  # but four beats at the least
 STEP_SHARE = 0.8  # of step_deadline that a step may take: so this report comes before the client gives the engine up
 LAST_WORDS = 0.5  # for the cause to show, once a rank has ended
-LONGEST_LOOK = 1.0  # what one look counts as at most: time in which we were stopped ourselves is nobody's silence
+LONGEST_LOOK = 1.0  # that one look counts as at most: time in which we were stopped ourselves is no rank's silence
 
 
 @dataclass
 class Rank:
-    """What is known of one rank's process."""
+    """The state of one rank's process."""
 
     name: str  # "rank 1 (pid 4711)"
     heard: float = 0.0
@@ -39,7 +39,7 @@ class Rank:
 
     @property
     def doing(self) -> str:
-        """The last it said it did."""
+        """The last activity that it reported."""
         beat = self.beat
         if beat is None:
             return "starting"
@@ -67,14 +67,14 @@ class Supervision:
         return self._trouble is not None
 
     def expect(self, outstanding: int) -> None:
-        """So many results are to come, as of now."""
+        """Note that `outstanding` results are due from now on."""
         self._due = self.now if outstanding else None
 
     def hear(self, rank: Rank) -> None:
         rank.heard = self.now
 
     def advance(self) -> None:
-        """Let time pass. To be called before news is taken in, which `look` then judges by."""
+        """Update `now`. Must be called before reports are processed; `look` compares with it."""
         now = self.clock()
         self.now += min(now - self._looked, LONGEST_LOOK)
         self._looked = now
@@ -85,7 +85,7 @@ class Supervision:
         return min(SILENCE, max(SILENCE_SHARE * self.step_deadline, LEAST_SILENCE))
 
     def look(self) -> str:
-        """The report that ends the engine; empty while all is well."""
+        """Return the report that ends the engine, empty while all is well."""
         if self._trouble is None and any(rank.gone for rank in self.ranks):
             self._trouble = self.now
         if self._trouble is not None:
@@ -94,12 +94,12 @@ class Supervision:
         return self._silent() or self._stuck()
 
     def _cause(self) -> str:
-        """Of several ranks that are gone, those that did not go for another's sake."""
+        """Report the ranks that are gone, less those that failed because another one did."""
         gone = [rank for rank in self.ranks if rank.gone]
         for rank in gone:
             if rank.failed is not None and rank.failed.for_user and not (rank.loaded or rank.failed.waits):
                 return rank.failed.reason
-        # Who was killed, and who failed while it was not waiting for others.
+        # Ranks that were killed, and ranks that failed while they were not waiting for others.
         causes = [rank for rank in gone if rank.failed is None or not rank.failed.waits]
         lines = [_last(rank) for rank in causes or gone]
         if not causes:
@@ -120,7 +120,7 @@ class Supervision:
         return "\n".join(lines)
 
     def _stuck(self) -> str:
-        """All beat, and no result comes: named first is who does not wait for others, and is behind."""
+        """Report that all ranks beat and no result comes; first those that are behind and wait for no other."""
         if self._due is None or self.now - self._due < STEP_SHARE * self.step_deadline:
             return ""
         behind = min((rank.beat.plans for rank in self.ranks if rank.beat is not None), default=0)

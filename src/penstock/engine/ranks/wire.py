@@ -1,7 +1,7 @@
-"""The words an engine and the processes of its ranks exchange: msgpack of tagged structs.
+"""Messages between an engine and the processes of its ranks: msgpack of tagged structs.
 
 Orders go to a rank: Start, then one Execute for each plan. Reports come from it: Hello, Loaded, then Done for each plan
-from the one rank that samples, and from every rank a Beat a few times a second. A RankFailed is a rank's last word.
+from the one rank that samples, and from every rank a Beat a few times a second. A RankFailed is a rank's last report.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     rank: int
-    rendezvous: str  # HOST:PORT, where the ranks meet
+    rendezvous: str  # HOST:PORT of rank 0, for torch.distributed
     num_blocks: tuple[int, ...]  # per KV group, the same on every rank; none: all measure, and agree
     share: tuple[int, int]  # of its machine's processors and GPUs: which of how many ranks there it is
 
@@ -31,11 +31,11 @@ Order = Start | Execute
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A rank is there and waits for its Start."""
+    """A rank has started and is ready for its Start."""
 
     pid: int
     memory_available: int  # bytes
-    port: int  # a TCP port that it keeps free for the ranks to meet
+    port: int  # a TCP port that it reserves for the rendezvous
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +47,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """What a rank is doing, said by a thread of its own: a busy rank beats as well as an idle one."""
+    """What a rank is doing. A thread of its own sends it, so that a busy rank beats too."""
 
     rank: int
     plans: int  # it has been through so far
@@ -61,7 +61,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
     doing: str
     reason: str
-    for_user: bool  # the reason needs no word about where it comes from
+    for_user: bool  # the reason was written for a user
     waits: bool  # it was waiting for other ranks
 
 
@@ -77,17 +77,17 @@ def encode(message: Order | Report) -> bytes:
 
 
 def decode_order(frame: bytes) -> Order:
-    """msgspec.DecodeError for anything else than an order."""
+    """Decode an order. Raises msgspec.DecodeError for anything else."""
     order: Order = _orders.decode(frame)
     return order
 
 
 def decode_report(frame: bytes) -> Report:
-    """msgspec.DecodeError for anything else than a report."""
+    """Decode a report. Raises msgspec.DecodeError for anything else."""
     report: Report = _reports.decode(frame)
     return report
 
 
 def identity(rank: int) -> bytes:
-    """By which the engine's socket knows the one of a rank that takes its orders."""
+    """Return the routing id of the socket on which a rank takes orders."""
     return b"rank %d" % rank

@@ -1,8 +1,8 @@
 """A rank in a process of its own: python -m penstock.engine.ranks.worker ENDPOINT RANK
 
-Started by local_ranks.py or ray_ranks.py, whose socket is at ENDPOINT; for one that other machines can reach, the keys
-come over standard input. That then stays open and empty: its end means that whoever started us is gone. Two sockets, as
-two threads use them: the main one takes orders and executes plans, the other beats.
+Started by local.py or ray_cluster.py, whose socket is at ENDPOINT. For an engine on another machine, the keys come as
+the first line of standard input. Standard input then stays open and empty, and ends with the process that started us.
+Two threads have a socket each: the main one takes orders and executes plans, the other sends beats.
 """
 
 import faulthandler
@@ -53,7 +53,7 @@ Load = Callable[[Start], RankRunner]
 
 
 class Pulse(threading.Thread):
-    """Says what the thread that made it is doing, for as long as the process lives. The socket is its own."""
+    """Sends beats about the thread that made it, until the process ends. Owns its socket."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", rank: int, mesh: str) -> None:
         super().__init__(name="pulse", daemon=True)
@@ -78,9 +78,9 @@ class Pulse(threading.Thread):
 
 
 def work(load: Load, mesh: str = MESH) -> int:
-    """Be a rank until the engine ends this process, or something fails; the exit status.
+    """Run a rank until the engine kills this process, or something fails. Returns the exit status.
 
-    Who is in a function of the module `mesh` waits for other ranks.
+    A rank whose stack has a function of the module `mesh` waits for other ranks.
     """
     endpoint, rank = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(
@@ -94,7 +94,7 @@ def work(load: Load, mesh: str = MESH) -> int:
     context = zmq.Context()
     orders = connect(context, endpoint, keys, name=identity(rank))
     orders.linger = LINGER_MS
-    pulse = Pulse(connect(zmq.Context(), endpoint, keys), rank, mesh)  # which beats still when the other context ends
+    pulse = Pulse(connect(zmq.Context(), endpoint, keys), rank, mesh)  # it must still beat when the other context ends
     port = hold_port()
 
     def tell(report: Report) -> None:
@@ -107,13 +107,13 @@ def work(load: Load, mesh: str = MESH) -> int:
         if not isinstance(start, Start):
             raise RuntimeError(f"the first order was {type(start).__name__}, not Start")
         begun.set()
-        die_with_parent()  # before, the socket's file would have stayed behind
+        die_with_parent()  # not before, or the socket's file would stay
         logging.getLogger().setLevel(start.config.log_level.upper())
         obey(start, orders, pulse, load, tell)
     except Exception as error:
         waits = waited(error, mesh)
         reason = error_text(error)
-        # Where it came from is plain then, and the fault another's.
+        # Another rank is at fault then: its traceback says nothing.
         tell(RankFailed(pulse.doing, reason.splitlines()[0] if waits else reason, is_for_user(error), waits))
         orders.close()
         context.term()  # when it has been sent
@@ -121,7 +121,7 @@ def work(load: Load, mesh: str = MESH) -> int:
 
 
 def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, tell: Callable[[Report], None]) -> None:
-    """Load, then execute plans as they come, without end."""
+    """Load, then execute plans without end."""
     processors = share_of_processors(sorted(os.sched_getaffinity(0)), start.share, start.config.threads)
     os.sched_setaffinity(0, processors)  # of this thread, and those it starts: the ones that compute
     pulse.doing = "loading"
@@ -153,8 +153,8 @@ def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, te
 
 
 def order_comes(runner: RankRunner, orders: "zmq.Socket[bytes]", pulse: Pulse) -> bool:
-    """Whether there is another order before the oldest plan is done. Looks in turns: an order that is taken in while a
-    device computes costs it no time, and there is no waiting for both at once."""
+    """Wait for an order or the oldest plan's result. Returns True when there is an order. It polls both in turns, as
+    nothing can block on a socket and a device at once."""
     pulse.waits = True
     while not (comes := bool(orders.poll(0))) and not runner.ready:
         time.sleep(LOOK_SECONDS)
@@ -176,14 +176,14 @@ def connect(
 
 
 def read_keys() -> RankKeys:
-    """The first line of standard input. msgspec.DecodeError where it ends before."""
+    """Decode the first line of standard input. Raises msgspec.DecodeError when it is no RankKeys."""
     with open(STDIN, "rb", closefd=False) as stdin:
         return msgspec.json.decode(stdin.readline(), type=RankKeys)
 
 
 def place_in_code(frame: FrameType | None, mesh: str) -> tuple[str, bool]:
-    """(the innermost of our functions on a stack, whether it waits for other ranks). Who waits for a device may do so
-    for theirs: what is launched there sums with them."""
+    """Return the innermost of our functions on a stack, and whether it waits for other ranks. A wait for a device
+    counts, since collectives run there."""
     at, waits = "", False
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -196,21 +196,21 @@ def place_in_code(frame: FrameType | None, mesh: str) -> tuple[str, bool]:
 
 
 def waited(error: Exception, mesh: str) -> bool:
-    """Whether an error came out of waiting for other ranks."""
+    """Return whether an error was raised while waiting for other ranks."""
     return any(frame.f_globals.get("__name__") == mesh for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def share_of_processors(processors: Sequence[int], share: tuple[int, int], threads: int) -> Sequence[int]:
-    """Those of a machine that one of its ranks runs on: equal parts, so that ranks do not stand in each other's way.
-    All of them, where a part has no room for a rank's `threads` (0: as many as there are)."""
+    """Return a rank's equal part of its machine's processors, or all of them when a part has fewer than its `threads`
+    (0: as many as the part has)."""
     index, ranks = share
     size = len(processors) // ranks
     return processors[index * size : (index + 1) * size] if size >= max(threads, 1) else processors
 
 
 def hold_port() -> socket.socket:
-    """A TCP port that nobody else is given while this is open, so that it is free still when the weights are read. Who
-    asks for that very one, with SO_REUSEADDR, may listen on it."""
+    """Reserve a TCP port: the system gives it to no other process while this socket is open. A socket with SO_REUSEADDR
+    may still listen on it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("", 0))
@@ -218,7 +218,7 @@ def hold_port() -> socket.socket:
 
 
 def load_rank(start: Start) -> RankRunner:
-    from penstock.runtime.loading.cpu import load_cpu_runner  # here and not above: it imports torch
+    from penstock.runtime.loading.cpu import load_cpu_runner  # not above: it imports torch
     from penstock.runtime.loading.gpu import load_gpu_runner
 
     config, place = start.config, Place(start.config.split, start.rank)

@@ -22,32 +22,32 @@ log = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
-    """Processes, wherever they are."""
+    """The processes of all ranks."""
 
     names: list[str]  # "rank 1 (pid 4711)"
     machines: list[str]  # each rank's: those with the same name share its memory and its processors
     host: str  # where the others find rank 0
 
     def connected(self) -> None:
-        """All are, by both of their sockets: nobody else needs to be."""
+        """Called when every rank has connected both of its sockets."""
         ...
 
     def send(self, rank: int, frame: bytes) -> None: ...
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
-        """Reports that have come, with their ranks; waits for news, so long at most."""
+        """Return (rank, report) of every report received. Blocks up to `seconds` for news."""
         ...
 
     def ended(self) -> dict[int, str]:
-        """How those have that have ended."""
+        """Return how the ranks that have ended did so, in words, by rank."""
         ...
 
     def close(self) -> None: ...
 
 
 def start_ranks(config: EngineConfig) -> Ranks:
-    """Where the operator wants them."""
+    """Start the ranks as `distributed_executor` says."""
     if config.distributed_executor == "ray":
-        from penstock.engine.ranks.ray_cluster import RayRanks  # here and not above: only who has Ray can
+        from penstock.engine.ranks.ray_cluster import RayRanks  # not above: Ray is optional
 
         return RayRanks(config)
     return LocalRanks(config.split.world)
@@ -57,8 +57,8 @@ class WorkersExecutor:
     """Sends every plan to all ranks and takes its result from the one that samples.
 
     As many plans may be outstanding as there are stages in the pipeline, and two at the least on GPUs. `start`,
-    `result` and `health` raise EngineError when a rank ends, fails, falls silent or is stuck; it says which, where and
-    why. One thread calls.
+    `result` and `health` raise EngineError when a rank ends, fails, falls silent or is stuck; the message says which,
+    where and why. One thread calls.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class WorkersExecutor:
             self._attend(TICK_SECONDS)
 
     def _attend(self, seconds: float) -> None:
-        """Take in the news, waiting so long for some. EngineError where it is such that all ends."""
+        """Process reports and ends, and block up to `seconds` for some. Raises EngineError when the engine must end."""
         ranks = self._started()
         reports = ranks.receive(seconds)
         self._supervision.advance()
@@ -176,13 +176,13 @@ class WorkersExecutor:
 
 
 def tokens_only(result: StepResult) -> StepResult:
-    """What other ranks need of a result."""
+    """Return the part of a result that the other ranks need."""
     results = tuple(SequenceResult(r.seq, r.token_ids, error=r.error) for r in result.results if r.token_ids or r.error)
     return StepResult(result.plan_id, results)
 
 
 def combine(capacities: Sequence[Capacity], stages: int) -> Capacity:
-    """What the ranks can do together. RuntimeError where they do not agree on what they must share."""
+    """Return the capacity of all ranks together. Raises RuntimeError when they differ in what must be equal."""
     agreed = {(capacity.block_size, capacity.groups, capacity.vocab_size) for capacity in capacities}
     if len(agreed) > 1:
         raise RuntimeError(f"the ranks do not agree on (block size, KV groups, vocabulary): {sorted(agreed, key=repr)}")
