@@ -20,7 +20,7 @@ from penstock.config import EngineConfig
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
 from penstock.kernels.attention import AttentionBatch, ReferenceAttention, TorchPages
 from penstock.kernels.batch_arrays import StepSequences, order_units
-from penstock.runtime.device import Arrays, CudaDevice, Device, Job, pack, places, unpack
+from penstock.runtime.device import CudaDevice, Device, Found, Job, pack, places, unpack
 from penstock.runtime.loading.device_memory import DeviceMemory
 from penstock.runtime.loading.gpu import load_device_runner
 from penstock.runtime.runner import ModelRunner
@@ -72,7 +72,7 @@ class _Deferred:
     def ready(self) -> bool:
         return True
 
-    def wait(self) -> Arrays:
+    def wait(self) -> Found:
         while self._waiting:
             self._waiting.popleft()._run()
         return {name: tensor.numpy().copy() for name, tensor in self._given.items()}
@@ -89,7 +89,6 @@ def mirror_kernels(kernels: Kernels) -> Kernels:
 class MirrorAttention(TorchPages):
     """What kernels/triton/attention.py is on a GPU: contexts and tables are read where the step's kernels left them."""
 
-    reads_whole_blocks = False
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> StepSequences:
         lengths, count = batch.query_lens, len(batch.context_lens)

@@ -58,9 +58,6 @@ class PagedAttention(Protocol):
     """A provider of attention and of the KV cache. Work that depends on the step alone is done once, by `prepare`, and
     its result serves all layers of the group."""
 
-    # True if it reads more of a block than its sequence has written; the rest must then be finite.
-    reads_whole_blocks: bool
-
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> Any:
         """Prepare a step. `keys` are those of any layer of the group: only their shape and strides are used."""
         ...
@@ -101,8 +98,6 @@ class PagedAttention(Protocol):
 
 class TorchPages:
     """Pages that hold a token's key or value in a row, written by torch."""
-
-    reads_whole_blocks = False
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin) [tokens, 1, head_dim] for qk_norm_rope: the first half of sin is negated."""

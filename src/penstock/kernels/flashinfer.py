@@ -110,8 +110,6 @@ class _Wrapper:
 class FlashInferAttention:
     """Provides PagedAttention and PlannedAttention (see kernels/attention.py) for pages without scales."""
 
-    reads_whole_blocks = False
-
     def __init__(self, beside: PagedAttention, wrapper: Callable[..., Any]) -> None:
         """`beside` writes the pages and computes decode-only steps. `wrapper` is FlashInfer's
         BatchPrefillWithPagedKVCacheWrapper."""

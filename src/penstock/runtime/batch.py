@@ -26,7 +26,6 @@ class Occupant:
 
     seq: int
     row: int
-    error: str = ""  # why it cannot go on
 
 
 class ResidentBatch:
@@ -48,15 +47,19 @@ class ResidentBatch:
         self.occupants: dict[int, Occupant] = {}  # by sequence number
         self.token_ids = _sparse(max_num_seqs, max_model_len + 1)  # a last token is never computed
         self.tables = _sparse(num_groups, max_num_seqs, blocks)
+        # Counts of each row, up to date after `catch_up`.
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
         self.num_blocks = np.zeros((num_groups, max_num_seqs), np.int64)
+        self.errors: dict[int, str] = {}  # sequences that cannot go on, and why; outstanding plans may name them still
         self.prompt_logprobs: dict[int, int] = {}  # rows that want prompt logprobs, and how many
         self.state = BatchRows.empty(max_num_seqs, max_model_len, num_groups, blocks, device)
         if shared:
             self.state = BatchRows(torch.from_numpy(self.token_ids), self.state.computed, torch.from_numpy(self.tables))
         self._shared = shared
+        nothing = np.zeros(0, np.int64)
+        self._last_advance, self._repeats = (nothing, nothing, nothing), 0
         self._free = list(range(max_num_seqs - 1, -1, -1))
         # What the device lacks: rows, token ids by their place in the flattened array, and blocks by theirs.
         self._started: list[int] = []
@@ -73,6 +76,7 @@ class ResidentBatch:
         count = len(new.token_ids)
         if count > self.token_ids.shape[1]:
             raise RuntimeError(f"sequence {new.seq} has {count} tokens: max_model_len={self.token_ids.shape[1] - 1}")
+        self.catch_up()
         row = self._free.pop()
         occupant = self.occupants[new.seq] = Occupant(new.seq, row)
         self.token_ids[row, :count] = new.token_ids
@@ -91,11 +95,16 @@ class ResidentBatch:
 
     def remove(self, seq: int) -> Occupant | None:
         """Forget a sequence; returns what it was. None for one that is not known."""
+        self.catch_up()
         occupant = self.occupants.pop(seq, None)
         if occupant is not None:
             self.prompt_logprobs.pop(occupant.row, None)
             self._free.append(occupant.row)
         return occupant
+
+    def forget_errors(self) -> None:
+        """Forget those of sequences that have gone. No plan is outstanding."""
+        self.errors = {seq: error for seq, error in self.errors.items() if seq in self.occupants}
 
     def occupant(self, seq: int) -> Occupant:
         """RuntimeError for a sequence that is not known."""
@@ -110,11 +119,25 @@ class ResidentBatch:
 
     def advance(self, rows: NDArray[np.int64], lengths: NDArray[np.int64], gained: NDArray[np.int64]) -> None:
         """Count the tokens of a step as computed and, in each of these distinct rows, so many more as known."""
-        self.num_computed[rows] += lengths
-        self.num_tokens[rows] += gained
+        self.catch_up()
+        self._last_advance = rows, lengths, gained
+        self._repeats = 1
+
+    def advance_again(self) -> None:
+        """`advance` with the arguments of the last call."""
+        self._repeats += 1
+
+    def catch_up(self) -> None:
+        """Bring the counts up to date. They lag behind so that repeated decode steps need no NumPy."""
+        if self._repeats:
+            rows, lengths, gained = self._last_advance
+            self.num_computed[rows] += self._repeats * lengths
+            self.num_tokens[rows] += self._repeats * gained
+            self._repeats = 0
 
     def refuse(self, occupant: Occupant, drafts: int) -> None:
         """Take back so many drafts that a step counted as known and computed."""
+        self.catch_up()
         if drafts and self.occupants.get(occupant.seq) is occupant:
             self.num_computed[occupant.row] -= drafts
             self.num_tokens[occupant.row] -= drafts
@@ -124,6 +147,7 @@ class ResidentBatch:
         occupant = self.occupants.get(seq)
         if occupant is None or not tokens:
             return
+        self.catch_up()
         row, end = occupant.row, int(self.num_tokens[occupant.row])
         self.token_ids[row, end - len(tokens) : end] = tokens
         if self._shared:

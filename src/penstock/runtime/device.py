@@ -17,8 +17,9 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes, of an array within an upload
 
-Job = Callable[[], Mapping[str, Tensor]]
-Arrays = Mapping[str, NDArray[Any]]
+# What a job gives: tensors or, where the host's memory is shared, whatever has `tolist` and NumPy's buffers.
+Found = Mapping[str, Any]
+Job = Callable[[], Found]
 
 
 class Change(NamedTuple):
@@ -35,7 +36,7 @@ class Pending(Protocol):
         """Whether `wait` would not wait."""
         ...
 
-    def wait(self) -> Arrays:
+    def wait(self) -> Found:
         """What it gave, on the host."""
         ...
 
@@ -110,6 +111,7 @@ class CudaDevice:
         self._back.wait_stream(torch.cuda.current_stream(self.where))
         with torch.cuda.stream(self._back):
             for name, tensor in given.items():
+                assert isinstance(tensor, Tensor), "a GPU's job gives tensors"
                 copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 copies[name].copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._back)  # its memory is not to be used again before
@@ -143,7 +145,7 @@ class _CopiedBack:
     def ready(self) -> bool:
         return bool(self._done.query())
 
-    def wait(self) -> Arrays:
+    def wait(self) -> Found:
         self._done.synchronize()
         return {name: copy.numpy() for name, copy in self._copies.items()}
 
@@ -182,8 +184,8 @@ class _Deferred:
     def ready(self) -> bool:
         return True
 
-    def wait(self) -> Arrays:
-        return {name: tensor.numpy() for name, tensor in self._job().items()}
+    def wait(self) -> Found:
+        return self._job()
 
 
 def places(arrays: Sequence[NDArray[Any]]) -> tuple[list[int], int]:

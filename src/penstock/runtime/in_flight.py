@@ -1,21 +1,19 @@
 """A step that was launched: the work it does, and what comes of it."""
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels.batch_arrays import ALL_BANNED, NOT_FINITE
-from penstock.messages import SequenceResult, StepPlan, Work, row_size
-from penstock.runtime.batch import Occupant
-from penstock.runtime.device import Arrays
-from penstock.runtime.programs.cuda_graphs import DecodeGraph
+from penstock.messages import SequenceResult, StepPlan, row_size
+from penstock.runtime.device import Found
+from penstock.runtime.planning import StepWork
 from penstock.runtime.prompt_slices import PromptSlice
 from penstock.runtime.sampling.sampler import StepSampling
-from penstock.runtime.step import RowsToChoose, Shape
-from penstock.runtime.units import Units
+from penstock.runtime.step import RowsToChoose
 
 HIDDEN_NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
 STATUS_ERRORS = {
@@ -25,21 +23,7 @@ STATUS_ERRORS = {
 }
 
 
-class StepWork(NamedTuple):
-    """A plan's work as the batch and the device know it. A plan that repeats it is executed from the same object."""
-
-    work: tuple[Work, ...]
-    occupants: list[Occupant]  # of each unit
-    units: Units
-    logit_rows: NDArray[np.int64]  # the row of the batch of each row of logits
-    ahead: NDArray[np.int64]  # how many drafts lie before each
-    shape: Shape
-    graph: DecodeGraph | None
-    attention: Sequence[Any]  # what attention planned on the host for each KV group; empty: it reads the device
-    repeatable: int  # how many more steps may do the same work, each sequence a token further
-
-
-@dataclass
+@dataclass(slots=True)
 class InFlightStep:
     """A plan that is outstanding."""
 
@@ -52,36 +36,27 @@ class InFlightStep:
     inputs: float  # seconds until it was launched
     marks: list[Any]  # moments of the device's time: at the start, with logits, with tokens
 
-    def note_failures(self, found: Arrays) -> None:
-        """Record errors. A sequence that has failed keeps its first error."""
-        occupants, units = self.work.occupants, self.work.units
-        if "finite" in found and not found["finite"].all():
-            unit = np.arange(len(occupants)).repeat(units.length)
-            for i in unit[~found["finite"]].tolist():
-                occupants[i].error = occupants[i].error or HIDDEN_NOT_FINITE
-        if "status" in found and found["status"].any():
-            unit = np.arange(len(occupants)).repeat(units.logits)
-            for i in np.flatnonzero(found["status"]).tolist():
-                occupant = occupants[unit[i]]
-                occupant.error = occupant.error or STATUS_ERRORS[int(found["status"][i])]
+    def results(self, found: Found, errors: MutableMapping[int, str]) -> tuple[SequenceResult, ...]:
+        """One result for each unit of work, from what its job gave.
 
-    def results(self, found: Arrays) -> tuple[SequenceResult, ...]:
-        """One result for each unit of work, from what its job gave."""
+        `errors` are those of sequences that had failed before; those that failed in this step join them.
+        """
         work = self.work
         tokens = found["tokens"].tolist() if "tokens" in found else []
+        if "finite" in found or (tokens and any(found["status"].tolist())):
+            self._note_failures(found, errors)
         logprobs = self._logprobs(found)
-        failed = any(occupant.error for occupant in work.occupants)
-        if work.shape.in_place and len(tokens) == len(work.work) and not logprobs and not failed:
+        if len(tokens) == len(work.work) == work.shape.tokens and not logprobs and not errors:
             return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
         gained = self.gained(found)
         prompts: dict[int, bytes] = {}
         for i, part in enumerate(self.slices):
-            prompts[part.row] = prompts.get(part.row, b"") + found[f"prompt {i}"].tobytes()
+            prompts[part.row] = prompts.get(part.row, b"") + np.asarray(found[f"prompt {i}"]).tobytes()
         results, first = [], 0
         for i, (unit, occupant) in enumerate(zip(work.work, work.occupants, strict=True)):
             last = first + int(gained[i])
-            if occupant.error:
-                results.append(SequenceResult(unit.seq, error=occupant.error))
+            if unit.seq in errors:
+                results.append(SequenceResult(unit.seq, error=errors[unit.seq]))
             else:
                 packed = b"".join(logprobs[first:last])
                 prompt = prompts.get(occupant.row, b"")
@@ -89,19 +64,31 @@ class InFlightStep:
             first += int(work.units.logits[i])
         return tuple(results)
 
-    def gained(self, found: Arrays) -> NDArray[np.int64]:
+    def _note_failures(self, found: Found, errors: MutableMapping[int, str]) -> None:
+        """Add the sequences that failed in this step. One that had failed keeps its first error."""
+        work, units = self.work.work, self.work.units
+        for name, rows in (("finite", units.length), ("status", units.logits)):
+            unit = np.arange(len(work)).repeat(rows)
+            states = found[name].tolist() if name in found else []
+            for i, state in zip(unit.tolist(), states, strict=bool(states)):
+                if name == "status" and state:
+                    errors.setdefault(work[i].seq, STATUS_ERRORS[state])
+                elif name == "finite" and not state:
+                    errors.setdefault(work[i].seq, HIDDEN_NOT_FINITE)
+
+    def gained(self, found: Found) -> NDArray[np.int64]:
         """How many tokens each unit of work gained."""
         logits = self.work.units.logits
         if "accepted" not in found:
             return logits
         first = np.cumsum(logits) - logits
-        return np.where(logits > 0, found["accepted"][np.minimum(first, len(found["accepted"]) - 1)], 0)
+        return np.where(logits > 0, np.asarray(found["accepted"])[np.minimum(first, len(found["accepted"]) - 1)], 0)
 
-    def _logprobs(self, found: Arrays) -> list[bytes]:
+    def _logprobs(self, found: Found) -> list[bytes]:
         """Packed logprobs of each row of logits; empty where no row asks for any."""
         if self.sampling is None or "packed" not in found:
             return []
         return [
             words[: row_size(k) // 4].tobytes() if k >= 0 else b""
-            for words, k in zip(found["packed"], self.sampling.logprobs.tolist(), strict=True)
+            for words, k in zip(np.asarray(found["packed"]), self.sampling.logprobs.tolist(), strict=True)
         ]

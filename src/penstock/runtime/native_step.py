@@ -78,7 +78,7 @@ class NativeStep:
         self.describe(edits, token_ids, count, logprobs)
         op, chosen = self._op(logits, logit_rows[ROW], logit_rows[AHEAD], sampling)
         self._session.run(op, self, logit_rows, sampling, logits, *chosen)
-        return Chosen(*chosen, self.packed(count))
+        return Chosen(*chosen, self.packed(count) if logprobs >= 0 else None)
 
     def score(self, logits: Tensor, targets: Tensor, k: int, sampling: SamplingRows, edits: EditRows) -> Tensor:
         """See StepKernels."""

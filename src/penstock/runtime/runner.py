@@ -11,35 +11,32 @@ from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.config import EngineConfig, Place
 from penstock.config.graphs import graph_sizes
 from penstock.families import ModelSpec
-from penstock.kernels import Kernels, PlannedAttention
-from penstock.kernels.batch_arrays import TOKEN, BatchRows, Chosen, StepArrays
+from penstock.kernels import Kernels
+from penstock.kernels.batch_arrays import TOKEN, BatchRows, StepArrays
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
-from penstock.models import Decoder
+from penstock.models import Decoder, Hidden
 from penstock.runtime.batch import ResidentBatch
-from penstock.runtime.device import Arrays, Change, Device, Pending
-from penstock.runtime.in_flight import InFlightStep, StepWork
+from penstock.runtime.device import Change, Device, Found, Pending
+from penstock.runtime.in_flight import InFlightStep
 from penstock.runtime.loading.capacity import measured_capacity
 from penstock.runtime.mesh.mesh import Mesh, Traffic, collectives
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.pages import KVPages
+from penstock.runtime.planning import StepPlanner
 from penstock.runtime.programs.cuda_graphs import DecodeGraphs
 from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, prompt_slices
-from penstock.runtime.sampling.sampler import Sampler, StepSampling
-from penstock.runtime.step import EagerStep, RowsToChoose, Step
+from penstock.runtime.sampling.sampler import Sampler
+from penstock.runtime.step import EagerStep, Given, Step
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
-from penstock.runtime.units import Units, attention_batch, units_of
-
-ALWAYS = 1 << 62  # steps
 
 
 class Proposer(Protocol):
@@ -141,8 +138,17 @@ class ModelRunner:
         self._graph_sizes = () if config.enforce_eager or shared else graph_sizes(rows)
         self._graphs: DecodeGraphs | None = None
         self._vocab_size = spec.vocabulary
-        self._work: StepWork | None = None  # the last plan's,
-        self._sampling: tuple[StepSampling, RowsToChoose] | None = None  # and how its tokens were chosen
+        self._planner = StepPlanner(
+            self._batch,
+            self._sampler,
+            self._eager,
+            kernels.attention,
+            pages,
+            self._windows,
+            recorded=self._attention,
+            shared=shared,
+            proposes=proposer is not None,
+        )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
         self.capacity = measured_capacity(spec, config, model, pages, cache_root=cache_root, memory=memory)
@@ -160,6 +166,7 @@ class ModelRunner:
                 samples=self._sampler is not None,
                 progress=progress,
             )
+            self._planner.graphs = self._graphs
 
     @property
     def sent(self) -> int:
@@ -173,7 +180,6 @@ class ModelRunner:
 
     # -- plans and results ------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Launch a plan. RuntimeError where it contradicts those before it, or is one too many."""
         if len(self._outstanding) >= self.ahead:
@@ -181,16 +187,25 @@ class ModelRunner:
         began = time.perf_counter()
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
+        if self._batch.errors and not self._outstanding:
+            self._batch.forget_errors()
         if self._learns:
             self._check_learned(plan)
         changes = self._changes()
-        work, change = self._plan_work(plan)
-        changes += [change] if change is not None else []
-        sampling, rows, change = self._plan_sampling(work)
-        changes += [change] if change is not None else []
+        if repeats := self._planner.repeats(plan):
+            work = self._planner.repeat()
+        else:
+            self._step.wake()
+            work, change = self._planner.plan(plan)
+            changes.append(change)
+        sampling, rows, edited = self._planner.plan_sampling(work)
+        if edited is not None:
+            changes.append(edited)
         slices = list(prompt_slices(self._batch, work.units)) if self._batch.prompt_logprobs else []
-        units = work.units
-        self._batch.advance(units.rows, units.length, units.logits)
+        if repeats:
+            self._batch.advance_again()
+        else:
+            self._batch.advance(work.units.rows, work.units.length, work.units.logits)
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
         step = InFlightStep(plan, work, sampling, rows, slices, began, time.perf_counter() - began, [])
         self._outstanding.append((step, self._device.launch(lambda: self._run(step, changes, sent))))
@@ -207,7 +222,6 @@ class ModelRunner:
         """Whether `take` need not wait for the device."""
         return bool(self._outstanding) and self._outstanding[0][1].ready()
 
-    @torch.inference_mode()
     def take(self) -> StepResult | None:
         """The result of the oldest outstanding plan, on the rank that reports; None on others. Waits until the device
         is done with it. RuntimeError where no plan is outstanding, MeshError where other ranks are not there."""
@@ -217,14 +231,14 @@ class ModelRunner:
         found = pending.wait()
         if self._sampler is None:
             return None
-        step.note_failures(found)
-        results = step.results(found)
+        results = step.results(found, self._batch.errors)
         if "accepted" in found:
             self._settle(step, found)
         forward = sample = 0.0
         if step.marks:
-            first, middle, last = step.marks
-            forward, sample = self._device.seconds(first, middle), self._device.seconds(middle, last)
+            first, *middle, last = step.marks
+            forward = self._device.seconds(first, middle[0] if middle else last)
+            sample = self._device.seconds(middle[0], last) if middle else 0.0
         # While two plans are outstanding, each counts from the other's end.
         began, self._answered = max(step.began, self._answered), time.perf_counter()
         return StepResult(step.plan.plan_id, results, StepTiming(forward, sample, self._answered - began, step.inputs))
@@ -260,8 +274,7 @@ class ModelRunner:
         while self._outstanding and not self._device.shared:
             self._outstanding.popleft()[1].wait()
         self._outstanding.clear()
-        self._work = None
-        del self._step, self._eager, self._graphs, self._sampler, self.pages, self._batch
+        del self._step, self._eager, self._graphs, self._planner, self._sampler, self.pages, self._batch
 
     # -- what a plan says -------------------------------------------------------------------------------------
 
@@ -273,8 +286,6 @@ class ModelRunner:
             # It is None where the sequence was preempted, or ended, before any plan named it.
             if occupant is not None and self._sampler is not None:
                 self._sampler.remove(occupant.row)
-        if self._kernels.attention.reads_whole_blocks:
-            self._clear_new_blocks(plan)
         for new in plan.new:
             self._add(new)
         for seq, appended in plan.blocks:
@@ -287,27 +298,7 @@ class ModelRunner:
         try:
             self._sampler.add(occupant.row, new.sampling, new.choice, new.token_ids[:border], new.token_ids[border:])
         except ValueError as error:
-            occupant.error = str(error)
-
-    def _clear_new_blocks(self, plan: StepPlan) -> None:
-        """Zero the part of new blocks that the step does not fill, before the blocks are appended."""
-        batch = self._batch
-        counts = {work.seq: work.count - work.drafts for work in plan.work}
-        for new in plan.new:
-            self._clear(new.num_computed, counts.get(new.seq, 0), 0, new.blocks)
-        for seq, appended in plan.blocks:
-            row = batch.occupant(seq).row
-            self._clear(int(batch.num_computed[row]), counts.get(seq, 0), int(batch.num_blocks[0, row]), appended)
-
-    def _clear(self, computed: int, count: int, held: int, blocks: Sequence[Sequence[int]]) -> None:
-        """Zero what a sequence was given as its blocks `held`, `held` + 1, ... and this step does not fill.
-
-        Blocks that hold any of its `computed` tokens are left alone: other sequences may share them.
-        """
-        size = self._batch.block_size
-        first = max(-(-computed // size), (computed + count) // size)
-        for group, ids in enumerate(blocks):
-            self.pages.clear(group, ids[max(first - held, 0) :])
+            self._batch.errors[new.seq] = str(error)
 
     def _check_learned(self, plan: StepPlan) -> None:
         """RuntimeError where a sequence goes on from a token that this rank has not learned."""
@@ -323,80 +314,9 @@ class ModelRunner:
         change = self._batch.change()
         return changes if change is None else [*changes, change]
 
-    def _plan_work(self, plan: StepPlan) -> tuple[StepWork, Change | None]:
-        """The plan's work, and its description for the device: none where it repeats the last plan's work."""
-        last, self._work = self._work, None  # for good, should the plan be refused
-        # No sequence of a repeated plan can be new: it would have had to go before.
-        if last is not None and last.repeatable > 0 and plan.work == last.work and not plan.gone:
-            self._work = last._replace(repeatable=last.repeatable - 1)
-            return self._work, None
-        self._step.wake()
-        self._sampling = None
-        occupants = [self._batch.occupant(work.seq) for work in plan.work]
-        proposes = self._proposer is not None
-        units = units_of(
-            self._batch,
-            [occupant.row for occupant in occupants],
-            [work.count if proposes else work.count - work.drafts for work in plan.work],
-            [work.sample for work in plan.work],
-            [work.drafts if proposes else 0 for work in plan.work],
-        )
-        graph = self._graphs.smallest_for(len(occupants)) if self._graphs is not None and units.decodes else None
-        shape, change = self._eager.describe(units, 0 if graph is None else graph.size - len(occupants))
-        attention, repeatable = self._plan_attention(units)
-        unit = np.arange(len(occupants)).repeat(units.logits)
-        ahead = np.arange(len(unit)) - (np.cumsum(units.logits) - units.logits)[unit]
-        self._work = StepWork(
-            plan.work,
-            occupants,
-            units,
-            units.rows[unit],
-            ahead,
-            shape,
-            graph,
-            attention,
-            repeatable if units.decodes else 0,
-        )
-        return self._work, change
-
-    def _plan_attention(self, units: Units) -> tuple[Sequence[Any], int]:
-        """What attention plans on the host for each KV group, and for how many more decode steps that holds."""
-        if not len(units.rows):
-            return (), 0
-        seen = [attention_batch(group, window, self._batch, units) for group, window in enumerate(self._windows)]
-        if self._attention:
-            for prepared, batch in zip(self._attention, seen, strict=True):
-                prepared.fill(batch)
-            return self._attention, min(prepared.steps_unchanged() for prepared in self._attention)
-        attention = self._kernels.attention
-        if self._device.shared:
-            keys = [self.pages.group_keys(group) for group in range(len(seen))]
-            return [
-                None if key is None else attention.prepare(batch, key) for batch, key in zip(seen, keys, strict=True)
-            ], 0
-        if not isinstance(attention, PlannedAttention) or int(units.length.max()) < 2:
-            return (), ALWAYS
-        return [attention.plan(batch) for batch in seen], 0
-
-    def _plan_sampling(self, work: StepWork) -> tuple[StepSampling | None, RowsToChoose | None, Change | None]:
-        """How the step's rows of logits are sampled, and what the device needs for it."""
-        if self._sampler is None:
-            return None, None, None
-        last = self._sampling
-        if last is not None and not self._sampler.has_edits:
-            return *last, None
-        rows, batch = work.logit_rows, self._batch
-        sampling = self._sampler.plan(rows, batch.num_tokens[rows] - batch.num_prompt[rows] + work.ahead)
-        if last is not None and np.array_equal(sampling.edited, last[0].edited):
-            return *last, None
-        asked = RowsToChoose(sampling.filtered, sampling.most_logprobs)
-        self._sampling = (sampling, asked)
-        change = Change((sampling.edited,), asked.set_edited) if len(sampling.edited) else None
-        return sampling, asked, change
-
     # -- on the device ----------------------------------------------------------------------------------------
 
-    def _run(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _run(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
         """A step's job. Its results are tensors of its own, as the next step overwrites the rest."""
         done, work = 0, step.work
         for change in changes:
@@ -404,66 +324,54 @@ class ModelRunner:
             done += len(change.arrays)
         if step.plan.copies:
             self.pages.copy(step.plan.copies)
-        found: dict[str, Tensor] = {}
+        found: Given = {}
         if not work.occupants:
             return found
         if self._proposer is not None and work.units.drafts.any():
             self._proposer.propose(self._batch.state, self._eager.arrays, work.shape.sequences)
         step.marks.append(self._device.mark())
-        logits = self._compute(step, found)
-        step.marks.append(self._device.mark())
-        self._choose(step, logits, found)
+        self._eager.receive(work.shape)
+        if work.graph is not None and self._graphs is not None:
+            found.update(self._graphs.run(work.graph, len(work.logit_rows), work.shape, step.rows))
+        elif work.shape.in_place and step.rows is not None and not step.slices:
+            found.update(self._step.decode(work.shape, work.attention, step.rows))
+        else:
+            self._compute(step, found)
+        if self._proposer is not None and "tokens" in found and work.units.drafts.any():
+            found["accepted"] = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
         step.marks.append(self._device.mark())
         return found
 
-    def _compute(self, step: InFlightStep, found: dict[str, Tensor]) -> Tensor | None:
-        """The logits that tokens are chosen from, where there are any, on the rank that samples. Scores prompts."""
+    def _compute(self, step: InFlightStep, found: Given) -> None:
+        """A step in which some token has no row of logits or prompts are scored, or one of a stage without a head."""
         work, shape = step.work, step.work.shape
-        self._eager.receive(shape)
-        if work.graph is not None:
-            work.graph.forward()
-            self._eager.send(work.graph.hidden)
-            return None if self._sampler is None else work.graph.logits[: len(work.logit_rows)]
         hidden = self._step.forward(shape, work.attention)
         self._eager.send(hidden.states)
-        if not self._place.last:
-            return None
-        # Where every token has a row of logits, choosing tokens finds rows that are not finite.
-        if self._sampler is not None and not shape.in_place:
-            found["finite"] = self._step.finite(hidden)
-        kept = hidden.mapped(torch.clone) if step.slices else hidden  # logits may overwrite what they are computed from
+        logits = None
+        if self._place.last:
+            # Where every token has a row of logits, choosing tokens finds rows that are not finite.
+            if self._sampler is not None and not shape.in_place:
+                found["finite"] = self._step.finite(hidden)
+            kept = hidden.mapped(torch.clone) if step.slices else hidden  # logits may overwrite hidden states
+            self._score(step, kept, found)
+            if shape.logit_rows:
+                rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
+                logits = self._step.logits(kept if shape.in_place else kept[rows])
+        step.marks.append(self._device.mark())
+        if logits is None or step.rows is None:
+            self._step.advance(shape)
+        else:
+            found.update(self._step.choose(logits, shape, step.rows))
+
+    def _score(self, step: InFlightStep, hidden: Hidden, found: Given) -> None:
+        """Logprobs of prompt tokens, slice by slice."""
         for i, (row, k, first, count, offset) in enumerate(step.slices):
-            logits = self._step.logits(kept[offset : offset + count])
+            logits = self._step.logits(hidden[offset : offset + count])
             if logits is not None and self._sampler is not None:
                 targets = self._batch.state.token_ids[row, first + 1 : first + 1 + count].long()
                 found[f"prompt {i}"] = self._step.score(logits, targets, k)
-        if not shape.logit_rows:
-            return None
-        rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
-        return self._step.logits(kept if shape.in_place else kept[rows])
 
-    def _choose(self, step: InFlightStep, logits: Tensor | None, found: dict[str, Tensor]) -> None:
-        """Choose a token for each row of logits; then move the rows on."""
-        work, graph, asked = step.work, step.work.graph, step.rows
-        if logits is None or self._sampler is None or asked is None:
-            if graph is not None:
-                graph.choose()
-            else:
-                self._step.advance(work.shape, None)
-            return
-        if graph is not None and asked.plain:
-            graph.choose()
-            chosen = Chosen(*(tensor[: len(logits)].clone() for tensor in graph.chosen[:2]))
-        else:
-            chosen = self._step.choose(logits, asked)
-            self._step.advance(work.shape, chosen.tokens)
-        found["tokens"], found["status"] = chosen.tokens, chosen.status
-        if chosen.packed is not None:
-            found["packed"] = chosen.packed
-        if self._proposer is not None and work.units.drafts.any():
-            found["accepted"] = self._eager.arrays.accepted[: len(logits)].clone()
-
-    def _settle(self, step: InFlightStep, found: Arrays) -> None:
+    def _settle(self, step: InFlightStep, found: Found) -> None:
         """Take back the drafts that were counted and then refused."""
         work = step.work
         refused = work.units.logits - step.gained(found)

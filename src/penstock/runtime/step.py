@@ -14,7 +14,6 @@ from torch import Tensor
 from penstock.kernels.batch_arrays import (
     LOGIT_LINES,
     BatchRows,
-    Chosen,
     StepArrays,
     StepSequences,
     order_units,
@@ -57,6 +56,10 @@ class RowsToChoose:
         return self.edited is None and self.logprobs < 0
 
 
+# What choosing gives: "tokens", "status" and, where asked for, "packed", as in Chosen: tensors, or buffers of the host.
+Given = dict[str, Any]
+
+
 class Step(Protocol):
     """How a step is executed: eagerly, or by a recording."""
 
@@ -76,11 +79,20 @@ class Step(Protocol):
         """As Decoder.logits. A recording may overwrite the rows that `forward` gave."""
         ...
 
-    def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor: ...
-    def choose(self, logits: Tensor, asked: RowsToChoose) -> Chosen: ...
+    def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
+        """int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
+        ...
 
-    def advance(self, shape: Shape, tokens: Tensor | None) -> None:
-        """Move the rows on. int64 `tokens` [rows of logits] come from another rank where they are None."""
+    def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
+        """Choose a token for each row of logits, and move the rows of the batch on."""
+        ...
+
+    def decode(self, shape: Shape, attention: Sequence[Any], asked: RowsToChoose) -> Given:
+        """`forward`, `logits` and `choose`, where every token of the step has a row of logits."""
+        ...
+
+    def advance(self, shape: Shape) -> None:
+        """Move the rows on where no token is chosen: int64 tokens, if there are any, come from another rank."""
         ...
 
 
@@ -124,7 +136,8 @@ class EagerStep:
         self.hidden = None if first else self.hidden_states(tokens)  # where what the stage before sends is put
         self.arrays = StepArrays.empty(sequences, logit_rows, tokens, len(windows), device)
         self.tokens = torch.zeros(logit_rows, dtype=torch.int64, device=device)  # sampled by another rank
-        self._outputs = torch.zeros(len(state.computed), dtype=torch.int32, device=device)  # where nothing is sampled
+        # Counted up where nothing is sampled, and read by nothing.
+        self._outputs = torch.zeros(len(state.computed), dtype=torch.int32, device=device)
         self._spare = len(state.computed)  # the sampler's row for padding: behind all others
         self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
 
@@ -188,6 +201,7 @@ class EagerStep:
     def wake(self) -> None:
         """Nothing sleeps."""
 
+    @torch.inference_mode()
     def forward(self, shape: Shape, attention: Sequence[Any] = ()) -> Hidden:
         arrays, state, tokens = self.arrays, self._state, shape.tokens
         self._kernels.fill(state, arrays, shape.sequences, self._block_size)
@@ -209,19 +223,23 @@ class EagerStep:
         inputs = StepInput(arrays.token_ids[:tokens], arrays.positions[:tokens], tuple(groups), hidden)
         return self._model.forward(inputs, self._caches)
 
+    @torch.inference_mode()
     def finite(self, hidden: Hidden) -> Tensor:
         return hidden.latest.sum(-1, dtype=torch.float32).isfinite()
 
+    @torch.inference_mode()
     def logits(self, hidden: Hidden) -> Tensor | None:
         return self._model.logits(hidden)
 
+    @torch.inference_mode()
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
         assert self._sampler is not None, "prompts are scored on the rank that samples"
         return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)
 
-    def choose(self, logits: Tensor, asked: RowsToChoose) -> Chosen:
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
-        return self._kernels.choose(
+        chosen = self._kernels.choose(
             logits,
             self.arrays.logit_rows[:, : len(logits)],
             self._sampler.rows,
@@ -231,11 +249,20 @@ class EagerStep:
             filtered=asked.filtered,
             logprobs=asked.logprobs,
         )
+        self._advance(shape, chosen.tokens, self._sampler.rows.outputs)
+        given: Given = {"tokens": chosen.tokens, "status": chosen.status}
+        return given if chosen.packed is None else {**given, "packed": chosen.packed}
 
-    def advance(self, shape: Shape, tokens: Tensor | None) -> None:
-        if tokens is None:
-            tokens = self.tokens[: max(shape.logit_rows, 1)]
+    def decode(self, shape: Shape, attention: Sequence[Any], asked: RowsToChoose) -> Given:
+        logits = self.logits(self.forward(shape, attention))
+        assert logits is not None, "the rank that samples has logits"
+        return self.choose(logits, shape, asked)
+
+    @torch.inference_mode()
+    def advance(self, shape: Shape) -> None:
+        self._advance(shape, self.tokens[: max(shape.logit_rows, 1)], self._outputs)
+
+    def _advance(self, shape: Shape, tokens: Tensor, outputs: Tensor) -> None:
         if shape.logit_rows and self._mesh is not None and self._mesh.shares_tokens:
             self._mesh.share(tokens)
-        outputs = self._outputs if self._sampler is None else self._sampler.rows.outputs
         self._kernels.advance(self._state, self.arrays, shape.sequences, tokens, outputs)

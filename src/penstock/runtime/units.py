@@ -45,6 +45,7 @@ def units_of(
     batch: ResidentBatch, rows: Sequence[int], lengths: Sequence[int], sample: Sequence[bool], drafts: Sequence[int]
 ) -> Units:
     """The next lengths[i] tokens of rows[i]. RuntimeError where a row has fewer, or would sample before its end."""
+    batch.catch_up()
     each, length = np.array(rows, np.int64), np.array(lengths, np.int64)
     sampled, drafted = np.array(sample, np.bool_), np.array(drafts, np.int64)
     offset = np.zeros(len(each) + 1, np.int64)

@@ -91,8 +91,6 @@ def _items(sequences: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[n
 class NativeAttention:
     """Provides PagedAttention (see kernels/attention.py)."""
 
-    reads_whole_blocks = False
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._partials = torch.empty(0)

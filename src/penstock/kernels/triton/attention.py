@@ -34,8 +34,6 @@ class TritonAttention:
     """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key or value in a row. In fp8 the scales
     of a head's tokens lie behind its part of the block."""
 
-    reads_whole_blocks = False
-
     def __init__(self, *, fixed: bool = False) -> None:
         """With `fixed`, the bits of a query's result depend only on its own context, in a chunk of any length: all
         queries are computed as a prompt's, in tiles of one shape, each over all keys from the first one seen."""

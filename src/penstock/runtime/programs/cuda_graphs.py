@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import Chosen
 from penstock.observe.progress import progress_bar
 from penstock.runtime.device import Device
-from penstock.runtime.step import EagerStep, RowsToChoose, Shape
+from penstock.runtime.step import EagerStep, Given, RowsToChoose, Shape
 from penstock.runtime.units import Units
 
 
@@ -26,7 +25,6 @@ class DecodeGraph(NamedTuple):
     choose: Callable[[], None]  # from logits to tokens, and the rows moved on
     hidden: Tensor  # [size, hidden] where there is a next stage; else [0, hidden]
     logits: Tensor  # fp32 [size, vocab] on the rank that samples; else [0, vocab]
-    chosen: Chosen  # [size] on the rank that samples; else [0]
 
 
 class DecodeGraphs:
@@ -41,8 +39,10 @@ class DecodeGraphs:
         sampled = sizes[-1] if samples else 0
         self._hidden = step.hidden_states(0 if step.last else sizes[-1])
         self._logits = torch.zeros(sampled, vocab_size, dtype=torch.float32, device=device.where)
-        self._tokens = torch.zeros(sampled, dtype=torch.int64, device=device.where)
-        self._status = torch.zeros(sampled, dtype=torch.int32, device=device.where)
+        self._given = {
+            "tokens": torch.zeros(sampled, dtype=torch.int64, device=device.where),
+            "status": torch.zeros(sampled, dtype=torch.int32, device=device.where),
+        }
         self._sizes = list(sizes)
         self._graphs: dict[int, DecodeGraph] = {}
         with progress_bar("capturing CUDA graphs", len(sizes), wanted=progress) as advance:
@@ -55,14 +55,23 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, count)
         return self._graphs[self._sizes[place]] if place < len(self._sizes) else None
 
+    @torch.inference_mode()
+    def run(self, graph: DecodeGraph, count: int, shape: Shape, asked: RowsToChoose | None) -> Given:
+        """Replay a step of so many sequences. The result has new tensors; it is empty on ranks that do not sample."""
+        graph.forward()
+        self._step.send(graph.hidden)
+        if asked is not None and not asked.plain:
+            return self._step.choose(graph.logits[:count], shape, asked)
+        graph.choose()
+        return {name: tensor[:count].clone() for name, tensor in self._given.items()} if self._samples else {}
+
     def _capture(self, device: Device, size: int) -> DecodeGraph:
         """Captures a step of padding alone, which leaves the batch as it is."""
         shape, change = self._step.describe(Units.none(), padding=size)
         change.write(device.upload(change.arrays))
         forward = device.capture(lambda: self._forward(shape))
         choose = device.capture(lambda: self._choose(shape))
-        chosen = Chosen(self._tokens[:size], self._status[:size])
-        return DecodeGraph(size, forward, choose, self._hidden[:size], self._logits[:size], chosen)
+        return DecodeGraph(size, forward, choose, self._hidden[:size], self._logits[:size])
 
     def _forward(self, shape: Shape) -> None:
         step, count = self._step, shape.sequences
@@ -76,10 +85,8 @@ class DecodeGraphs:
 
     def _choose(self, shape: Shape) -> None:
         if not self._samples:
-            self._step.advance(shape, None)
+            self._step.advance(shape)
             return
         count = shape.sequences
-        chosen = self._step.choose(self._logits[:count], RowsToChoose(True, -1))
-        self._step.advance(shape, chosen.tokens)
-        self._tokens[:count].copy_(chosen.tokens)
-        self._status[:count].copy_(chosen.status)
+        for name, tensor in self._step.choose(self._logits[:count], shape, RowsToChoose(True, -1)).items():
+            self._given[name][:count].copy_(tensor)

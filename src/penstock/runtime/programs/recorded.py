@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import Chosen, EditRows
+from penstock.kernels.batch_arrays import EditRows
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
@@ -21,7 +21,7 @@ from penstock.kernels.native.structs import FiniteOp
 from penstock.models import Hidden
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.sampling.sampler import Sampler
-from penstock.runtime.step import EagerStep, RowsToChoose, Shape
+from penstock.runtime.step import EagerStep, Given, RowsToChoose, Shape
 
 
 class RecordedStep:
@@ -45,6 +45,7 @@ class RecordedStep:
         self._tokens, self._rows = c_int64(), c_int64()  # how many the step has: tokens, and rows for the head
         self._profiled: list[tuple[Program, list[float]]] | None = None  # where ops are to be timed
         capacity, arrays = step.capacity, step.arrays
+        self._most_rows = capacity.logit_rows
         with session.record() as self._forward:
             for tensor in (arrays.token_ids, arrays.positions, arrays.blocks, arrays.offsets, step.hidden):
                 if tensor is not None:
@@ -62,12 +63,20 @@ class RecordedStep:
                 most = max(capacity.logit_rows, scored)
                 rows = self._hidden.mapped(lambda tensor: self._head.input(tensor[:most], self._rows))
                 self._logits = step.logits(rows)
-        self._chosen: Chosen | None = None
+        self._given: Given = {}
         with session.record() as self._advance:
-            if sampler is not None and self._logits is not None:
-                logits = self._logits[: capacity.logit_rows]
-                self._chosen = step.choose(logits, RowsToChoose(True, -1))
-            step.advance(capacity, None if self._chosen is None else self._chosen.tokens)
+            if sampler is None or self._logits is None:
+                step.advance(capacity)
+            else:
+                self._given = step.choose(self._logits[: capacity.logit_rows], capacity, RowsToChoose(True, -1))
+        with session.record() as self._decode:
+            if self._given:
+                for program in (self._forward, self._head, self._advance):
+                    self._decode.extend(program)
+        # For as many rows as the last step had: while it repeats, neither torch nor NumPy is called.
+        self._shape: Shape | None = None
+        self._tokens.value = -1
+        self._part, self._given_part = self._hidden, self._given
         self._described: tuple[EditRows | None, int] = (None, -1)  # edits and logprobs that the sampling op reads
         self._step = step
 
@@ -76,9 +85,11 @@ class RecordedStep:
         self._session.wake()
 
     def forward(self, shape: Shape, attention: Sequence[Any]) -> Hidden:
-        self._kernels.sequences.value, self._tokens.value = shape.sequences, shape.tokens
+        self._kernels.sequences.value = shape.sequences
+        self._set_tokens(shape.tokens)
+        self._shape = None
         self._run(self._forward)
-        return self._hidden[: shape.tokens]
+        return self._part
 
     def finite(self, hidden: Hidden) -> Tensor:
         self._run(self._check)
@@ -86,33 +97,61 @@ class RecordedStep:
 
     def logits(self, hidden: Hidden) -> Tensor | None:
         """The rows of `hidden` take the place of the first of those that `forward` gave."""
-        count = self._rows.value = len(hidden)
-        for place, given in ((self._hidden.states, hidden.states), (self._hidden.attended, hidden.attended)):
-            if place is not None and given is not None and given.data_ptr() != place.data_ptr():
-                place[:count] = given
+        if hidden is not self._part:
+            self._bring_to_front(hidden)
+        count = len(hidden)
+        self._rows.value = count
         self._run(self._head)
         return None if self._logits is None else self._logits[:count]
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
-        self._described = (None, -1)
+        self._described, self._shape = (None, -1), None
         return self._step.score(logits, targets, k)
 
-    def choose(self, logits: Tensor, asked: RowsToChoose) -> Chosen:
-        """The batch is advanced at once: `advance` has nothing left to do."""
-        assert self._chosen is not None and self._sampler is not None, "tokens are chosen on the rank that samples"
-        count = self._kernels.logit_rows.value = len(logits)
-        edits = self._sampler.edits
-        if self._described[0] is not edits or self._described[1] != asked.logprobs:
-            self._kernels.describe(edits, self._token_ids, len(self._chosen.tokens), asked.logprobs)
-            self._described = (edits, asked.logprobs)
+    def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
+        self._prepare_choice(shape, asked)
         self._run(self._advance)
-        packed = self._kernels.packed(count) if asked.logprobs >= 0 else None
-        return Chosen(self._chosen.tokens[:count], self._chosen.status[:count], packed)
+        return self._chosen(asked)
 
-    def advance(self, shape: Shape, tokens: Tensor | None) -> None:
-        if tokens is None:
-            self._kernels.logit_rows.value = 0
-            self._run(self._advance)
+    def decode(self, shape: Shape, attention: Sequence[Any], asked: RowsToChoose) -> Given:
+        """One native call. Python that is not needed to repeat a step is left out: its code is in no cache."""
+        if shape is not self._shape:
+            self._kernels.sequences.value, self._rows.value = shape.sequences, shape.tokens
+            self._set_tokens(shape.tokens)
+        self._prepare_choice(shape, asked)
+        self._run(self._decode)
+        return self._chosen(asked)
+
+    def advance(self, shape: Shape) -> None:
+        self._kernels.logit_rows.value, self._shape = 0, None
+        self._run(self._advance)
+
+    def _set_tokens(self, count: int) -> None:
+        if count != self._tokens.value:
+            self._tokens.value, self._part = count, self._hidden[:count]
+
+    def _prepare_choice(self, shape: Shape, asked: RowsToChoose) -> None:
+        """Say what the sampling op reads."""
+        assert self._sampler is not None, "tokens are chosen on the rank that samples"
+        count, edits = shape.logit_rows, self._sampler.edits
+        if shape is not self._shape:
+            self._shape, self._kernels.logit_rows.value = shape, count
+            self._given_part = {name: memoryview(tensor[:count].numpy()) for name, tensor in self._given.items()}
+        if self._described[0] is not edits or self._described[1] != asked.logprobs:
+            self._kernels.describe(edits, self._token_ids, self._most_rows, asked.logprobs)
+            self._described = (edits, asked.logprobs)
+
+    def _chosen(self, asked: RowsToChoose) -> Given:
+        if asked.logprobs < 0:
+            return self._given_part
+        return {**self._given_part, "packed": self._kernels.packed(self._kernels.logit_rows.value)}
+
+    @torch.inference_mode()
+    def _bring_to_front(self, hidden: Hidden) -> None:
+        """Put rows where the head reads them."""
+        for place, given in ((self._hidden.states, hidden.states), (self._hidden.attended, hidden.attended)):
+            if place is not None and given is not None:
+                place[: len(given)] = given
 
     @contextmanager
     def profile(self) -> Iterator[list[TimedOp]]:

@@ -1,0 +1,141 @@
+"""From a plan to what its step computes: units of work, the description for the device, attention and sampling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.kernels import PlannedAttention
+from penstock.kernels.attention import PagedAttention
+from penstock.kernels.native.attention import AttentionWork
+from penstock.messages import StepPlan, Work
+from penstock.runtime.batch import Occupant, ResidentBatch
+from penstock.runtime.device import Change
+from penstock.runtime.pages import KVPages
+from penstock.runtime.programs.cuda_graphs import DecodeGraph, DecodeGraphs
+from penstock.runtime.sampling.sampler import Sampler, StepSampling
+from penstock.runtime.step import EagerStep, RowsToChoose, Shape
+from penstock.runtime.units import Units, attention_batch, units_of
+
+ALWAYS = 1 << 62  # steps
+
+
+@dataclass(slots=True)
+class StepWork:
+    """A plan's work as the batch and the device know it. A plan that repeats it is executed from the same object."""
+
+    work: tuple[Work, ...]
+    occupants: list[Occupant]  # of each unit
+    units: Units
+    logit_rows: NDArray[np.int64]  # the row of the batch of each row of logits
+    ahead: NDArray[np.int64]  # how many drafts lie before each
+    shape: Shape
+    graph: DecodeGraph | None
+    attention: Sequence[Any]  # what attention planned on the host for each KV group; empty: it reads the device
+    repeatable: int  # how many more steps may do the same work, each sequence a token further
+
+
+class StepPlanner:
+    """Plans the work of steps. What the last plan needed is used again while plans repeat."""
+
+    def __init__(
+        self,
+        batch: ResidentBatch,
+        sampler: Sampler | None,
+        step: EagerStep,
+        attention: PagedAttention,
+        pages: KVPages,
+        windows: Sequence[int],
+        *,
+        recorded: Sequence[AttentionWork],
+        shared: bool,
+        proposes: bool,
+    ) -> None:
+        """`recorded` is what a recorded step's attention reads, of each KV group; empty without one. With `shared`, the
+        device is this machine's processor. With `proposes`, steps verify drafts."""
+        self._batch = batch
+        self._sampler = sampler
+        self._step = step
+        self._attention = attention
+        self._pages = pages
+        self._windows = windows
+        self._recorded = recorded
+        self._shared = shared
+        self._proposes = proposes
+        self.graphs: DecodeGraphs | None = None
+        self._last: StepWork | None = None
+        self._sampling: tuple[StepSampling, RowsToChoose] | None = None  # how the last step's tokens were chosen
+
+    def repeats(self, plan: StepPlan) -> bool:
+        """Whether a plan does the work of the last one, each sequence a token further. None of them can be new: it
+        would have had to go before."""
+        last = self._last
+        return last is not None and last.repeatable > 0 and plan.work == last.work and not plan.gone
+
+    def repeat(self) -> StepWork:
+        """The last plan's work again."""
+        assert self._last is not None, "a plan repeats the last one"
+        self._last.repeatable -= 1
+        return self._last
+
+    def plan(self, plan: StepPlan) -> tuple[StepWork, Change]:
+        """A plan's work, and its description for the device. RuntimeError where it contradicts the batch."""
+        self._last = self._sampling = None  # for good, should the plan be refused
+        occupants = [self._batch.occupant(work.seq) for work in plan.work]
+        drafts = [work.drafts if self._proposes else 0 for work in plan.work]
+        unused = [0 if self._proposes else work.drafts for work in plan.work]
+        units = units_of(
+            self._batch,
+            [occupant.row for occupant in occupants],
+            [work.count - less for work, less in zip(plan.work, unused, strict=True)],
+            [work.sample for work in plan.work],
+            drafts,
+        )
+        graph = self.graphs.smallest_for(len(occupants)) if self.graphs is not None and units.decodes else None
+        shape, change = self._step.describe(units, 0 if graph is None else graph.size - len(occupants))
+        attention, repeatable = self._plan_attention(units)
+        unit = np.arange(len(occupants)).repeat(units.logits)
+        ahead = np.arange(len(unit)) - (np.cumsum(units.logits) - units.logits)[unit]
+        repeatable = repeatable if units.decodes else 0
+        self._last = StepWork(plan.work, occupants, units, units.rows[unit], ahead, shape, graph, attention, repeatable)
+        return self._last, change
+
+    def plan_sampling(self, work: StepWork) -> tuple[StepSampling | None, RowsToChoose | None, Change | None]:
+        """How the step's rows of logits are sampled, and what must be sent for it. None on ranks that do not sample."""
+        if self._sampler is None:
+            return None, None, None
+        last = self._sampling
+        if last is not None and not self._sampler.has_edits:
+            return *last, None
+        rows, batch = work.logit_rows, self._batch
+        batch.catch_up()
+        sampling = self._sampler.plan(rows, batch.num_tokens[rows] - batch.num_prompt[rows] + work.ahead)
+        if last is not None and np.array_equal(sampling.edited, last[0].edited):
+            return *last, None
+        asked = RowsToChoose(sampling.filtered, sampling.most_logprobs)
+        self._sampling = (sampling, asked)
+        change = Change((sampling.edited,), asked.set_edited) if len(sampling.edited) else None
+        return sampling, asked, change
+
+    def _plan_attention(self, units: Units) -> tuple[Sequence[Any], int]:
+        """What attention plans on the host for each KV group, and for how many more decode steps that holds."""
+        if not len(units.rows):
+            return (), 0
+        if not self._shared:
+            if not isinstance(self._attention, PlannedAttention) or int(units.length.max()) < 2:
+                return (), ALWAYS
+            return [self._attention.plan(seen) for seen in self._seen(units)], 0
+        if self._recorded:
+            for work, seen in zip(self._recorded, self._seen(units), strict=True):
+                work.fill(seen)
+            return self._recorded, min(work.steps_unchanged() for work in self._recorded)
+        keys = [self._pages.group_keys(group) for group in range(len(self._windows))]
+        return [
+            None if key is None else self._attention.prepare(seen, key)
+            for seen, key in zip(self._seen(units), keys, strict=True)
+        ], 0
+
+    def _seen(self, units: Units) -> Sequence[Any]:
+        return [attention_batch(group, window, self._batch, units) for group, window in enumerate(self._windows)]
