@@ -135,6 +135,8 @@ class ModelRunner:
                 self._sampler,
                 scored=PROMPT_LOGPROB_ROWS,
             )
+        # Without ranks a recorded decode step calls no torch op, so it does not pay for entering inference mode.
+        self._job = self._run if self._step is not self._eager and mesh is None else torch.inference_mode()(self._run)
         self._graph_sizes = () if config.enforce_eager or shared else graph_sizes(rows)
         self._graphs: DecodeGraphs | None = None
         self._vocab_size = spec.vocabulary
@@ -208,7 +210,7 @@ class ModelRunner:
             self._batch.advance(work.units.rows, work.units.length, work.units.logits)
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
         step = InFlightStep(plan, work, sampling, rows, slices, began, time.perf_counter() - began, [])
-        self._outstanding.append((step, self._device.launch(lambda: self._run(step, changes, sent))))
+        self._outstanding.append((step, self._device.launch(lambda: self._job(step, changes, sent))))
 
     def result(self) -> StepResult:
         """As `take`. RuntimeError on a rank that does not report."""

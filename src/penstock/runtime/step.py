@@ -201,7 +201,6 @@ class EagerStep:
     def wake(self) -> None:
         """Nothing sleeps."""
 
-    @torch.inference_mode()
     def forward(self, shape: Shape, attention: Sequence[Any] = ()) -> Hidden:
         arrays, state, tokens = self.arrays, self._state, shape.tokens
         self._kernels.fill(state, arrays, shape.sequences, self._block_size)
@@ -223,20 +222,16 @@ class EagerStep:
         inputs = StepInput(arrays.token_ids[:tokens], arrays.positions[:tokens], tuple(groups), hidden)
         return self._model.forward(inputs, self._caches)
 
-    @torch.inference_mode()
     def finite(self, hidden: Hidden) -> Tensor:
         return hidden.latest.sum(-1, dtype=torch.float32).isfinite()
 
-    @torch.inference_mode()
     def logits(self, hidden: Hidden) -> Tensor | None:
         return self._model.logits(hidden)
 
-    @torch.inference_mode()
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
         assert self._sampler is not None, "prompts are scored on the rank that samples"
         return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)
 
-    @torch.inference_mode()
     def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
         chosen = self._kernels.choose(
@@ -258,7 +253,6 @@ class EagerStep:
         assert logits is not None, "the rank that samples has logits"
         return self.choose(logits, shape, asked)
 
-    @torch.inference_mode()
     def advance(self, shape: Shape) -> None:
         self._advance(shape, self.tokens[: max(shape.logit_rows, 1)], self._outputs)
 

@@ -146,7 +146,6 @@ class RecordedStep:
             return self._given_part
         return {**self._given_part, "packed": self._kernels.packed(self._kernels.logit_rows.value)}
 
-    @torch.inference_mode()
     def _bring_to_front(self, hidden: Hidden) -> None:
         """Put rows where the head reads them."""
         for place, given in ((self._hidden.states, hidden.states), (self._hidden.attended, hidden.attended)):
