@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from penstock.config import Place
 from penstock.config.split import part
@@ -99,7 +99,7 @@ class Mesh:
         host, port = _address(rendezvous)
         split, began = place.split, time.perf_counter()
         try:
-            self._store = _store(host, port, place, start_timeout)
+            self._store: TCPStore | None = _store(host, port, place, start_timeout)
             here = _own_address(host, port)
             meeting = _Meeting(place, self._store, here, backend, limits, start_timeout, timeout)
             if split.tensor > 1:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo, Store
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 
 class GroupRankLink:
@@ -74,7 +74,7 @@ class Transport(NamedTuple):
 
 def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> ProcessGroupGloo:
     """Over TCP, from this address: the machine's own name may lead nowhere."""
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._threads = 1  # one collective at a time
     options._timeout = timedelta(seconds=start_timeout)

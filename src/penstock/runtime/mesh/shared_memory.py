@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 ORDERED = ("x86_64", "AMD64")  # processors whose stores are seen in program order
 SLOT = 1 << 21  # bytes of a part in an exchange: a row of logits, at the least
