@@ -22,7 +22,7 @@ from penstock.kernels import Needs, Platform, detect_platform, select_kernels
 from penstock.messages import Capacity, StepPlan, StepResult
 from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.runtime.loading.gpu import join_mesh
-from penstock.runtime.mesh.shared_memory import share
+from penstock.runtime.mesh.shared_memory import open_shared_memory
 from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
@@ -124,9 +124,9 @@ class Rank:
             self._runner = load_device_rank(order, place)
             return self._runner.capacity
         platform = detect_platform if order.native else without_native
-        shared = share if order.share else share_nothing
-        loading, meeting = "penstock.runtime.loading.cpu.detect_platform", "penstock.runtime.mesh.mesh.share"
-        with patch(loading, platform), patch(meeting, shared):
+        shared = open_shared_memory if order.share else share_nothing
+        detection = patch("penstock.runtime.loading.cpu.detect_platform", platform)
+        with detection, patch("penstock.runtime.mesh.mesh.open_shared_memory", shared):
             self._runner = load_cpu_runner(order.config, place, order.rendezvous, order.num_blocks, progress=False)
         return self._runner.capacity
 

@@ -45,7 +45,7 @@ def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[
 def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How ranks of a stage exchange what they have."""
     if request.param == "gloo":
-        monkeypatch.setattr("penstock.runtime.mesh.mesh.share", lambda *_: None)
+        monkeypatch.setattr("penstock.runtime.mesh.mesh.open_shared_memory", lambda *_: None)
     return str(request.param)
 
 
@@ -168,13 +168,13 @@ def test_a_stage_that_takes_nothing(link: str) -> None:
 
 def test_a_rank_that_never_comes() -> None:
     rendezvous = f"127.0.0.1:{free_port()}"
-    with pytest.raises(MeshError, match=r"^rank 0 \(stage 0, tensor rank 0\) did not meet all of 2 ranks at 127"):
+    with pytest.raises(MeshError, match=r"^rank 0 \(stage 0, tensor rank 0\) did not connect to all of 2 ranks at 127"):
         Mesh(Place(Split(2), 0), rendezvous, message_bytes=0, start_timeout=1.0)
 
 
 @pytest.mark.parametrize("rendezvous", ["", "127.0.0.1", "29500", "127.0.0.1:http"])
 def test_an_address_that_is_none(rendezvous: str) -> None:
-    with pytest.raises(ValueError, match="is no HOST:PORT"):
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
         Mesh(Place(Split(2), 0), rendezvous, message_bytes=0)
 
 

@@ -221,7 +221,7 @@ class NextStage:
     """In the place of a mesh: what is sent to it is let go."""
 
     place = Place(PIPELINE, 0)
-    shares_tokens = False
+    broadcasts_tokens = False
 
     def send(self, x: Tensor) -> None:
         pass

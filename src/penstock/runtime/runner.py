@@ -91,7 +91,7 @@ class ModelRunner:
         self._place = Place() if mesh is None else mesh.place
         self._proposer = proposer
         # Whether sampled tokens are learned from results that other ranks report, and whose are yet to be learned.
-        self._learns = mesh is not None and not (mesh.place.reports or mesh.shares_tokens)
+        self._learns = mesh is not None and not (mesh.place.reports or mesh.broadcasts_tokens)
         self._unlearned: set[int] = set()
         self.pages = pages
         self.ahead = 1 if device.shared else config.depth  # plans that may be outstanding

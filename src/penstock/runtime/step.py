@@ -235,7 +235,7 @@ class EagerStep:
     def advance(self, shape: Shape, tokens: Tensor | None) -> None:
         if tokens is None:
             tokens = self.tokens[: max(shape.logit_rows, 1)]
-        if shape.logit_rows and self._mesh is not None and self._mesh.shares_tokens:
-            self._mesh.share(tokens)
+        if shape.logit_rows and self._mesh is not None and self._mesh.broadcasts_tokens:
+            self._mesh.broadcast(tokens)
         outputs = self._outputs if self._sampler is None else self._sampler.rows.outputs
         self._kernels.advance(self._state, self.arrays, shape.sequences, tokens, outputs)

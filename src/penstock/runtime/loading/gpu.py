@@ -184,7 +184,7 @@ def join_mesh(
 
 
 def _least(mesh: Mesh | None, what: str, number: int) -> int:
-    return number if mesh is None else mesh.least(what, number)
+    return number if mesh is None else mesh.minimum(what, number)
 
 
 def _smaller_weights(config: EngineConfig) -> str:
