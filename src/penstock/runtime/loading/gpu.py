@@ -58,7 +58,7 @@ def load_gpu_runner(
     *,
     progress: bool = True,
 ) -> ModelRunner:
-    """Loads a runner on one GPU of this machine. `local` is this rank's index among the machine's ranks and their number:
+    """Loads a runner on one GPU of this machine. `local` is (index, number) of ranks on this machine:
     rank i uses GPU i. `place` and `rendezvous` are as for `load_device_runner`.
 
     Raises ConfigError when torch finds no GPU, or fewer than ranks, and whatever `load_device_runner` raises.
