@@ -1,4 +1,4 @@
-"""What ranks on devices exchange, over gloo as over NCCL: right, to the last bit where that is asked for."""
+"""Exchanges between ranks on devices, over gloo and over a fake NCCL. With `ordered`, sums are exact to the bit."""
 
 import re
 import threading
@@ -85,7 +85,7 @@ def test_all_know_the_least_that_any_has() -> None:
 
 
 def test_hidden_states_go_down_the_pipeline() -> None:
-    """As many as there are stages may be on their way, and be overwritten."""
+    """Senders may overwrite messages that are not received yet, and be as many messages ahead as there are stages."""
 
     def act(mesh: Mesh) -> list[float]:
         x, got = torch.zeros(40, 24), []
@@ -125,8 +125,7 @@ def test_who_waits_in_vain_over_gloo_says_for_whom(what: str) -> None:
 
 
 class Nccl:
-    """In the place of torch's ProcessGroupNCCL: what is launched is waited for by nobody but the device, and as long as
-    it takes. Gloo does what it is asked for."""
+    """Replaces torch's ProcessGroupNCCL. Like NCCL, its work has a `wait` without a timeout; gloo does the exchange."""
 
     class Options:
         _timeout = timedelta()
@@ -142,7 +141,7 @@ class Nccl:
             if name not in ("send", "recv"):
                 assert arguments[-1].asyncOp is False  # else it would not go to the current stream
             work = operation(*arguments)
-            return SimpleNamespace(wait=lambda: work.wait())  # takes no timeout: with one, the host would wait
+            return SimpleNamespace(wait=lambda: work.wait())  # takes no timeout: with one, NCCL would block the host
 
         return launch
 

@@ -1,4 +1,4 @@
-"""From a folder to a runner on a device: what is measured, what that decides, and that it computes as a CPU's does."""
+"""Loads runners on a device: measured memory, the resulting KV cache, warm-up, and tokens equal to a CPU runner's."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class Memory:
-    """Of a device that says it has 8 GiB: the context takes 100 MiB, steps as much as `steps`."""
+    """A fake device memory of 8 GiB: the context takes 100 MiB, steps take `steps`."""
 
     def __init__(self, steps: int = 64 * MIB, others: int = 0) -> None:
         self.steps = steps
@@ -53,7 +53,7 @@ def rows_of(runner: Any) -> dict[str, int]:
 
 
 def first_tokens(runner: Any) -> list[tuple[int, ...]]:
-    """Of prompts of several lengths, each followed by a step of its own."""
+    """Returns the first tokens of prompts of several lengths, each decoded in its own step."""
     greedy, groups = SamplingParams(seed=0, max_tokens=4, temperature=0.0), len(runner.capacity.groups)
     new = tuple(
         NewSequence(i, tuple(range(5, 8 + 4 * i)), 3 + 4 * i, 0, ((1 + 2 * i, 2 + 2 * i),) * groups, greedy, 0)
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(tiny_checkpoint: C
 
 
 class Recorder:
-    """A runner that keeps what it is told."""
+    """A runner that records its plans."""
 
     def __init__(self, runner: Any) -> None:
         self.capacity = runner.capacity

@@ -1,4 +1,4 @@
-"""How ranks of one machine come to share memory, and those of others do not."""
+"""Ranks of one machine get shared memory; ranks of several machines get none."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ SIZE = 1000
 
 
 def shared(ranks: int) -> list[SharedMemory | None]:
-    """What each of them gets; threads here, as nothing in it is the process's."""
+    """Returns what each rank gets. Ranks are threads."""
     store, got = HashStore(), dict[int, SharedMemory | None]()
 
     def open_part(rank: int) -> None:
@@ -50,7 +50,7 @@ def test_what_one_writes_the_others_read() -> None:
 
 
 def test_nothing_is_left_however_the_ranks_end() -> None:
-    """While the first waits for the others too: it may be killed then."""
+    """Nothing is left even if rank 0 is killed while it waits for the others."""
     store = HashStore()
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(RuntimeError):
@@ -60,7 +60,7 @@ def test_nothing_is_left_however_the_ranks_end() -> None:
 
 
 def elsewhere() -> str:
-    """A machine of its own for each rank."""
+    """Returns a different machine for each rank."""
     return f"boot/{threading.current_thread().name}"
 
 
