@@ -1,7 +1,7 @@
 """A runner on a device with two plans outstanding gives the tokens of a CPU runner with one.
 
-The device is a MirrorDevice, which runs nothing before a result is requested: no plan can depend on an earlier plan's
-result.
+The device is a MirrorDevice, which runs nothing before a result is requested: no plan can depend on a result that the
+host has not taken.
 """
 
 import io
