@@ -1,4 +1,4 @@
-"""Processes for ranks, which the tests of a module share: each has imported torch by then."""
+"""Starts rank processes that the tests of a module share. Each has imported torch before the first test."""
 
 from collections.abc import Iterator
 

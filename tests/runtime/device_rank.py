@@ -1,4 +1,4 @@
-"""What penstock.engine.ranks.worker is for a rank on a GPU, with this machine's processor in the GPU's place:
+"""Runs one rank of a CUDA engine on the CPU, in place of penstock.engine.ranks.worker:
 python -m tests.runtime.device_rank ..."""
 
 import sys
@@ -14,7 +14,7 @@ from tests.runtime.test_load_device import MIB, Memory
 
 
 def load(start: Start) -> ModelRunner:
-    """A rank has the less room for keys and values the higher its number."""
+    """Loads a rank. The higher its number, the less memory it has for the KV cache."""
     if start.num_blocks:
         raise RuntimeError("the engine cannot know how much room there is on a GPU")
     torch.set_num_threads(1)

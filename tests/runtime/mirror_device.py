@@ -1,7 +1,7 @@
-"""This machine's processor in a GPU's place, to prove the runner where there is no GPU.
+"""A device for tests that runs on the CPU in place of a GPU.
 
-It runs what it is given only when a result is asked for, and then all of it: nothing but a step's inputs can reach it
-from the host, nothing comes back before, and no result lies where a later step writes.
+It runs launched work only when a result is requested, and then all of it. So a test fails if a step depends on anything
+but its uploaded inputs, reads a result too early, or has its result overwritten by a later step.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class MirrorDevice:
 
 
 class _Deferred:
-    """Done when one is waited for, with all that have been launched; copied only then."""
+    """A pending copy. Waiting for one runs all launched work; only then is the data copied."""
 
     def __init__(self, job: Job, waiting: "deque[_Deferred]") -> None:
         self._job = job
@@ -82,13 +82,12 @@ class _Deferred:
 
 
 def mirror_kernels(kernels: Kernels) -> Kernels:
-    """Kernels for a MirrorDevice: their attention reads what the step kernels left on the device."""
+    """Kernels for a MirrorDevice. Their attention reads the arrays that the step kernels wrote on the device."""
     return dataclasses.replace(kernels, attention=MirrorAttention(), session=None)
 
 
 class MirrorAttention(TorchPages):
-    """What kernels/triton/attention.py is on a GPU: contexts and tables are read where the step's kernels left them."""
-
+    """Replaces kernels/triton/attention.py: reads contexts and block tables that step kernels wrote on the device."""
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> StepSequences:
         lengths, count = batch.query_lens, len(batch.context_lens)
@@ -134,7 +133,7 @@ class MirrorAttention(TorchPages):
 
 
 def device_at(where: torch.device) -> Device:
-    """The GPU, or where there is none its stand-in."""
+    """Returns the GPU, or a MirrorDevice on a machine without one."""
     return CudaDevice(where) if where.type == "cuda" else MirrorDevice()
 
 

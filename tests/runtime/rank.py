@@ -1,7 +1,7 @@
-"""Ranks in processes of their own, for tests: python -m tests.runtime.rank SOCKET...
+"""Runs ranks in separate processes, for tests: python -m tests.runtime.rank SOCKET...
 
-One for each socket, by its number: orders come over it, each with its length before it, and each is answered. Torch is
-imported once, before they part.
+It forks one process per socket (a file descriptor). Orders arrive over the socket, each after its length. Torch is
+imported once, before the fork.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from penstock.kernels import Needs, Platform, detect_platform, select_kernels
 from penstock.messages import Capacity, StepPlan, StepResult
 from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.runtime.loading.gpu import join_mesh
-from penstock.runtime.mesh.shared_memory import share
+from penstock.runtime.mesh.shared_memory import open_shared_memory
 from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
@@ -30,33 +30,33 @@ from tests.runtime.mirror_device import MirrorDevice, mirror_kernels
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Let go of the model there is, and load another one."""
+    """Unload the current model and load another."""
 
     config: EngineConfig
     rank: int
     rendezvous: str
     num_blocks: tuple[int, ...]
-    native: bool  # whether the native kernels may be used,
-    share: bool  # and memory instead of sockets
-    device: bool  # whether the batch lives on a device, which is this machine's processor
+    native: bool  # whether native kernels may be used
+    share: bool  # whether ranks may use shared memory instead of sockets
+    device: bool  # whether the batch is on a device: a MirrorDevice
 
 
 class Execute(msgspec.Struct, frozen=True, tag=True):
-    """On a device there is no answer to it."""
+    """Execute a plan. A rank on a device sends no answer."""
 
     plan: StepPlan
     learned: tuple[StepResult, ...]
 
 
 class Take(msgspec.Struct, frozen=True, tag=True):
-    """What the oldest plan gave, from a device."""
+    """Send the result of the oldest plan of a rank on a device."""
 
 
 class Answer(msgspec.Struct, frozen=True):
     error: str = ""
     capacity: Capacity | None = None
     result: StepResult | None = None
-    traffic: tuple[int, int, int] = (0, 0, 0)  # sum, gather, send: bytes handed over so far
+    traffic: tuple[int, int, int] = (0, 0, 0)  # bytes so far: sum, gather, send
 
 
 def write(stream: BinaryIO, message: object) -> None:
@@ -66,7 +66,7 @@ def write(stream: BinaryIO, message: object) -> None:
 
 
 def read(stream: BinaryIO) -> bytes:
-    """The next frame; nothing at the end of the stream."""
+    """Returns the next frame; b"" at the end of the stream."""
     return stream.read(int.from_bytes(stream.read(4), "little"))
 
 
@@ -79,7 +79,7 @@ def without_native(device: str) -> Platform:
 
 
 def load_device_rank(order: Load, place: Place) -> ModelRunner:
-    """As loading/gpu.py does, with torch's kernels, and nothing measured."""
+    """Loads a rank like loading/gpu.py, but with torch's kernels and without measuring memory."""
     config, device, folder = order.config, torch.device("cpu"), Path(order.config.model)
     whole = load_spec(folder)
     spec = shard(whole, place)
@@ -124,9 +124,9 @@ class Rank:
             self._runner = load_device_rank(order, place)
             return self._runner.capacity
         platform = detect_platform if order.native else without_native
-        shared = share if order.share else share_nothing
-        loading, meeting = "penstock.runtime.loading.cpu.detect_platform", "penstock.runtime.mesh.mesh.share"
-        with patch(loading, platform), patch(meeting, shared):
+        shared = open_shared_memory if order.share else share_nothing
+        detection = patch("penstock.runtime.loading.cpu.detect_platform", platform)
+        with detection, patch("penstock.runtime.mesh.mesh.open_shared_memory", shared):
             self._runner = load_cpu_runner(order.config, place, order.rendezvous, order.num_blocks, progress=False)
         return self._runner.capacity
 

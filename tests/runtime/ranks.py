@@ -1,4 +1,4 @@
-"""Ranks in processes of their own that execute the plans of a real scheduler in this one."""
+"""Ranks in separate processes that execute the plans of a real scheduler in this process."""
 
 import socket
 import subprocess
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Processes:
-    """So many ranks, which serve one model after the other."""
+    """Rank processes that load and serve one model after another."""
 
     def __init__(self, count: int) -> None:
         ours, theirs = zip(*(socket.socketpair() for _ in range(count)), strict=True)
@@ -47,7 +47,7 @@ class Processes:
         write(self._orders[rank], order)
 
     def answer(self, rank: int) -> Answer:
-        """To the oldest order that has not been answered. AssertionError with what went wrong there."""
+        """Returns the answer to the oldest unanswered order. Raises AssertionError with the rank's error."""
         frame = read(self._answers[rank])
         assert frame, f"rank {rank} has ended"
         answer = self._decoder.decode(frame)
@@ -64,8 +64,8 @@ class Processes:
         device: bool = False,
         **settings: object,
     ) -> "RanksRunner":
-        """A tiny model over the first ranks. `share`: those of a stage use memory that they share; `device`: a batch
-        lives on a device, which this machine's processor stands in for."""
+        """Loads a tiny model on the first ranks. `share`: they may use shared memory. `device`: the batch is on a
+        MirrorDevice."""
         config = EngineConfig(
             model=str(folder),
             name="tiny",
@@ -84,7 +84,7 @@ class Processes:
 
 
 class RanksRunner:
-    """Executes plans as one runner does, on several ranks."""
+    """Executes plans on several ranks, with the interface of one runner."""
 
     def __init__(self, processes: Processes, config: EngineConfig, native: bool, share: bool, device: bool) -> None:
         self._processes = processes
@@ -109,7 +109,7 @@ class RanksRunner:
         self._outstanding.append(plan.plan_id)
 
     def result(self) -> StepResult:
-        """Of the oldest plan that has been submitted."""
+        """Returns the result of the oldest submitted plan."""
         results = []
         for place in self._places if self._device else ():
             self._processes.order(place.rank, Take())

@@ -1,6 +1,6 @@
-"""The sampler's definition, one row at a time in float64, written apart from the code it is held against.
+"""The definition of sampling, one row at a time in float64, written independently of the code under test.
 
-It also says which choices are so close that two runs whose logits differ by rounding may disagree.
+It also finds choices that are so close that rounding of the logits may change them.
 """
 
 from collections.abc import Sequence

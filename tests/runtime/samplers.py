@@ -1,4 +1,4 @@
-"""A sampler with a batch of its own: rows are added, then logits are given for some of them."""
+"""A sampler with its own batch, for tests: add rows, then pass logits for some of them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ MOST_TOKENS = 50_000
 
 
 class Sampled(NamedTuple):
-    """What each row of logits gave, in their order."""
+    """The results of the rows of logits, in their order."""
 
     token_ids: list[int]
     logprobs: list[bytes]  # one packed row each; empty where not asked for
@@ -29,7 +29,7 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Chooses the next token of each row, and remembers it as an output of that row."""
+    """Chooses the next token of each row and appends it to the row's outputs."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Sampler:
         kernels: StepKernels | None = None,
         device: torch.device = HERE,
     ) -> None:
-        """By the session's native kernels, those given, or else the reference."""
+        """Uses the session's native kernels, or `kernels`, or the reference."""
         self.kernels = kernels or (NativeStep(session, ()) if session else ReferenceStep())
         self._device = device
         self.rows = Rows(vocab_size, max_rows, device, shared=device == HERE)
@@ -60,7 +60,7 @@ class Sampler:
         self.rows.remove(row)
 
     def sample(self, logits: Tensor, rows: Sequence[int] | NDArray[np.int64]) -> Sampled:
-        """The next token of each of `rows`, which are distinct. `logits`: float32 [rows, vocab]."""
+        """Returns the next token of each of the distinct `rows`. `logits`: float32 [rows, vocab]."""
         which = np.asarray(rows, np.int64)
         asked = self.rows.plan(which, self._outputs[which])
         for change in self.rows.changes():

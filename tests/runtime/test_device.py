@@ -1,4 +1,4 @@
-"""The host's processor in a device's place: what goes there and comes back, and when."""
+"""Uploads, jobs and captures of the Device interface, on a MirrorDevice."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""An engine whose configuration says cuda: from there to tokens, on a processor in the GPU's place."""
+"""An engine with device cuda generates tokens, on a MirrorDevice in place of the GPU."""
 
 import asyncio
 import sys
@@ -25,7 +25,7 @@ Checkpoint = Callable[..., Path]
 
 
 async def written(client: EngineClient) -> list[list[int]]:
-    """The tokens of requests that are sent at once."""
+    """Returns the tokens of requests that are sent at the same time."""
 
     async def one(index: int) -> list[int]:
         sampling = SamplingParams(seed=index, max_tokens=6 + index, temperature=float(index % 2))
@@ -62,7 +62,7 @@ def ranks_here(config: EngineConfig) -> LocalRanks:
 
 
 async def test_an_engine_of_ranks_on_devices_writes_what_one_on_a_cpu_does(tiny_checkpoint: Checkpoint) -> None:
-    """In processes of their own; each measures its memory, and all have as much as the one with the least."""
+    """Each rank is a process that measures its own memory; all get as many KV blocks as the smallest one."""
     settings = config(tiny_checkpoint("qwen3"), max_num_seqs=2)
     backend = EngineBackend(partial(WorkersExecutor, ranks=ranks_here), model_eos)
     client = await start_thread(replace(settings, tensor_parallel_size=2), backend)

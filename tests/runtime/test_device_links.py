@@ -1,4 +1,4 @@
-"""What ranks on devices exchange, over gloo as over NCCL: right, to the last bit where that is asked for."""
+"""Exchanges between ranks on devices, over gloo and over a fake NCCL. With `ordered`, sums are exact to the bit."""
 
 import re
 import threading
@@ -62,7 +62,7 @@ def test_parts_of_a_vocabulary_come_together_on_the_first_rank(vocabulary: int) 
 def test_tokens_are_the_first_ranks_of_each_stage() -> None:
     def act(mesh: Mesh) -> Tensor:
         tokens = torch.full((3,), mesh.place.rank, dtype=torch.int64)
-        mesh.share(tokens)
+        mesh.broadcast(tokens)
         return tokens
 
     assert [got.tolist() for got in together(Split(2, 2), act, limits=limits_of())] == [
@@ -74,18 +74,18 @@ def test_tokens_are_the_first_ranks_of_each_stage() -> None:
     alone, _ = together(Split(1, 2), act, limits=limits_of())
     assert alone.tolist() == [0] * 3
     for error in together(Split(2), act):
-        assert isinstance(error, ValueError) and "they learn them with a plan" in str(error)
+        assert isinstance(error, ValueError) and "ranks on CPUs get them with a plan" in str(error)
 
 
 def test_all_know_the_least_that_any_has() -> None:
     def act(mesh: Mesh) -> list[int]:
-        return [mesh.least("blocks", 7 - mesh.place.rank), mesh.least("others", mesh.place.rank)]
+        return [mesh.minimum("blocks", 7 - mesh.place.rank), mesh.minimum("others", mesh.place.rank)]
 
     assert together(Split(2, 2), act, limits=limits_of()) == [[4, 0]] * 4
 
 
 def test_hidden_states_go_down_the_pipeline() -> None:
-    """As many as there are stages may be on their way, and be overwritten."""
+    """Senders may overwrite messages that are not received yet, and be as many messages ahead as there are stages."""
 
     def act(mesh: Mesh) -> list[float]:
         x, got = torch.zeros(40, 24), []
@@ -104,7 +104,7 @@ def test_hidden_states_go_down_the_pipeline() -> None:
     assert together(Split(1, 3), act, limits=limits_of()) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 3
 
 
-@pytest.mark.parametrize("what", ["sum", "share"])
+@pytest.mark.parametrize("what", ["sum", "broadcast"])
 def test_who_waits_in_vain_over_gloo_says_for_whom(what: str) -> None:
     given_up = threading.Event()
 
@@ -125,8 +125,7 @@ def test_who_waits_in_vain_over_gloo_says_for_whom(what: str) -> None:
 
 
 class Nccl:
-    """In the place of torch's ProcessGroupNCCL: what is launched is waited for by nobody but the device, and as long as
-    it takes. Gloo does what it is asked for."""
+    """Replaces torch's ProcessGroupNCCL. Like NCCL, its work has a `wait` without a timeout; gloo does the exchange."""
 
     class Options:
         _timeout = timedelta()
@@ -142,7 +141,7 @@ class Nccl:
             if name not in ("send", "recv"):
                 assert arguments[-1].asyncOp is False  # else it would not go to the current stream
             work = operation(*arguments)
-            return SimpleNamespace(wait=lambda: work.wait())  # takes no timeout: with one, the host would wait
+            return SimpleNamespace(wait=lambda: work.wait())  # takes no timeout: with one, NCCL would block the host
 
         return launch
 
@@ -162,7 +161,7 @@ def test_over_nccl_the_host_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -
             mesh.receive(x)
         columns = part(307, 2, place.tensor_rank)
         tokens = torch.full((2,), 5 + place.rank)
-        mesh.share(tokens)
+        mesh.broadcast(tokens)
         return x, mesh.gather(whole[:, columns.start : columns.stop].contiguous(), 307), tokens.tolist()
 
     for ordered in (False, True):

@@ -1,7 +1,7 @@
-"""Ranks whose batch lives on a device give the tokens of one: real processes, a real scheduler, fp32.
+"""Ranks whose batch is on a device give the tokens of one rank: real processes, a real scheduler, fp32.
 
-The device is this machine's processor and NCCL is gloo; everything else is what runs on GPUs. What is said of near-ties
-in test_parallel.py holds here.
+A MirrorDevice replaces the GPU and gloo replaces NCCL; everything else is what runs on GPUs. Near-ties are treated as
+in test_parallel.py.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def test_several_ranks_are_one(
 
 
 def test_plans_build_upon_tokens_that_nobody_has_seen(processes: Processes, tiny_checkpoint: Checkpoint) -> None:
-    """Tensor ranks have two plans outstanding: the second's tokens are those that the first is yet to sample."""
+    """Tensor ranks have two plans outstanding: the second one's tokens are sampled by the first."""
     folder = tiny_checkpoint("llama2")
     drawn = SamplingParams(seed=3, max_tokens=32, repetition_penalty=1.2, logprobs=1)
     first = StepPlan(1, (Work(1, 9, True), Work(2, 1, True)), (begun(1, 9, 1, drawn), begun(2, 1, 20)))

@@ -1,7 +1,7 @@
-"""A device's runner, two plans ahead: its tokens are those of the CPU's runner, one plan at a time.
+"""A runner on a device with two plans outstanding gives the tokens of a CPU runner with one.
 
-The device is this machine's processor, which does nothing before a result is asked for: nothing that a plan depends on
-can have come back from it.
+The device is a MirrorDevice, which runs nothing before a result is requested: no plan can depend on a result that the
+host has not taken.
 """
 
 import io
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 def answers(deltas: Iterable[TokenDelta], logprobs: int = 2, prompt_logprobs: int = 1) -> dict[tuple[str, int], Answer]:
-    """By (request id, choice)."""
+    """Returns the choices by (request id, choice)."""
     given: dict[tuple[str, int], Answer] = {}
     for delta in deltas:
         key = delta.request_id, delta.choice
@@ -125,7 +125,7 @@ def test_tokens_are_those_of_one_plan_at_a_time(
 
 
 class Ahead:
-    """Hands a runner plans before it has asked for the results of those before."""
+    """Submits plans to a runner before it takes the results of earlier ones."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -139,12 +139,12 @@ class Ahead:
         return self.runner.result().results
 
     def step(self, *work: Work, **changes: Any) -> tuple[SequenceResult, ...]:
-        """The result of the plan before, with this one outstanding."""
+        """Submits a plan and returns the result of the one before."""
         self.submit(*work, **changes)
         return self.result()
 
     def tokens(self, tokens: tuple[int, ...], count: int, **how: Any) -> list[int]:
-        """So many of a sequence alone, which is then forgotten."""
+        """Generates `count` tokens of one sequence alone, then removes it."""
         self.submit(Work(99, len(tokens), True), new=(new(99, tokens, first_block=400, **how),))
         found = [self.step(Work(99, 1, True)) for _ in range(count - 1)]
         found.append(self.result())
@@ -235,7 +235,7 @@ def test_a_row_with_every_token_banned_says_so(ahead: Ahead) -> None:
 
 
 def test_padding_writes_to_no_page(ahead: Ahead) -> None:
-    """Three sequences in a graph of four: no page but theirs is touched, and of theirs nothing behind their tokens."""
+    """Three sequences in a graph of four: it writes only their pages, and nothing behind their tokens."""
     pages = ahead.runner.pages.groups[0]
     pages[:] = 77.0
     starts = {1: 1, 2: 30, 3: 60}
@@ -344,7 +344,7 @@ def test_an_abort_with_plans_outstanding_touches_nobody_else(when: int, tiny_che
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_are_a_requests_own_whatever_happens(seed: int, tiny_checkpoint: Checkpoint) -> None:
-    """Requests come, are aborted and ended early at any time, while blocks are scarce."""
+    """Requests arrive, are aborted and end early at random times while blocks are scarce."""
     source = random.Random(seed)
     folder, asked = tiny_checkpoint("qwen3"), wave()
     alone = answers(Server(make_runner(folder), max_num_seqs=1).run(asked))
@@ -378,7 +378,7 @@ def test_tokens_are_a_requests_own_whatever_happens(seed: int, tiny_checkpoint: 
 
 
 async def test_an_engine_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real model behind EngineCore and InProcessExecutor, with the device's runner in the place of the CPU's."""
+    """A real model behind EngineCore and InProcessExecutor, on a device runner instead of a CPU runner."""
     from tests.engine import test_model
 
     expected = await test_model.answers(in_process=True)

@@ -1,4 +1,4 @@
-"""Drafts that a proposer makes for the test: whatever share of them is right, tokens are those without any."""
+"""Speculative decoding with a scripted proposer: however many drafts are right, tokens are those without drafts."""
 
 import random
 from collections.abc import Callable
@@ -21,7 +21,7 @@ DRAFTED = 3
 
 
 class Knowing:
-    """Knows what each prompt is followed by, and proposes that, or at times something else."""
+    """Proposes the known continuation of each prompt, and sometimes wrong tokens."""
 
     most = DRAFTED
 

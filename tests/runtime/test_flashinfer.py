@@ -1,4 +1,4 @@
-"""The device's runner with FlashInfer, which plans on the host: its tokens are those of the other attention."""
+"""A device runner with FlashInfer, which plans on the host, gives the tokens of the other attention kernel."""
 
 from collections.abc import Callable
 from pathlib import Path

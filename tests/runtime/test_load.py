@@ -1,4 +1,4 @@
-"""From a folder to a runner, and what identifies the KV it computes."""
+"""Loads CPU runners: their capacity, their settings, and the cache root that identifies their KV."""
 
 import json
 from collections.abc import Callable

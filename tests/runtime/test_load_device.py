@@ -1,4 +1,4 @@
-"""From a folder to a runner on a device: what is measured, what that decides, and that it computes as a CPU's does."""
+"""Loads runners on a device: measured memory, the resulting KV cache, warm-up, and tokens equal to a CPU runner's."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from penstock.runtime.loading.cpu import load_cpu_runner
 from penstock.runtime.loading.device_memory import CudaMemory, MemoryUsage
 from penstock.runtime.loading.gpu import load_gpu_runner
 from penstock.runtime.loading.load import load_runner
-from penstock.runtime.loading.warmup import warm_up, warm_up_blocks
+from penstock.runtime.loading.warmup import blocks_for_warm_up, warm_up_all_sizes
 from tests.runtime.mirror_device import PLAIN, load_mirror
 
 Checkpoint = Callable[..., Path]
@@ -28,19 +28,19 @@ MIB = 1 << 20
 
 
 class Memory:
-    """Of a device that says it has 8 GiB: the context takes 100 MiB, steps as much as `steps`."""
+    """A fake device memory of 8 GiB: the context takes 100 MiB, steps take `steps`."""
 
     def __init__(self, steps: int = 64 * MIB, others: int = 0) -> None:
         self.steps = steps
         self.others = others
-        self.settled = 0
+        self.released = 0
 
     def usage(self) -> MemoryUsage:
-        total, held = 8 << 30, 32 * MIB
-        return MemoryUsage(total, total - held - self.others - 100 * MIB, held, 16 * MIB, held + self.steps)
+        total, reserved = 8 << 30, 32 * MIB
+        return MemoryUsage(total, total - reserved - self.others - 100 * MIB, reserved, 16 * MIB, reserved + self.steps)
 
-    def settle(self) -> None:
-        self.settled += 1
+    def release_unused(self) -> None:
+        self.released += 1
 
 
 def config(folder: Path, **changes: Any) -> EngineConfig:
@@ -53,7 +53,7 @@ def rows_of(runner: Any) -> dict[str, int]:
 
 
 def first_tokens(runner: Any) -> list[tuple[int, ...]]:
-    """Of prompts of several lengths, each followed by a step of its own."""
+    """Returns the first tokens of prompts of several lengths, each decoded in its own step."""
     greedy, groups = SamplingParams(seed=0, max_tokens=4, temperature=0.0), len(runner.capacity.groups)
     new = tuple(
         NewSequence(i, tuple(range(5, 8 + 4 * i)), 3 + 4 * i, 0, ((1 + 2 * i, 2 + 2 * i),) * groups, greedy, 0)
@@ -85,7 +85,7 @@ def test_memory_is_what_was_measured_and_the_pool_has_the_rest(tiny_checkpoint: 
     assert rows["KV cache"] == runner.pages.bytes <= 4 * MIB
     assert rows["runtime"] == 100 * MIB
     assert 0 < rows["activations"] < 96 * MIB  # the peak, less weights and pages
-    assert memory.settled == 2
+    assert memory.released == 2
     more = rows_of(load_mirror(settings, Memory(steps=80 * MIB), progress=False))
     assert more["activations"] == rows["activations"] + 16 * MIB
     assert more["free"] == rows["free"] - 16 * MIB
@@ -110,8 +110,8 @@ def test_steps_that_take_more_than_there_is_are_refused_with_the_setting(tiny_ch
     ("function", "words"),
     [
         ("load_parameters", ["while weights were read", "set --quantization int4"]),
-        ("warm_up", ["while steps were measured", "set --max-num-batched-tokens 24 or less"]),
-        ("warm_up_decode", ["while graphs were captured", "set --gpu-memory-utilization 0.85 or less"]),
+        ("warm_up_all_sizes", ["while steps were measured", "set --max-num-batched-tokens 24 or less"]),
+        ("warm_up_one_sequence", ["while graphs were captured", "set --gpu-memory-utilization 0.85 or less"]),
     ],
 )
 def test_memory_that_runs_out_names_when_and_the_remedy(
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(tiny_checkpoint: C
 
 
 class Recorder:
-    """A runner that keeps what it is told."""
+    """A runner that records its plans."""
 
     def __init__(self, runner: Any) -> None:
         self.capacity = runner.capacity
@@ -149,8 +149,8 @@ class Recorder:
 def test_a_rehearsal_has_every_size_of_step_and_leaves_nobody(tiny_checkpoint: Checkpoint) -> None:
     settings = config(tiny_checkpoint("qwen3"))
     runner = Recorder(load_mirror(settings, Memory(), progress=False))
-    assert runner.capacity.groups[0].num_blocks >= warm_up_blocks(settings)
-    warm_up(runner, settings)
+    assert runner.capacity.groups[0].num_blocks >= blocks_for_warm_up(settings)
+    warm_up_all_sizes(runner, settings)
     steps = [tuple(work.count for work in plan.work) for plan in runner.plans]
     assert {(1,) * count for count in (1, 2, 4, 5)} <= set(steps)
     assert {(count,) for count in (1, 2, 4, 8, 16, 32, 48)} <= set(steps)
@@ -169,7 +169,7 @@ def test_a_rehearsal_has_every_size_of_step_and_leaves_nobody(tiny_checkpoint: C
 def test_a_rehearsal_keeps_within_narrow_limits(tiny_checkpoint: Checkpoint, changes: dict[str, Any]) -> None:
     settings = config(tiny_checkpoint("llama3"), **changes)
     runner = Recorder(load_mirror(settings, Memory(), progress=False))
-    warm_up(runner, settings)
+    warm_up_all_sizes(runner, settings)
     for plan in runner.plans:
         assert len(plan.work) <= settings.max_num_seqs
         assert sum(work.count for work in plan.work) <= settings.max_num_batched_tokens
@@ -219,10 +219,10 @@ def test_a_gpus_memory_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> No
 
         monkeypatch.setattr(torch.cuda, name, call)
     memory = CudaMemory(torch.device("cuda", 0))
-    assert memory.usage() == MemoryUsage(total=100, free=60, held=7, tensors=5, peak=9)
+    assert memory.usage() == MemoryUsage(total=100, free=60, reserved=7, allocated=5, peak=9)
     assert calls[0] == "synchronize"
     calls.clear()
-    memory.settle()
+    memory.release_unused()
     assert calls == ["synchronize", "empty_cache", "reset_peak_memory_stats"]
 
 

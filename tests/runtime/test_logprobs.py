@@ -27,7 +27,7 @@ def reference_rows(logits: torch.Tensor, targets: torch.Tensor, k: int) -> list[
 
 @pytest.fixture(params=["numpy", "native"] if instruction_sets() else ["numpy"])
 def score(request: pytest.FixtureRequest) -> Score:
-    """Packed rows of targets with k alternatives each, by one provider."""
+    """Returns packed rows of targets with k alternatives each, from one implementation."""
     session = native_session() if request.param == "native" else None
 
     def rows(logits: torch.Tensor, targets: torch.Tensor, k: int) -> bytes:

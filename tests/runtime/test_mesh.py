@@ -1,4 +1,4 @@
-"""What ranks do together: right to the last bit, counted, and with an end when somebody is missing."""
+"""Exchanges between ranks on CPUs: exact to the bit, counted in bytes, and with an error when a rank is missing."""
 
 import socket
 import threading
@@ -20,14 +20,14 @@ def free_port() -> int:
 
 
 def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[Any]:
-    """What `act` gives, or raises, on each rank: threads here, as nothing in a mesh is the process's."""
+    """Returns what `act` returns or raises on each rank. Ranks are threads: a mesh has no process-wide state."""
     rendezvous, given, meshes = f"127.0.0.1:{free_port()}", [None] * split.world, []
     met = threading.Barrier(split.world, timeout=600.0)
 
     def be(place: Place) -> None:
         try:
             mesh = Mesh(place, rendezvous, message_bytes=256, **settings)
-            meshes.append(mesh)  # nobody leaves before all are done
+            meshes.append(mesh)  # keeps every mesh open until all ranks are done
             met.wait()
             given[place.rank] = act(mesh)
         except Exception as error:
@@ -43,9 +43,9 @@ def together(split: Split, act: Callable[[Mesh], Any], **settings: Any) -> list[
 
 @pytest.fixture(params=["memory", "gloo"])
 def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How ranks of a stage exchange what they have."""
+    """Which kind of link ranks use."""
     if request.param == "gloo":
-        monkeypatch.setattr("penstock.runtime.mesh.mesh.share", lambda *_: None)
+        monkeypatch.setattr("penstock.runtime.mesh.mesh.open_shared_memory", lambda *_: None)
     return str(request.param)
 
 
@@ -55,7 +55,7 @@ def drawn(rank: int, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_is_in_rank_order_for_any_number_of_rows(dtype: torch.dtype, link: str) -> None:
-    """Of 640 rows and more it takes several exchanges."""
+    """A sum of 640 rows or more takes several exchanges."""
     ranks, width, most = 3, 203, 700
 
     def act(mesh: Mesh) -> list[Tensor]:
@@ -78,7 +78,7 @@ def test_a_sum_is_in_rank_order_for_any_number_of_rows(dtype: torch.dtype, link:
 
 @pytest.mark.parametrize(("rows", "vocabulary"), [(3, 307), (1, 4), (11, 1_000_003)])
 def test_parts_of_a_vocabulary_come_together_on_the_first_rank(rows: int, vocabulary: int, link: str) -> None:
-    """Of a million tokens two rows fit into an exchange."""
+    """With a vocabulary of a million tokens, two rows fit into an exchange."""
     whole = drawn(0, rows, vocabulary)
 
     def act(mesh: Mesh) -> tuple[Tensor | None, int]:
@@ -92,7 +92,7 @@ def test_parts_of_a_vocabulary_come_together_on_the_first_rank(rows: int, vocabu
 
 
 def test_hidden_states_go_down_the_pipeline_in_order(link: str) -> None:
-    """Each lane by itself; and what was sent may be overwritten while it is on its way."""
+    """Each tensor rank has its own link to the next stage. A sender may overwrite messages not received yet."""
     steps, split = 7, Split(2, 3)
 
     def act(mesh: Mesh) -> list[Tensor]:
@@ -127,7 +127,7 @@ def test_hidden_states_go_down_the_pipeline_in_order(link: str) -> None:
 def test_who_waits_in_vain_says_for_whom(
     split: Split, act: Callable[[Mesh], Any], says: str, leaves: bool, link: str
 ) -> None:
-    """For a rank that does nothing as for one that has gone."""
+    """The error is the same for a rank that does nothing and for one that has ended."""
     waits, given_up = 1 if split.pipeline > 1 else 0, threading.Event()
 
     def wait(mesh: Mesh) -> None:
@@ -147,7 +147,7 @@ def test_who_waits_in_vain_says_for_whom(
 
 
 def test_a_stage_that_takes_nothing(link: str) -> None:
-    """As many as there are stages may be on their way: nobody waits for the first two."""
+    """As many messages as stages may be unreceived: the first two sends do not block."""
     sent, given_up = [], threading.Event()
 
     def act(mesh: Mesh) -> None:
@@ -168,13 +168,13 @@ def test_a_stage_that_takes_nothing(link: str) -> None:
 
 def test_a_rank_that_never_comes() -> None:
     rendezvous = f"127.0.0.1:{free_port()}"
-    with pytest.raises(MeshError, match=r"^rank 0 \(stage 0, tensor rank 0\) did not meet all of 2 ranks at 127"):
+    with pytest.raises(MeshError, match=r"^rank 0 \(stage 0, tensor rank 0\) did not connect to all of 2 ranks at 127"):
         Mesh(Place(Split(2), 0), rendezvous, message_bytes=0, start_timeout=1.0)
 
 
 @pytest.mark.parametrize("rendezvous", ["", "127.0.0.1", "29500", "127.0.0.1:http"])
 def test_an_address_that_is_none(rendezvous: str) -> None:
-    with pytest.raises(ValueError, match="is no HOST:PORT"):
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
         Mesh(Place(Split(2), 0), rendezvous, message_bytes=0)
 
 

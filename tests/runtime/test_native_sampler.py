@@ -1,4 +1,4 @@
-"""The native chooser against the one in NumPy: the same tokens, ranks and errors, on any number of threads."""
+"""The native sampler against the NumPy reference: the same tokens, ranks and errors, on any number of threads."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -142,7 +142,7 @@ def test_exact_borders_of_top_p(sessions: Sessions, vocab: int, top_p: float) ->
 
 @pytest.mark.parametrize("rank", [5, 100, 300])
 def test_top_p_near_the_border_is_decided_in_float64(sessions: Sessions, rank: int) -> None:
-    """A share that float32 cannot tell from a cumulative sum."""
+    """top_p so close to a cumulative sum that float32 cannot separate them."""
     row = (np.random.default_rng(9).standard_normal(600) * 0.5).astype(np.float32)
     order = np.argsort(-row, kind="stable")
     cumulative = np.cumsum(np.exp(row[order].astype(np.float64) - row.max()))

@@ -1,4 +1,4 @@
-"""Memory is spread over the nodes whose processors compute, and over no other."""
+"""Memory is interleaved over the NUMA nodes whose processors compute, and over no others."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
 """A model over several ranks gives the tokens of one rank: real processes over gloo, a real scheduler, fp32.
 
-Ranks add their parts of a sum, so logits may differ from one rank's in their last bits: where tokens part, the two best
-candidates must lie within 1e-4. Stages of a pipeline compute what one rank would, bit for bit.
+Tensor ranks add parts of a sum, so logits may differ from one rank's in the last bits: where tokens differ, the two
+best candidates must be within 1e-4. Pipeline stages give the bits of one rank.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def requests(prefix: str = "") -> list[GenerateRequest]:
 
 
 class Served(NamedTuple):
-    """What a wave of requests gave, by request."""
+    """The results of a wave of requests, by request."""
 
     tokens: dict[str, list[int]]
     prompts: dict[str, bytes]  # logprobs of the prompt's tokens,
@@ -77,7 +77,7 @@ class Served(NamedTuple):
 
 
 def serve(runner: Any, *waves: list[GenerateRequest], **limits: Any) -> Served:
-    """The last wave's. Each begins when the one before it is done."""
+    """Runs waves one after another and returns the results of the last."""
     server = Server(runner, **limits)
     for wave in waves:
         deltas = server.run(wave)
@@ -115,7 +115,7 @@ def compare_rows(expected: bytes, got: bytes, k: int | None) -> None:
 
 @pytest.fixture(scope="module")
 def one_rank(tiny_checkpoint: Checkpoint) -> Callable[[str], Served]:
-    """What one rank gives, with the native kernels where there are any."""
+    """The results of one rank, with native kernels if available."""
     return cache(lambda variant: serve(make_runner(tiny_checkpoint(variant)), requests()))
 
 
@@ -174,7 +174,7 @@ def test_several_ranks_are_one(
 
 @pytest.fixture(scope="module")
 def poisoned(tiny_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gives NaN after BAD_TOKEN, and never chooses it by itself."""
+    """A model whose logits after BAD_TOKEN are NaN, and which never chooses that token."""
     folder = tmp_path_factory.mktemp("poisoned")
     for file in tiny_checkpoint("llama2").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
@@ -218,10 +218,10 @@ def test_a_failed_sequence_fails_alone_on_all_ranks(
 
 
 class NextStage:
-    """In the place of a mesh: what is sent to it is let go."""
+    """Replaces a mesh: drops what is sent."""
 
     place = Place(PIPELINE, 0)
-    shares_tokens = False
+    broadcasts_tokens = False
 
     def send(self, x: Tensor) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What is done for a model while torch is imported."""
+"""Preload sizes memory and reads weights while torch is imported."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ def test_a_runner_upon_it_is_the_one_without(tiny_checkpoint: Checkpoint, quanti
 
 @needs_native
 def test_weights_are_read_by_themselves(tiny_checkpoint: Checkpoint) -> None:
-    """Without the interpreter's help, so also while it imports."""
+    """Weights are read without the interpreter, so also while it imports."""
     laid = Preload(config(tiny_checkpoint("qwen3")))
     assert laid.matrices is not None
     want = Preload(config(tiny_checkpoint("qwen3"))).matrices

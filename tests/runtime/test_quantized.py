@@ -1,4 +1,4 @@
-"""From a dense checkpoint to a quantised runner: memory as planned, requests served, KV kept apart."""
+"""Quantised runners from a dense checkpoint: memory as planned, requests served, and a cache root of their own."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ def serve(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_requests_are_served(quantization: str, tiny_checkpoint: Checkpoint) -> None:
-    """Their tokens do not hang on neighbours, nor on how a prompt is cut."""
+    """Tokens do not depend on other requests or on how a prompt is split into chunks."""
     wanted = config(tiny_checkpoint("qwen2"), quantization=quantization)
     sampling = SamplingParams(seed=0, max_tokens=12, temperature=0.0, ignore_eos=True)
     requests = [

@@ -43,7 +43,7 @@ def test_a_recorded_step_is_an_eager_one(variant: str, dtype: str, tiny_checkpoi
 def test_the_last_layer_is_finished_only_for_tokens_that_are_sampled_after(
     variant: str, tiny_checkpoint: Checkpoint
 ) -> None:
-    """A chunk within a prompt has no use for it; the prompt's end has, for one token."""
+    """A chunk inside a prompt does not need it; the end of a prompt needs it for one token."""
     runner = make_runner(tiny_checkpoint(variant))
     layers, groups = len(runner.pages.layers), len(runner.capacity.groups)
     tables = tuple(tuple(range(1, 9)) for _ in range(groups))

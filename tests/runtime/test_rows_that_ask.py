@@ -1,4 +1,4 @@
-"""A row that asks for more than a token leaves the steps of the others as they are: recorded, and not planned anew."""
+"""A row with logprobs or edits does not change how the others' steps run: recorded, and without planning again."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernel
 
 
 def requests(**more: object) -> list[GenerateRequest]:
-    """Requests that all begin at once, and end one after the other; one of them asks for more."""
+    """Requests that all begin at once and end one after another; one of them has the extra option."""
     return [
         GenerateRequest(
             request_id=str(i),
@@ -32,7 +32,7 @@ def requests(**more: object) -> list[GenerateRequest]:
 
 
 class Counted:
-    """Counts what a runner plans and runs."""
+    """Counts the plans that a runner makes and the programs it runs."""
 
     def __init__(self, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runner, self.described, self.programs = runner, 0, 0

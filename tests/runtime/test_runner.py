@@ -1,4 +1,4 @@
-"""The runner's contract: plans in, results out, and what goes wrong with one sequence stays with it."""
+"""The runner's contract: plans in, results out, and an error of one sequence does not affect others."""
 
 import random
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def driver(make: MakeRunner, tiny_checkpoint: Checkpoint) -> Driver:
 
 
 def greedy(driver: Driver, tokens: tuple[int, ...], count: int) -> list[int]:
-    """The sequence alone, prefilled at once; it is forgotten after."""
+    """Runs the sequence alone, with one prefill, and removes it."""
     (first,) = driver.step(Work(99, len(tokens), True), new=(new(99, tokens, first_block=400),))
     decoded = [*first.token_ids, *driver.tokens(99, count - 1)]
     driver.step(gone=(99,))

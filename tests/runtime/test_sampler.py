@@ -21,7 +21,7 @@ MakeSampler = Callable[[int, int], Sampler]
 
 @pytest.fixture(scope="module", params=["numpy", *instruction_sets()])
 def make(request: pytest.FixtureRequest) -> MakeSampler:
-    """Makes samplers that choose in NumPy, or by the native kernels."""
+    """Makes samplers that use NumPy or the native kernels."""
     session = None if request.param == "numpy" else Session(ThreadTeam(request.param, 2))
     return lambda vocab_size, max_rows: Sampler(vocab_size, max_rows, session)
 
@@ -322,7 +322,7 @@ def test_ids_without_a_logit_are_refused(
 
 
 def test_logprobs_are_of_the_raw_logits(make: MakeSampler) -> None:
-    """Neither bias, penalties, temperature nor filters show in them; the token drawn does."""
+    """Logprobs ignore bias, penalties, temperature and filters; the sampled token is the edited choice."""
     random = np.random.default_rng(8)
     logits = random.standard_normal((3, 50)).astype(np.float32)
     expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()

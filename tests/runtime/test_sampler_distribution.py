@@ -1,4 +1,4 @@
-"""Draws have the right distribution, and those that should be independent are. All seeds are fixed."""
+"""Samples have the right distribution and are independent across seeds, choices and steps. All seeds are fixed."""
 
 import numpy as np
 import pytest

@@ -154,7 +154,7 @@ def test_top_p_breaks_ties_and_exact_borders_as_defined(vocab: int, top_p: float
 
 @pytest.mark.parametrize("rank", [5, 100, 300])
 def test_top_p_near_the_border_is_decided_in_float64(rank: int) -> None:
-    """A share that float32 cannot tell from a cumulative sum: just above it the next token is in, just below out."""
+    """top_p within float32 rounding of a cumulative sum: just above it the next token is kept, just below it is not."""
     logits = random_logits(9, 600, 0.5)
     order = np.argsort(-logits, kind="stable")
     weights = np.exp(logits[order].astype(np.float64) - logits.max())

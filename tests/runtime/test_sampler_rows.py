@@ -1,4 +1,4 @@
-"""What the sampler of a resident batch plans on the host: the rest is held against the CPU's, by whole runs."""
+"""The host side of the sampler: what it plans for a step and which tables it keeps. Other tests compare its tokens."""
 
 import numpy as np
 import pytest

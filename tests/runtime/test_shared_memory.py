@@ -1,4 +1,4 @@
-"""How ranks of one machine come to share memory, and those of others do not."""
+"""Ranks of one machine get shared memory; ranks of several machines get none."""
 
 import os
 import threading
@@ -10,18 +10,19 @@ import pytest
 from torch.distributed import HashStore
 
 from penstock.runtime.mesh import shared_memory
-from penstock.runtime.mesh.shared_memory import LONGEST_LOOK, SharedMemory, share
+from penstock.runtime.mesh.shared_memory import MAX_POLL_SECONDS, SharedMemory, open_shared_memory
 
 SIZE = 1000
 
 
 def shared(ranks: int) -> list[SharedMemory | None]:
-    """What each of them gets; threads here, as nothing in it is the process's."""
+    """Returns what each rank gets. Ranks are threads."""
     store, got = HashStore(), dict[int, SharedMemory | None]()
-    threads = [
-        threading.Thread(target=lambda rank=rank: got.update({rank: share(store, rank, ranks, SIZE)}), name=str(rank))
-        for rank in range(ranks)
-    ]
+
+    def open_part(rank: int) -> None:
+        got[rank] = open_shared_memory(store, rank, ranks, SIZE)
+
+    threads = [threading.Thread(target=open_part, args=(rank,), name=str(rank)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -49,17 +50,17 @@ def test_what_one_writes_the_others_read() -> None:
 
 
 def test_nothing_is_left_however_the_ranks_end() -> None:
-    """While the first waits for the others too: it may be killed then."""
+    """Nothing is left even if rank 0 is killed while it waits for the others."""
     store = HashStore()
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(RuntimeError):
-        share(store, 0, 2, SIZE)
+        open_shared_memory(store, 0, 2, SIZE)
     assert store.get("memory")
     assert not list(Path("/dev/shm").glob("*penstock*"))
 
 
 def elsewhere() -> str:
-    """A machine of its own for each rank."""
+    """Returns a different machine for each rank."""
     return f"boot/{threading.current_thread().name}"
 
 
@@ -89,5 +90,5 @@ def test_time_in_which_this_process_was_stopped_is_not_waited(monkeypatch: pytes
     (memory,) = shared(1)
     assert memory is not None
     looks = 5
-    assert not memory.wait(0, 1, looks * LONGEST_LOOK)
+    assert not memory.wait(0, 1, looks * MAX_POLL_SECONDS)
     assert next(clock) >= 1000 * looks

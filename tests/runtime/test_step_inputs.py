@@ -1,4 +1,4 @@
-"""A step's inputs built by the step kernels, compared with what a loop over tokens says; and rows moved on."""
+"""Step inputs that the step kernels build equal those of a loop over tokens, and rows are updated after a step."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def kernels(request: pytest.FixtureRequest) -> StepKernels:
 
 
 def make_batch(lengths: dict[int, int]) -> ResidentBatch:
-    """Sequences of so many tokens, in two KV groups with ids of their own."""
+    """Sequences of these lengths, with different block ids in two KV groups."""
     batch = ResidentBatch(8, 640, SIZE, GROUPS, torch.device("cpu"), shared=True)
     source = np.random.default_rng(0)
     for seq, length in lengths.items():
@@ -172,7 +172,7 @@ def test_a_chunk_that_does_not_sample_is_computed_and_no_more(kernels: StepKerne
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
 def test_drafts_before_the_first_wrong_one_are_accepted(right: int, kernels: StepKernels) -> None:
-    """A row with three drafts, of which so many are what is sampled, beside one without any."""
+    """A row with three drafts, of which `right` equal the sampled tokens, next to a row without drafts."""
     batch = make_batch({5: 6, 7: 10})
     rows = [row_of(batch, 5), row_of(batch, 7)]
     batch.state.computed[rows] = torch.tensor([5, 9], dtype=torch.int32)

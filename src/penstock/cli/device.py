@@ -31,7 +31,7 @@ def _torch_says() -> Exception:
     import torch
 
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
         return error
     return RuntimeError(f"torch {torch.__version__} starts CUDA, but the driver names no device")

@@ -169,7 +169,7 @@ class FlashInferAttention:
             kv_data_type=keys.dtype,
         )
         if device.type == "cuda":
-            held.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            held.sent = torch.cuda.Event()
             held.sent.record(torch.cuda.current_stream(device))
         return held.wrapper
 

@@ -35,7 +35,7 @@ from penstock.runtime.programs.cuda_graphs import DecodeGraphs
 from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, prompt_slices
 from penstock.runtime.sampling.sampler import Sampler
-from penstock.runtime.step import EagerStep, Given, Step
+from penstock.runtime.step import EagerStep, Given, ModelStep
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
 
 
@@ -88,7 +88,7 @@ class ModelRunner:
         self._place = Place() if mesh is None else mesh.place
         self._proposer = proposer
         # Whether sampled tokens are learned from results that other ranks report, and whose are yet to be learned.
-        self._learns = mesh is not None and not (mesh.place.reports or mesh.shares_tokens)
+        self._learns = mesh is not None and not (mesh.place.reports or mesh.broadcasts_tokens)
         self._unlearned: set[int] = set()
         self.pages = pages
         self.ahead = 1 if device.shared else config.depth  # plans that may be outstanding
@@ -124,7 +124,7 @@ class ModelRunner:
             dtype=getattr(torch, config.dtype),
             mesh=mesh,
         )
-        self._step: Step = self._eager
+        self._step: ModelStep = self._eager
         if isinstance(step_kernels, NativeStep) and kernels.session is not None:
             self._step = RecordedStep(
                 self._eager,

@@ -60,7 +60,7 @@ class RowsToChoose:
 Given = dict[str, Any]
 
 
-class Step(Protocol):
+class ModelStep(Protocol):
     """How a step is executed: eagerly, or by a recording."""
 
     def wake(self) -> None:
@@ -196,7 +196,7 @@ class EagerStep:
         if self._mesh is not None and not self.last:
             self._mesh.send(states)
 
-    # -- the Step protocol ------------------------------------------------------------------------------------
+    # -- the ModelStep protocol ------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Nothing sleeps."""
@@ -257,6 +257,6 @@ class EagerStep:
         self._advance(shape, self.tokens[: max(shape.logit_rows, 1)], self._outputs)
 
     def _advance(self, shape: Shape, tokens: Tensor, outputs: Tensor) -> None:
-        if shape.logit_rows and self._mesh is not None and self._mesh.shares_tokens:
-            self._mesh.share(tokens)
+        if shape.logit_rows and self._mesh is not None and self._mesh.broadcasts_tokens:
+            self._mesh.broadcast(tokens)
         self._kernels.advance(self._state, self.arrays, shape.sequences, tokens, outputs)

@@ -40,7 +40,7 @@ def loaded(settings: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> ModelRunn
     if DEVICE.type == "cuda":
         return load_runner(settings, progress=False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "interpreter")
-    monkeypatch.setattr(load_device, "warm_up", lambda runner, config: None)  # it would take minutes
+    monkeypatch.setattr(load_device, "warm_up_all_sizes", lambda runner, config: None)  # it would take minutes
     return load_device_runner(settings, device_at(DEVICE), GPU, Memory(), step_kernels=triton_step(), progress=False)
 
 

@@ -1,8 +1,7 @@
-"""The inputs of a step, built on the device from the rows of the batch, and the rows moved on after it.
+"""Builds a step's inputs on the device from the rows of the batch, and updates the rows after the step.
 
-The host sends which rows compute how many tokens. Token ids, positions, contexts and block tables are on the device:
-while the same rows decode, the host sends nothing. Token ids include those of a step whose result the host has not seen
-yet.
+The host sends only which rows compute how many tokens, and nothing while the same rows decode: token ids, positions,
+contexts and block tables are on the device. The token ids include tokens that the host has not received yet.
 """
 
 import triton
@@ -11,11 +10,11 @@ from torch import Tensor
 
 from penstock.kernels.batch_arrays import BatchRows, StepArrays
 
-TOKENS = 256  # tokens that a program writes at once
+TOKENS = 256  # tokens that a program handles at once
 
 
 def fill(state: BatchRows, step: StepArrays, count: int, block_size: int) -> None:
-    """Fill in the contexts of the step's first `count` sequences, and all of their tokens."""
+    """Fills in the contexts and all tokens' inputs of the step's first `count` sequences."""
     if count:
         groups = len(state.tables)
         _fill[(count, groups)](
@@ -39,10 +38,10 @@ def fill(state: BatchRows, step: StepArrays, count: int, block_size: int) -> Non
 
 
 def advance(state: BatchRows, step: StepArrays, count: int, sampled: Tensor, outputs: Tensor) -> None:
-    """Count the tokens of the step's first `count` sequences as computed and append int64 `sampled` [rows of logits].
+    """Counts the tokens of the step's first `count` sequences as computed and appends int64 `sampled` [rows of logits].
 
-    Of a sequence's drafts those before the first one that was not sampled are accepted, and the sampled token after
-    them follows. int32 `outputs` [rows of the batch] are counted up.
+    A draft is accepted when it and all drafts before it equal the sampled tokens. The sampled token after the accepted
+    drafts is appended too. Adds the number of appended tokens to int32 `outputs` [rows of the batch].
     """
     if count:
         _advance[(count,)](
@@ -58,7 +57,7 @@ def advance(state: BatchRows, step: StepArrays, count: int, sampled: Tensor, out
         )
 
 
-_COUNTS = ["capacity", "tokens", "rows", "blocks", "room"]
+_COUNTS = ["capacity", "tokens", "rows", "blocks", "step_tokens"]
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -75,11 +74,11 @@ def _fill(
     tokens,
     rows,
     blocks,
-    room,
+    step_tokens,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """One sequence and one KV group to a program; the first group's writes what is the same for all."""
+    """Each program fills one sequence in one KV group. That of group 0 also writes what all groups share."""
     sequence = tl.program_id(0)
     group = tl.program_id(1).to(tl.int64)
     first = tl.load(sequences + sequence)
@@ -95,7 +94,7 @@ def _fill(
         inside = nth < count
         position = before + nth
         block = tl.load(table + position // BLOCK_SIZE, mask=inside & real, other=-1)
-        tl.store(blocks_out + group * room + first + nth, block.to(tl.int64), mask=inside)
+        tl.store(blocks_out + group * step_tokens + first + nth, block.to(tl.int64), mask=inside)
         if group == 0:
             token = tl.load(ids + row * tokens + position, mask=inside & real, other=0)
             tl.store(token_ids + first + nth, token.to(tl.int64), mask=inside)
@@ -105,22 +104,22 @@ def _fill(
 
 @triton.jit(do_not_specialize=["capacity", "tokens"])
 def _advance(ids, computed, units, sampled, outputs, accepted, capacity, tokens):
-    """One sequence to a program."""
+    """Each program updates one sequence."""
     sequence = tl.program_id(0)
     row = tl.load(units + 3 * capacity + sequence).to(tl.int64)
     if row >= 0:
         drafts = tl.load(units + 6 * capacity + sequence)
         known = tl.load(units + 2 * capacity + sequence) - drafts
         index = tl.load(units + 5 * capacity + sequence)
-        gained = 0
+        appended = 0
         if index >= 0:
-            right = True
-            while right & (gained <= drafts):
-                place = ids + row * tokens + known + gained
-                token = tl.load(sampled + index + gained).to(tl.int32)
-                right = (gained < drafts) & (tl.load(place) == token)
+            matches = True
+            while matches & (appended <= drafts):
+                place = ids + row * tokens + known + appended
+                token = tl.load(sampled + index + appended).to(tl.int32)
+                matches = (appended < drafts) & (tl.load(place) == token)
                 tl.store(place, token)
-                gained += 1
-            tl.store(outputs + row, tl.load(outputs + row) + gained)
-            tl.store(accepted + index, gained)
-        tl.store(computed + row, known + tl.maximum(gained - 1, 0))
+                appended += 1
+            tl.store(outputs + row, tl.load(outputs + row) + appended)
+            tl.store(accepted + index, appended)
+        tl.store(computed + row, known + tl.maximum(appended - 1, 0))

@@ -1,1 +1,1 @@
-"""From a configuration to a model runner. Nothing is imported here: `preload` must not import torch."""
+"""Loads a model runner from a configuration. This file imports nothing, because `preload` must not import torch."""

@@ -1,4 +1,4 @@
-"""What identifies the keys and values that a runner computes."""
+"""The root of prefix cache keys: it identifies the keys and values that a runner computes."""
 
 import dataclasses
 import hashlib
@@ -13,14 +13,14 @@ from penstock.config import EngineConfig, stored_as
 from penstock.families import ModelSpec
 from penstock.kernels import Kernels, Platform
 
-SAMPLED_BYTES = 4096  # of each tensor, to tell one model's weights from another's
+SAMPLED_BYTES = 4096  # of each weight tensor; they enter the digest that distinguishes models
 
 
 def cache_root(
     spec: ModelSpec, parameters: Mapping[str, Any], config: EngineConfig, platform: Platform, kernels: Kernels
 ) -> str:
-    """What keys and values depend on besides the tokens, as JSON: the weights' revision, the pages' type and layout,
-    and all that may change a bit of them."""
+    """Returns as JSON everything besides the tokens that keys and values depend on: the revision of the weights, dtype
+    and layout of the pages, and whatever may change a bit of the results."""
     digest = hashlib.sha256(repr(spec).encode())
     for name in sorted(parameters):
         for tensor in _tensors(parameters[name]):
@@ -35,21 +35,21 @@ def cache_root(
 
 
 def numerics(platform: Platform, kernels: Kernels) -> list[Any]:
-    """All of this machine that may change a bit of a result."""
+    """The properties of this machine and its software that may change a bit of a result."""
     ours = [torch.__version__, platform.device, platform.capability, kernels.fingerprint]
     if platform.device == "cpu":
         return [*ours, torch.get_num_threads()]
     return [
         *ours,
         torch.version.cuda,
-        torch.cuda.get_device_name(),  # the library chooses its kernels by it
+        torch.cuda.get_device_name(),  # cuBLAS chooses kernels by the device
         torch.get_float32_matmul_precision(),
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     ]
 
 
 def _tensors(parameter: Any) -> Iterator[Tensor]:
-    """Of a parameter, packed or not."""
+    """Yields the tensors of a parameter, which may be packed."""
     if isinstance(parameter, Tensor):
         yield parameter
     else:

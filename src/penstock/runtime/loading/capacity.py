@@ -1,4 +1,4 @@
-"""What a runner can hold, as measured."""
+"""Computes the capacity that a runner reports to the engine."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def measured_capacity(
     cache_root: str,
     memory: Sequence[MemoryRow],
 ) -> Capacity:
-    """The capacity of a runner. Its memory table is the planned one, with weights and KV cache as they are in fact."""
+    """The capacity of a runner. Its memory table is the planned one with real sizes of weights and KV cache."""
     groups = tuple(KVGroup(count, window) for count, window in zip(map(len, pages.groups), spec.windows, strict=True))
     measured = {"weights": model.nbytes, "KV cache": pages.bytes}
     rows = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)

@@ -1,4 +1,4 @@
-"""From a configuration to a runner on this machine's processor: memory is sized, weights are read and packed."""
+"""Loads a runner on the CPU: sizes memory, reads and packs the weights, allocates the KV cache."""
 
 import logging
 import time
@@ -33,15 +33,15 @@ def load_cpu_runner(
     preload: Preload | None = None,
     progress: bool = True,
 ) -> ModelRunner:
-    """Size memory, read the weights, allocate the KV pages and run a first step.
+    """Sizes memory, reads the weights, allocates the KV pages and runs a first step.
 
-    As one rank of several it reads the part at `place`, and meets the other ranks at `rendezvous` (see Mesh).
-    `num_blocks` per KV group is what all ranks have room for. Memory is sized here unless `num_blocks` or `preload`
-    say the result.
+    One rank of several reads its part of the weights, by `place`, and connects to the other ranks at `rendezvous` (see
+    Mesh). `num_blocks` per KV group is what fits on every rank. Memory is sized here unless `num_blocks` or `preload`
+    give the sizes.
 
-    Raises DoesNotFit, CannotSplit and CannotQuantize before anything is read, UnsupportedModel, CheckpointError,
-    OSError, or MeshError. Changes settings of the whole process: the number of threads and the allocator's; and where
-    memory of this thread, and those it starts, lies.
+    Raises DoesNotFit, CannotSplit and CannotQuantize before weights are read, UnsupportedModel, CheckpointError,
+    OSError, or MeshError. Changes settings of the whole process (torch's number of threads, the allocator) and the NUMA
+    policy of this thread and of threads that it starts.
     """
     hardware = detect_hardware()
     torch.set_num_threads(config.threads or hardware.cores)
@@ -62,14 +62,11 @@ def load_cpu_runner(
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     reading = None if preload is None else preload.matrices
     parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
-    # After the weights, so that ranks come together at about one time; before threads are pinned, as it has its own.
-    mesh = None
-    if place.split.world > 1:
-        message = config.max_num_batched_tokens * spec.hidden_size * config.element_size
-        mesh = Mesh(place, rendezvous, message_bytes=message, timeout=config.step_deadline)
-    # After the weights: native kernels pin this thread, and threads that read weights would inherit that.
+    # The ranks connect after they have read the weights, so that they arrive at about the same time. Native kernels pin
+    # this thread, and threads that it starts later inherit that: the weights' and the mesh's threads must run before.
+    mesh = join_mesh(config, spec, place, rendezvous)
     kernels = select_kernels(platform, needs)
-    if kernels.session:  # torch's threads would compete with its threads for the processors
+    if kernels.session:  # torch's threads would compete with the session's threads for the processors
         torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
     pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype))
@@ -89,10 +86,18 @@ def load_cpu_runner(
     return runner
 
 
+def join_mesh(config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: str) -> Mesh | None:
+    """Connects the ranks of a model on CPUs. Returns None when there is one rank. Raises MeshError."""
+    if place.split.world == 1:
+        return None
+    message_bytes = config.max_num_batched_tokens * spec.hidden_size * config.element_size
+    return Mesh(place, rendezvous, message_bytes=message_bytes, timeout=config.step_deadline)
+
+
 def _memory(
     spec: ModelSpec, config: EngineConfig, num_blocks: Sequence[int], available: int
 ) -> tuple[Sequence[int], tuple[MemoryRow, ...]]:
-    """Returns KV blocks per group and the memory table."""
+    """Returns the KV blocks per group and the memory table."""
     facts = model_facts(spec)
     if num_blocks:
         return num_blocks, memory_table(facts, config, num_blocks)
@@ -100,10 +105,10 @@ def _memory(
     return plan.num_blocks, plan.rows
 
 
-def _first_step(runner: ModelRunner, tokens_at_most: int) -> None:
-    """Run a step over a made-up sequence, which is forgotten: libraries start threads and allocate what they keep."""
+def _first_step(runner: ModelRunner, max_tokens: int) -> None:
+    """Prefills a dummy sequence and drops it, so that libraries start their threads and allocate their buffers."""
     blocks = tuple((1,) for _ in runner.capacity.groups)
-    tokens = (0,) * min(tokens_at_most, runner.capacity.block_size)
+    tokens = (0,) * min(max_tokens, runner.capacity.block_size)
     new = NewSequence(-1, tokens, len(tokens), 0, blocks, SamplingParams(seed=0, max_tokens=1), 0)
     runner.execute(StepPlan(-1, (Work(-1, len(tokens), True),), (new,)))
     runner.execute(StepPlan(0, (), gone=(-1,)))

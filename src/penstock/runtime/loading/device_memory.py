@@ -1,4 +1,4 @@
-"""What a device's memory is used for, as the device itself says."""
+"""Measures how much of a device's memory is in use."""
 
 import gc
 from typing import NamedTuple, Protocol
@@ -7,29 +7,29 @@ import torch
 
 
 class MemoryUsage(NamedTuple):
-    """In bytes."""
+    """Bytes of a device's memory."""
 
-    total: int  # of the device
-    free: int  # nobody's; other processes' memory is not
-    held: int  # by this process's allocator: tensors, and what it keeps for others
-    tensors: int  # of these, those that there are now
-    peak: int  # the most that it has held since `settle`
+    total: int  # the size of the device's memory
+    free: int  # used by no process
+    reserved: int  # by torch's allocator in this process: live tensors and its cache
+    allocated: int  # the part of `reserved` that live tensors use
+    peak: int  # the largest `reserved` since `release_unused`
 
 
 class DeviceMemory(Protocol):
-    """A device's memory, seen from this process."""
+    """The memory of one device, as this process sees it."""
 
     def usage(self) -> MemoryUsage:
-        """When everything that was launched is done."""
+        """Blocks until all launched work is done, and returns the usage after it."""
         ...
 
-    def settle(self) -> None:
-        """Give back what no tensor uses, and begin a new `peak`."""
+    def release_unused(self) -> None:
+        """Frees memory that no tensor uses and restarts `peak`."""
         ...
 
 
 class CudaMemory:
-    """Of a GPU."""
+    """The memory of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,10 +37,10 @@ class CudaMemory:
     def usage(self) -> MemoryUsage:
         torch.cuda.synchronize(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
-        held, tensors = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
-        return MemoryUsage(total, free, held, tensors, torch.cuda.max_memory_reserved(self._device))
+        reserved, allocated = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
+        return MemoryUsage(total, free, reserved, allocated, torch.cuda.max_memory_reserved(self._device))
 
-    def settle(self) -> None:
+    def release_unused(self) -> None:
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

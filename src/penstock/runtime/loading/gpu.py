@@ -1,5 +1,5 @@
-"""From a configuration to a runner on a GPU: weights read straight into its memory, what a step takes measured, and all
-that is left given to the KV cache."""
+"""Loads a runner on a GPU: reads the weights into its memory, measures what a step needs, and allocates the rest of the
+budget as KV cache."""
 
 import logging
 import time
@@ -36,7 +36,7 @@ from penstock.messages import MemoryRow
 from penstock.runtime.device import CudaDevice, Device
 from penstock.runtime.loading.cache_root import cache_root
 from penstock.runtime.loading.device_memory import CudaMemory, DeviceMemory
-from penstock.runtime.loading.warmup import warm_up, warm_up_blocks, warm_up_decode
+from penstock.runtime.loading.warmup import blocks_for_warm_up, warm_up_all_sizes, warm_up_one_sequence
 from penstock.runtime.mesh.device_links import ExchangeLimits
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.pages import KVPages
@@ -45,27 +45,27 @@ from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import StepKernels
 from penstock.weights.load import load_parameters
 
-ONE = Place()  # of a model that is whole
+WHOLE_MODEL = Place()
 
 logger = logging.getLogger(__name__)
 
 
 def load_gpu_runner(
     config: EngineConfig,
-    place: Place = ONE,
+    place: Place = WHOLE_MODEL,
     rendezvous: str = "",
     local: tuple[int, int] = (0, 1),
     *,
     progress: bool = True,
 ) -> ModelRunner:
-    """On a GPU that this process may use: as which of how many ranks there, `local` says. `place` and `rendezvous` are
-    as of `load_device_runner`.
+    """Loads a runner on one GPU of this machine. `local` is (index, number) of ranks on this machine:
+    rank i uses GPU i. `place` and `rendezvous` are as for `load_device_runner`.
 
-    Raises ConfigError where torch finds none, or fewer than ranks, and as `load_device_runner` does.
+    Raises ConfigError when torch finds no GPU, or fewer than ranks, and whatever `load_device_runner` raises.
     """
     try:
         torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
         raise ConfigError(no_gpu(error)) from None
     index, ranks = local
     if ranks > torch.cuda.device_count():
@@ -83,20 +83,20 @@ def load_device_runner(
     device: Device,
     platform: Platform,
     memory: DeviceMemory,
-    place: Place = ONE,
+    place: Place = WHOLE_MODEL,
     rendezvous: str = "",
     *,
     step_kernels: StepKernels | None = None,
     progress: bool = True,
 ) -> ModelRunner:
-    """Size memory, read the weights into the device's, measure what steps take, allocate the KV pages, capture graphs.
-    `step_kernels` are as of ModelRunner.
+    """Sizes memory, reads the weights, measures what steps need, allocates the KV pages and captures graphs.
+    `step_kernels` are as for ModelRunner.
 
-    As the rank at `place`, of several: read its part, and meet the others at `rendezvous` (see Mesh). Each measures its
-    own memory, and all have as many KV blocks as the one with the least room.
+    One rank of several reads its part of the weights, by `place`, and connects to the other ranks at `rendezvous` (see
+    Mesh). Each rank measures its own memory; all allocate as many KV blocks as fit on every rank.
 
-    Raises DoesNotFit, before weights are read where that can be known; CannotSplit, CannotQuantize, UnsupportedModel,
-    CheckpointError, OSError, or MeshError. The processor's threads are left alone.
+    Raises DoesNotFit (before weights are read when the sizes already show it), CannotSplit, CannotQuantize,
+    UnsupportedModel, CheckpointError, OSError, or MeshError. Does not change the number of CPU threads.
     """
     with naming_rank(place.rank, place.split):
         return _load(config, device, platform, memory, place, rendezvous, step_kernels, progress)
@@ -112,23 +112,24 @@ def _load(
     step_kernels: StepKernels | None,
     progress: bool,
 ) -> ModelRunner:
-    folder, where = Path(config.model), device.where
-    whole = load_spec(folder)
+    whole = load_spec(Path(config.model))
     spec = shard(whole, place)
     facts = model_facts(spec)
-    dtype = getattr(torch, config.dtype)
+    dtype, where = getattr(torch, config.dtype), device.where
     needs = Needs(dtype, config.block_size, spec.head_dims, config.deterministic, config.attention_backend)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, where)
     check_kv_dtype(platform, needs, config.kv_dtype)
     check_attention(needs)
     before = memory.usage()
     budget = gpu_budget(before.total, config)
-    # What others have taken; the context, which there may be already, is among what is expected.
-    taken = max(before.total - before.free - before.held - CONTEXT_BYTES, 0)
+    # Memory of other processes. This process's CUDA context may exist already; `size_memory` counts it as well.
+    taken = max(before.total - before.free - before.reserved - CONTEXT_BYTES, 0)
     expected = size_memory(facts, config, max(budget - taken, 0))
-    with _remedied(memory, "while weights were read", _smaller_weights(config)):
-        parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, device=where, progress=progress)
-        weights = memory.usage().tensors - before.tensors
+    with _advise_when_full(memory, "while weights were read", _smaller_weights(config)):
+        parameters = load_parameters(
+            Path(config.model), spec, dtype, whole=whole, packing=packing, device=where, progress=progress
+        )
+        weights = memory.usage().allocated - before.allocated
     kernels = select_kernels(platform, needs)
     mesh = join_mesh(config, spec, place, rendezvous, where)
 
@@ -138,36 +139,30 @@ def _load(
             spec, parameters, kernels, config, pages, device, step_kernels=step_kernels, mesh=mesh, **more
         )
 
-    at_first = _least(mesh, "tokens of KV cache expected", expected.kv_tokens)
-    smaller = f"set --max-num-batched-tokens {max(config.max_num_batched_tokens // 2, config.max_num_seqs)} or less"
-    with _remedied(memory, "while steps were measured", smaller), _timed("steps measured"):
-        measured = _measure(config, facts, lambda blocks: make(dict(parameters), blocks), memory, at_first, weights)
-    tokens = _least(mesh, "tokens of KV cache", size_memory(facts, config, budget, measured).kv_tokens)
-    plan = plan_tokens(facts, config, budget, tokens, measured)
+    trial_tokens = _minimum(mesh, "tokens of KV cache expected", expected.kv_tokens)
+    with _advise_when_full(memory, "while steps were measured", _smaller_steps(config)), _log_seconds("steps measured"):
+        measured = _measure(config, facts, lambda blocks: make(dict(parameters), blocks), memory, trial_tokens, weights)
+    kv_tokens = _minimum(mesh, "tokens of KV cache", size_memory(facts, config, budget, measured).kv_tokens)
+    plan = plan_tokens(facts, config, budget, kv_tokens, measured)
     root = cache_root(spec, parameters, config, platform, kernels)
-    less = f"set --gpu-memory-utilization {max(config.gpu_memory_utilization - 0.05, 0.05):.2f} or less"
-    with _remedied(memory, "while graphs were captured", less), _timed("KV cache allocated and graphs captured"):
+    with (
+        _advise_when_full(memory, "while graphs were captured", _smaller_budget(config)),
+        _log_seconds("KV cache allocated and graphs captured"),
+    ):
         runner = make(parameters, plan.num_blocks, cache_root=root, memory=plan.rows)
-        held = memory.usage().held
+        reserved = memory.usage().reserved
         runner.capture(progress)
-        warm_up_decode(runner, config)
-    logger.info(
-        "weights in %s; kernels on %s %s: %s; %s tokens of KV cache; graphs took %s",
-        stored_as(config),
-        platform.device,
-        platform.capability,
-        kernels.fingerprint,
-        f"{plan.kv_tokens:,}",
-        format_bytes(memory.usage().held - held),
-    )
+        warm_up_one_sequence(runner, config)
+    graph_bytes = memory.usage().reserved - reserved
+    _log_loaded(config, platform, kernels.fingerprint, plan.kv_tokens, graph_bytes)
     return runner
 
 
 def join_mesh(
     config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: str, device: torch.device
 ) -> Mesh | None:
-    """The ranks of a model on devices; `spec` is this one's part. None where there is but one. MeshError where they do
-    not come together."""
+    """Connects the ranks of a model on devices; `spec` is this rank's part. Returns None when there is one rank. Raises
+    MeshError."""
     if place.split.world == 1:
         return None
     limits = ExchangeLimits(
@@ -183,20 +178,40 @@ def join_mesh(
     return Mesh(place, rendezvous, message_bytes=0, backend=backend, limits=limits, timeout=config.step_deadline)
 
 
-def _least(mesh: Mesh | None, what: str, number: int) -> int:
-    return number if mesh is None else mesh.least(what, number)
+def _minimum(mesh: Mesh | None, what: str, number: int) -> int:
+    return number if mesh is None else mesh.minimum(what, number)
 
 
 def _smaller_weights(config: EngineConfig) -> str:
-    smaller = "use a GPU with more memory"
-    return smaller if config.quantization == "int4" else f"set --quantization int4, or {smaller}"
+    advice = "use a GPU with more memory"
+    return advice if config.quantization == "int4" else f"set --quantization int4, or {advice}"
+
+
+def _smaller_steps(config: EngineConfig) -> str:
+    return f"set --max-num-batched-tokens {max(config.max_num_batched_tokens // 2, config.max_num_seqs)} or less"
+
+
+def _smaller_budget(config: EngineConfig) -> str:
+    return f"set --gpu-memory-utilization {max(config.gpu_memory_utilization - 0.05, 0.05):.2f} or less"
 
 
 @contextmanager
-def _timed(what: str) -> Iterator[None]:
+def _log_seconds(what: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
     logger.info("%s in %.1f s", what, time.perf_counter() - began)
+
+
+def _log_loaded(config: EngineConfig, platform: Platform, fingerprint: str, kv_tokens: int, graph_bytes: int) -> None:
+    logger.info(
+        "weights in %s; kernels on %s %s: %s; %s tokens of KV cache; graphs took %s",
+        stored_as(config),
+        platform.device,
+        platform.capability,
+        fingerprint,
+        f"{kv_tokens:,}",
+        format_bytes(graph_bytes),
+    )
 
 
 def _measure(
@@ -207,23 +222,23 @@ def _measure(
     tokens: int,
     weights: int,
 ) -> tuple[MemoryRow, ...]:
-    """The memory table but for the KV cache, from the largest steps of a runner that has a small one, of no more than
-    `tokens` tokens: `make` gives it, with so many blocks per KV group."""
-    memory.settle()
-    blocks = tuple(min(count, warm_up_blocks(config)) for count in pool_blocks(facts, config, tokens))
+    """Returns the rows of the memory table except the KV cache, measured on the largest steps of a trial runner with a
+    small KV cache. `make` takes the blocks per KV group and returns the runner; the cache holds at most `tokens`."""
+    memory.release_unused()
+    blocks = tuple(min(count, blocks_for_warm_up(config)) for count in pool_blocks(facts, config, tokens))
     runner = make(blocks)
-    warm_up(runner, config)
+    warm_up_all_sizes(runner, config)
     pages, usage = runner.pages.bytes, memory.usage()
     runner.release()
     del runner
-    memory.settle()
+    memory.release_unused()
     steps = f"measured: steps of {config.max_num_batched_tokens} tokens, {config.max_num_seqs} sequences sampled"
     rows = (
         MemoryRow("weights", weights, weights_note(facts, config)),
         MemoryRow("activations", max(usage.peak - weights - pages, 0), steps),
         MemoryRow(
             "runtime",
-            max(usage.total - usage.free - usage.held, 0),
+            max(usage.total - usage.free - usage.reserved, 0),
             "measured: CUDA's context, libraries and kernels, and other processes",
         ),
     )
@@ -231,14 +246,15 @@ def _measure(
 
 
 @contextmanager
-def _remedied(memory: DeviceMemory, when: str, remedy: str) -> Iterator[None]:
-    """What the device has no room for becomes DoesNotFit, with what to change."""
+def _advise_when_full(memory: DeviceMemory, when: str, advice: str) -> Iterator[None]:
+    """Turns torch's out-of-memory error into DoesNotFit, with `advice` on what to change."""
     try:
         yield
     except torch.OutOfMemoryError:
         usage = memory.usage()
+        others = max(usage.total - usage.free - usage.reserved, 0)
         raise DoesNotFit(
-            f"the GPU's memory of {format_bytes(usage.total)} ran out {when}: torch holds {format_bytes(usage.held)}, "
-            f"CUDA and other processes {format_bytes(max(usage.total - usage.free - usage.held, 0))}; {remedy}, or "
-            "stop what else runs there"
+            f"the GPU's memory of {format_bytes(usage.total)} ran out {when}: torch holds "
+            f"{format_bytes(usage.reserved)}, CUDA and other processes {format_bytes(others)}; {advice}, or stop other "
+            "processes on this GPU"
         ) from None

@@ -1,6 +1,6 @@
-"""Loading that begins before torch is imported, which takes a second or more.
+"""Starts loading before torch is imported, which takes a second or more.
 
-Nothing may be imported here that imports torch.
+This module must not import anything that imports torch.
 """
 
 from pathlib import Path
@@ -14,19 +14,19 @@ from penstock.weights.matrices import MatrixReader
 
 
 class Preload:
-    """Sizes memory as load_cpu_runner would and, where native kernels will use them, starts to read the weights.
+    """Sizes memory as load_cpu_runner would and, if native kernels will be used, starts to read the weights.
 
-    Native threads read and pack them; they take what the import leaves of the processors.
+    Native threads read and pack the weights, on the processors that the import of torch leaves idle.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """For a whole model on a CPU. Raises DoesNotFit before any memory is taken, CheckpointError, UnsupportedModel
-        and OSError."""
+        """For a whole model on a CPU. Raises DoesNotFit before any memory is allocated, CheckpointError,
+        UnsupportedModel or OSError."""
         folder = Path(config.model)
         spec = load_spec(folder)
         self.memory = size_memory(model_facts(spec), config, detect_hardware().memory_available)
         self.matrices: MatrixReader | None = None
         if (found := instruction_sets()) and config.dtype in DTYPES:
-            interleave_memory()  # the threads inherit it
+            interleave_memory()  # before the reading threads start: they inherit the policy
             packing = NativePacking(config.dtype, config.quantization, config.quantization_group, found[0])
             self.matrices = MatrixReader(folder, spec, packing)

@@ -1,5 +1,8 @@
-"""Steps over made-up sequences, of every size that serving may bring: what is compiled or allocated at the first step
-of its kind is so before anybody waits for it, and memory is measured at its peak."""
+"""Warms up a runner with dummy steps of every size that serving may need.
+
+Kernels that are compiled, and memory that is allocated, at the first step of a size are then ready before the first
+request, and the memory peak can be measured.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,9 +11,8 @@ from penstock.config import EngineConfig
 from penstock.messages import Capacity, NewSequence, SamplingParams, StepPlan, StepResult, Work
 
 _GREEDY = SamplingParams(seed=0, max_tokens=2, temperature=0.0)
-_DRAWN = SamplingParams(seed=0, max_tokens=2)
-# All that a sampler does to a row, at once.
-_ALL = SamplingParams(
+_SAMPLED = SamplingParams(seed=0, max_tokens=2)
+_EVERY_OPTION = SamplingParams(
     seed=0,
     max_tokens=2,
     min_tokens=1,
@@ -29,7 +31,7 @@ _ALL = SamplingParams(
 
 
 class Runner(Protocol):
-    """That plans are rehearsed on."""
+    """The part of a runner that a warm-up uses."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -37,52 +39,53 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult | None: ...
 
 
-def warm_up_blocks(config: EngineConfig) -> int:
-    """KV blocks of a group with which every rehearsed step is as large as a step may be; fewer make it smaller."""
+def blocks_for_warm_up(config: EngineConfig) -> int:
+    """The KV blocks per group that dummy steps of the largest size need. With fewer, they have fewer sequences."""
     whole = config.max_num_batched_tokens // config.block_size
     return 1 + whole + config.max_num_seqs * (2 + 2 // config.block_size)
 
 
-def warm_up(runner: Runner, config: EngineConfig) -> None:
-    """Every size of step, by doubling: decoding sequences, and tokens of prompts; every way to sample; at last the
-    largest step with everything at once. The runner has no sequences, and has none after."""
-    stage = _Stage(runner, config)
+def warm_up_all_sizes(runner: Runner, config: EngineConfig) -> None:
+    """Runs steps of 1, 2, 4, ... decoding sequences and prompt tokens, each way of sampling, and the largest step with
+    every sampling option. The runner must have no sequences, and has none afterwards."""
+    steps = _DummySteps(runner, config)
     for count in _doubling(config.max_num_seqs):
-        stage.perform([1] * count, _GREEDY)
+        steps.run([1] * count, _GREEDY)
     for tokens in _doubling(config.max_num_batched_tokens):
-        stage.perform(_prompts(tokens, config), _GREEDY)
-    for sampling in (_DRAWN, _ALL):
-        stage.perform([2], sampling)
+        steps.run(_prompts(tokens, config), _GREEDY)
+    for sampling in (_SAMPLED, _EVERY_OPTION):
+        steps.run([2], sampling)
     each, more = divmod(config.max_num_batched_tokens, config.max_num_seqs)
-    stage.perform([each + (i < more) for i in range(config.max_num_seqs)], _ALL)
+    steps.run([each + (i < more) for i in range(config.max_num_seqs)], _EVERY_OPTION)
 
 
-def warm_up_decode(runner: Runner, config: EngineConfig) -> None:
-    """One sequence, a prompt of a token and a step after it."""
-    _Stage(runner, config).perform([1], _GREEDY)
+def warm_up_one_sequence(runner: Runner, config: EngineConfig) -> None:
+    """Runs a prefill of one token and a decode step."""
+    _DummySteps(runner, config).run([1], _GREEDY)
 
 
-class _Stage:
+class _DummySteps:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self._runner = runner
         self._longest = config.max_model_len
         self._blocks = min(group.num_blocks for group in runner.capacity.groups) - 1
 
-    def perform(self, lengths: Sequence[int], sampling: SamplingParams) -> None:
-        """Prompts of these lengths in one step, as far as there are blocks for them, then a step of a token each."""
+    def run(self, lengths: Sequence[int], sampling: SamplingParams) -> None:
+        """Prefills prompts of these lengths in one step, then decodes a token of each. Leaves out the first prompt for
+        which too few blocks are left, and all after it."""
         size = self._runner.capacity.block_size
         decodes = self._longest > 1
         new: list[NewSequence] = []
-        done = 1  # block 0 is nobody's
+        next_block = 1  # block 0 belongs to no sequence
         for length in lengths:
             tokens = min(length, self._longest - decodes)
             blocks = -(-(tokens + decodes) // size)
-            if done + blocks > self._blocks + 1:
+            if next_block + blocks > self._blocks + 1:
                 break
-            ids = tuple(range(done, done + blocks))
+            ids = tuple(range(next_block, next_block + blocks))
             groups = tuple(ids for _ in self._runner.capacity.groups)
             new.append(NewSequence(-1 - len(new), (0,) * tokens, tokens, 0, groups, sampling, 0))
-            done += blocks
+            next_block += blocks
         self._runner.execute(StepPlan(-1, tuple(Work(each.seq, each.num_prompt, True) for each in new), tuple(new)))
         if decodes:
             self._runner.execute(StepPlan(-1, tuple(Work(each.seq, 1, True) for each in new)))
@@ -90,12 +93,12 @@ class _Stage:
 
 
 def _doubling(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
+    """Returns 1, 2, 4, ... below `most`, and `most`."""
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def _prompts(tokens: int, config: EngineConfig) -> list[int]:
-    """As few prompts as have so many tokens."""
+    """The lengths of the fewest prompts with `tokens` tokens in total; max_num_seqs prompts at most."""
     longest = max(config.max_model_len - 1, 1)
     whole, rest = divmod(tokens, longest)
     return [*[longest] * whole, *[rest] * (rest > 0)][: config.max_num_seqs]

@@ -1,1 +1,1 @@
-"""The ranks that share a model, and how tensors travel between them. Nothing is imported here."""
+"""The mesh: the ranks that share a model, and how they exchange tensors. This file imports nothing."""

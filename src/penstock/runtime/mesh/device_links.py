@@ -1,8 +1,8 @@
-"""What tensor ranks on devices exchange: launched in the order of a device's work, as every kernel is.
+"""Collectives between tensor ranks on devices, launched on the device's current stream like any other kernel.
 
-Over NCCL the host waits for nothing here. A rank that does not come holds up the devices of the others: nobody raises,
-and it is the engine that sees no result come and says so (see engine/ranks/supervision.py). Over gloo, which stands in
-for NCCL where there is no GPU, everything is done when a call returns.
+Over NCCL these calls never block the host. When one rank does not take part, the devices of the others block and no
+call raises: the engine detects that no result arrives (see engine/ranks/supervision.py). Over gloo, which replaces NCCL
+on machines without a GPU, a collective is complete when its call returns.
 """
 
 from collections.abc import Sequence
@@ -10,41 +10,36 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions
-from torch.distributed.distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, GatherOptions
 
 from penstock.config.split import part
 
 
 class ExchangeLimits(NamedTuple):
-    """The most that ranks on devices exchange. Memory for it is taken once, so that captured steps can hold it."""
+    """The largest tensors that ranks on devices exchange. Buffers of these sizes are allocated once, because captured
+    CUDA graphs keep their addresses."""
 
-    where: torch.device
-    tokens: int  # of a step,
-    hidden: int  # and the width of their hidden states
-    dtype: torch.dtype
-    rows: int  # of logits,
-    vocabulary: int  # and their width
-    ordered: bool  # whether sums are in rank order: else in whichever order is fastest
+    device: torch.device
+    tokens: int  # the most tokens of a step
+    hidden: int  # the width of hidden states
+    dtype: torch.dtype  # of hidden states
+    rows: int  # the most rows of logits
+    vocabulary: int  # the width of logits
+    ordered: bool  # True: sums add in rank order; False: in the order that is fastest
 
 
 class DeviceLink:
-    """A Link over a process group."""
+    """A RankLink over a process group, with `broadcast` in addition."""
 
     def __init__(self, group: Any, rank: int, ranks: int, limits: ExchangeLimits) -> None:
         self._group, self._rank, self._ranks = group, rank, ranks
-        # What is not asynchronous goes to the device's current stream, between the kernels around it.
-        self._reduce, self._exchange, self._collect, self._spread = (
-            AllreduceOptions(),
-            AllgatherOptions(),
-            GatherOptions(),
-            BroadcastOptions(),
-        )
-        for options in (self._reduce, self._exchange, self._collect, self._spread):
-            options.asyncOp = False
+        self._allreduce, self._allgather = AllreduceOptions(), AllgatherOptions()
+        self._gather, self._broadcast = GatherOptions(), BroadcastOptions()
+        for options in (self._allreduce, self._allgather, self._gather, self._broadcast):
+            options.asyncOp = False  # run on the device's current stream, in order with the kernels around it
 
         def empty(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=limits.where)
+            return torch.empty(size, dtype=dtype, device=limits.device)
 
         self._parts = empty(ranks * limits.tokens * limits.hidden, limits.dtype) if limits.ordered else None
         widest = len(part(limits.vocabulary, ranks, 0))
@@ -52,39 +47,39 @@ class DeviceLink:
         self._gathered = empty(ranks * limits.rows * widest if rank == 0 else 0, torch.float32)
 
     def sum(self, x: Tensor) -> None:
-        """In rank order every rank gets all parts whole, and adds them by itself: the order of a reduction of the
-        transport's depends on how many numbers there are."""
+        """For sums in rank order, every rank gathers all parts and adds them itself: the order in which a backend's
+        allreduce adds depends on the size of the tensor."""
         if self._parts is None:
-            _finish(self._group.allreduce([x], self._reduce))
+            _finish(self._group.allreduce([x], self._allreduce))
             return
         received = self._parts[: self._ranks * x.numel()]
-        _finish(self._group._allgather_base(received, x.view(-1), self._exchange))
+        _finish(self._group._allgather_base(received, x.view(-1), self._allgather))
         parts = received.view(self._ranks, *x.shape)
         torch.add(parts[0], parts[1], out=x)
         for other in parts[2:]:
             x.add_(other)
 
     def gather(self, x: Tensor, whole: Tensor | None, columns: Sequence[range]) -> None:
-        """Parts travel at the width of the widest."""
+        """Every part is padded to the width of the widest one."""
         rows, widest = len(x), len(columns[0])
         sent = x
         if x.shape[1] < widest:
             sent = self._padded[: rows * widest].view(rows, widest)
             sent[:, : x.shape[1]] = x
         if whole is None:
-            _finish(self._group.gather([], [sent], self._collect))
+            _finish(self._group.gather([], [sent], self._gather))
             return
         parts = self._gathered[: self._ranks * rows * widest].view(self._ranks, rows, widest)
-        _finish(self._group.gather([list(parts)], [sent], self._collect))
-        for theirs, place in zip(parts, columns, strict=True):
-            whole[:, place.start : place.stop] = theirs[:, : len(place)]
+        _finish(self._group.gather([list(parts)], [sent], self._gather))
+        for part_of_rank, place in zip(parts, columns, strict=True):
+            whole[:, place.start : place.stop] = part_of_rank[:, : len(place)]
 
-    def share(self, x: Tensor) -> None:
-        """The first rank's x in the place of each."""
-        _finish(self._group.broadcast([x], self._spread))
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrites x on every rank with the x of tensor rank 0."""
+        _finish(self._group.broadcast([x], self._broadcast))
 
 
 def _finish(work: Any) -> None:
-    """Whatever is launched after this comes after `work`."""
-    if work is not None:  # it went to the current stream
+    """Orders everything launched from here on after `work`."""
+    if work is not None:  # None: `work` runs on the current stream already
         work.wait()

@@ -1,7 +1,7 @@
-"""torch.distributed, for tensors only.
+"""Links over process groups of torch.distributed, and how to create the groups.
 
-Process groups belong to who makes them: torch's default group, which is the whole process's, is not used. A group's own
-timeout is heeded in collectives alone: whoever waits for a send or a receive has to say how long.
+Each link has a process group of its own; torch's default group, which is global to the process, is not used. Torch
+applies a group's own timeout to collectives only, so that sends and receives pass theirs to `wait`.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo, Store
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 
 class GroupRankLink:
@@ -20,10 +20,10 @@ class GroupRankLink:
 
     def __init__(self, group: Any, rank: int, ranks: int, timeout: float) -> None:
         self._group, self._rank, self._ranks, self._timeout = group, rank, ranks, timedelta(seconds=timeout)
-        self._received = torch.empty(0, dtype=torch.uint8)  # memory for a sum's parts
+        self._received = torch.empty(0, dtype=torch.uint8)  # the parts of a sum; grows as needed
 
     def sum(self, x: Tensor) -> None:
-        """Every rank gets all parts whole: a reduction of the transport's would add in an order of its own."""
+        """Every rank gathers all parts and adds them in rank order, which gloo's allreduce would not do."""
         size = self._ranks * x.nbytes
         if self._received.numel() < size:
             self._received = torch.empty(size, dtype=torch.uint8)
@@ -39,19 +39,20 @@ class GroupRankLink:
             return
         whole[:, : len(columns[0])] = x
         for rank in range(1, self._ranks):
-            theirs = x.new_empty(len(x), len(columns[rank]))
-            self._group.recv([theirs], rank, 0).wait(self._timeout)
-            whole[:, columns[rank].start : columns[rank].stop] = theirs
+            received = x.new_empty(len(x), len(columns[rank]))
+            self._group.recv([received], rank, 0).wait(self._timeout)
+            whole[:, columns[rank].start : columns[rank].stop] = received
 
 
 class GroupStageLink:
-    """A StageLink, over a process group of the sender, which is rank 0 of it, and the other one."""
+    """A StageLink over a process group of two: the sender is rank 0, the receiver rank 1."""
 
     def __init__(self, group: Any, slots: int, timeout: float | None) -> None:
-        """Without a timeout the host waits for nothing: the device does, in the order of its work."""
+        """`slots`: how many sends may be unfinished at once. `timeout` is None for a backend that does not block the
+        host (NCCL): there, `wait` makes the device's stream block instead."""
         self._group, self._slots = group, slots
         self._timeout = () if timeout is None else (timedelta(seconds=timeout),)
-        self._sending: deque[tuple[Any, Tensor]] = deque()  # work, and what has not been taken yet
+        self._sending: deque[tuple[Any, Tensor]] = deque()  # unfinished sends: torch's work and the copy it reads
 
     def send(self, x: Tensor) -> None:
         while len(self._sending) >= self._slots:
@@ -65,16 +66,16 @@ class GroupStageLink:
 
 
 class Transport(NamedTuple):
-    """A transport of torch.distributed's."""
+    """A backend of torch.distributed."""
 
-    # (store, rank, ranks, this machine's address, seconds to connect in, and for anything after) to a process group
+    # (store, rank, ranks, this machine's address, seconds to connect, seconds per later operation) -> process group
     join: Callable[[Store, int, int, str, float, float], Any]
-    waits: bool  # whether the host waits for what it does, and not the device alone
+    blocks_host: bool  # True: `wait` blocks the host, False: only the device's stream
 
 
 def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> ProcessGroupGloo:
-    """Over TCP, from this address: the machine's own name may lead nowhere."""
-    options = ProcessGroupGloo._Options()
+    """A gloo group over TCP. It binds to `address`, because the machine's host name may not resolve."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._threads = 1  # one collective at a time
     options._timeout = timedelta(seconds=start_timeout)
@@ -84,13 +85,13 @@ def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float
 
 
 def _nccl(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> Any:
-    """For tensors on GPUs, of the one that is current. NCCL chooses its interfaces itself (NCCL_SOCKET_IFNAME); it
-    connects when the first tensor travels.
+    """An NCCL group for tensors on the current GPU. NCCL chooses its network interfaces itself (NCCL_SOCKET_IFNAME) and
+    connects at the first exchange.
 
-    Nobody waits for it here. Its watchdog ends this process where what was launched is not done after `start_timeout`
-    seconds, in which another rank may be loading or compiling; what a captured step does it does not watch. A step is
-    given up by the engine, and long before."""
-    from torch.distributed import ProcessGroupNCCL  # here and not above: only a torch that was built for CUDA has it
+    The host never blocks on it. NCCL's watchdog ends this process when an operation is not done after `start_timeout`
+    seconds; the limit is that long because another rank may still be loading or compiling. The watchdog does not cover
+    captured graphs. The engine gives up a step much earlier."""
+    from torch.distributed import ProcessGroupNCCL  # imported here: only torch builds with CUDA have it
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=start_timeout)

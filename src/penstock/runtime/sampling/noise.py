@@ -39,7 +39,7 @@ def stream(seed: int, choice: int) -> int:
     return _at(_at(seed & _MASK64, 0), choice)
 
 
-def keys(streams: Keys, index: NDArray[np.int64]) -> Keys:
+def keys(streams: Keys, index: NDArray[np.integer[Any]]) -> Keys:
     """at(stream, i) for every row: uint64 [rows]."""
     z = streams + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     z ^= z >> np.uint64(30)

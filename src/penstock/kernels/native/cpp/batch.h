@@ -1,5 +1,5 @@
-// What a step takes from the batch and gives back to it (see runtime/batch.py). One thread does it: it is little work,
-// but on the host it would find the processor's caches full of weights.
+// Builds a step's inputs from the rows of the batch, and updates the rows after the step (see runtime/batch.py). One
+// thread does this within the step: the work is small, but Python would find the processor's caches full of weights.
 #pragma once
 
 #include "ops.h"
@@ -7,6 +7,7 @@
 
 namespace penstock {
 
+// Fills in the token ids, positions, contexts and block tables of a step.
 inline void fill(Worker& worker, const FillOp& op) {
   worker.for_each(1, 1, [&](int64_t, int64_t) {
     for (int64_t i = 0; i < *op.sequences; ++i) {
@@ -33,24 +34,26 @@ inline void fill(Worker& worker, const FillOp& op) {
   });
 }
 
+// Counts the step's tokens as computed and appends the sampled ones. A draft is accepted when it and all drafts before
+// it equal the sampled tokens. The sampled token after the accepted drafts is appended too.
 inline void advance(Worker& worker, const AdvanceOp& op) {
   worker.for_each(1, 1, [&](int64_t, int64_t) {
     for (int64_t i = 0; i < *op.sequences; ++i) {
       const auto line = [&](UnitLine which) { return op.units[which * op.units_stride + i]; };
       const int64_t row = line(kBatchRow), drafts = line(kDrafts), known = line(kContext) - drafts;
-      int64_t gained = 0;
+      int64_t appended = 0;
       if (line(kLogits) >= 0) {
         int32_t* place = op.batch_tokens + row * op.tokens_stride + known;
         const int64_t* sampled = op.tokens + line(kLogits);
-        bool right = true;
-        for (; right && gained <= drafts; ++gained) {
-          right = gained < drafts && place[gained] == sampled[gained];
-          place[gained] = static_cast<int32_t>(sampled[gained]);
+        bool matches = true;
+        for (; matches && appended <= drafts; ++appended) {
+          matches = appended < drafts && place[appended] == sampled[appended];
+          place[appended] = static_cast<int32_t>(sampled[appended]);
         }
-        op.outputs[row] += static_cast<int32_t>(gained);
-        op.accepted[line(kLogits)] = static_cast<int32_t>(gained);
+        op.outputs[row] += static_cast<int32_t>(appended);
+        op.accepted[line(kLogits)] = static_cast<int32_t>(appended);
       }
-      op.computed[row] = static_cast<int32_t>(known + (gained > 0 ? gained - 1 : 0));
+      op.computed[row] = static_cast<int32_t>(known + (appended > 0 ? appended - 1 : 0));
     }
   });
 }

@@ -1,1 +1,1 @@
-"""Triton kernels that choose tokens and score them."""
+"""Triton kernels that sample tokens and compute logprobs."""

@@ -1,4 +1,4 @@
-"""The step kernel that chooses tokens on a GPU: edits, summary, sampling and logprobs, one after the other."""
+"""Chooses tokens on a GPU: edits the logits, summarises them, samples, and packs logprobs."""
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ def choose(
     filtered: bool,
     logprobs: int,
 ) -> Chosen:
-    """The next token of each row of fp32 logits [n, vocab], which may be overwritten.
+    """Returns the next token of each row of fp32 logits [n, vocab], which may be overwritten.
 
-    int32 `logit_rows` [LOGIT_LINES, n] are those of StepArrays, and int32 `token_ids` [rows of the batch, most] those
-    of BatchRows. int32 `edited` [m] are the rows of logits that have edits; `filtered` says whether any has a top_k,
-    top_p or min_p. The result has `logprobs` alternatives packed for every row; -1: none.
+    int32 `logit_rows` [LOGIT_LINES, n] are those of StepArrays, and int32 `token_ids` [rows of the batch, longest]
+    those of BatchRows. int32 `edited` [m] are the rows of logits that have edits; `filtered` is True if any row has
+    top_k, top_p or min_p. The result holds packed logprobs with `logprobs` alternatives per row; with -1 it holds none.
     """
     rows = logit_rows[ROW]
     outputs = sampling.outputs.index_select(0, rows) + logit_rows[AHEAD]
@@ -33,7 +33,7 @@ def choose(
     if edited is not None:
         if logprobs >= 0:
             raw = logits.clone()
-        finite = logits.index_select(0, edited).amax(1).isfinite()  # a maximum is NaN where any logit is
+        finite = logits.index_select(0, edited).amax(1).isfinite()  # the maximum of a row with a NaN is NaN
         edit(logits, edited, rows, outputs, edits, token_ids)
     summary = RowSummary.of(logits, rows, outputs, sampling)
     tokens, status = sample(logits, rows, outputs, sampling, summary, filtered=filtered)

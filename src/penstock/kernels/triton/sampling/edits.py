@@ -1,7 +1,7 @@
-"""Edits of logits before a token is chosen: biases, penalties and the ban of stop tokens.
+"""Edits logits before a token is chosen: biases, penalties and banned stop tokens.
 
-Penalties count the row's tokens afresh in every step: the device has them anyway, so no counts of the vocabulary's size
-are kept for a row.
+Penalties count a row's tokens anew in every step. The token ids are on the device anyway, and counts that are kept
+between steps would take a vector of the vocabulary's size per row.
 """
 
 import torch
@@ -11,19 +11,21 @@ from torch import Tensor
 
 from penstock.kernels.batch_arrays import EditRows
 
-ROWS = 32  # rows edited at once: bounds the memory for counts, of the vocabulary's size each
-CHUNK = 2048
-PROMPT = 1 << 30  # in a token's count: it is in the prompt
+ROWS = 32  # rows edited per launch: bounds the memory for counts, [ROWS, vocab]
+CHUNK = 2048  # tokens that a program handles at once
+PROMPT = 1 << 30  # this bit of a token's count is set when the prompt contains the token
 
 
-def edit(logits: Tensor, which: Tensor, rows: Tensor, outputs: Tensor, parameters: EditRows, token_ids: Tensor) -> None:
-    """Edit rows int32 `which` [m] of fp32 logits [n, vocab] in place.
+def edit(
+    logits: Tensor, edited: Tensor, rows: Tensor, outputs: Tensor, parameters: EditRows, token_ids: Tensor
+) -> None:
+    """Edits the rows int32 `edited` [m] of fp32 logits [n, vocab] in place.
 
-    int32 [n]: `rows` are the rows of the batch, `outputs` how many outputs (and drafts) each has by then. int32
-    `token_ids` [rows of the batch, most] holds prompts, then outputs, then drafts.
+    int32 [n]: `rows` are the rows of the batch; `outputs` is the number of output tokens before each row of logits,
+    drafts included. int32 `token_ids` [rows of the batch, longest] holds prompts, then outputs, then drafts.
     """
     vocab = logits.shape[1]
-    for part in which.split(ROWS):
+    for part in edited.split(ROWS):
         counts = torch.zeros(len(part), vocab, dtype=torch.int32, device=logits.device)
         _edit[(len(part),)](
             logits,
@@ -52,10 +54,10 @@ def edit(logits: Tensor, which: Tensor, rows: Tensor, outputs: Tensor, parameter
         )
 
 
-@triton.jit(do_not_specialize=["most_tokens", "most_biases", "most_bans"])  # two of them grow while serving
+@triton.jit(do_not_specialize=["most_tokens", "most_biases", "most_bans"])  # biases and bans grow while serving
 def _edit(
     logits,
-    which,
+    edited,
     rows,
     repetitions,
     presences,
@@ -77,12 +79,12 @@ def _edit(
     PROMPT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One row to a program."""
-    place = tl.load(which + tl.program_id(0)).to(tl.int64)
-    row = tl.load(rows + place).to(tl.int64)
-    logits += place * vocab
+    """Each program edits one row."""
+    nth = tl.load(edited + tl.program_id(0)).to(tl.int64)
+    row = tl.load(rows + nth).to(tl.int64)
+    logits += nth * vocab
     lane = tl.arange(0, CHUNK)
-    done = tl.load(outputs + place)
+    done = tl.load(outputs + nth)
 
     count = tl.load(bias_counts + row)
     for start in range(0, count, CHUNK):
@@ -98,12 +100,12 @@ def _edit(
         seen = counts + tl.program_id(0).to(tl.int64) * vocab
         prompt = tl.load(prompts + row)
         for start in range(0, prompt + done, CHUNK):
-            nth = start + lane
-            inside = nth < prompt + done
-            token = tl.load(token_ids + row * most_tokens + nth, mask=inside, other=0)
-            tl.atomic_or(seen + token, tl.where(nth < prompt, PROMPT, 0), mask=inside & (nth < prompt), sem="relaxed")
-            tl.atomic_add(seen + token, 1, mask=inside & (nth >= prompt), sem="relaxed")
-        tl.debug_barrier()  # other threads read what these wrote: biases and counts
+            at = start + lane
+            inside = at < prompt + done
+            token = tl.load(token_ids + row * most_tokens + at, mask=inside, other=0)
+            tl.atomic_or(seen + token, tl.where(at < prompt, PROMPT, 0), mask=inside & (at < prompt), sem="relaxed")
+            tl.atomic_add(seen + token, 1, mask=inside & (at >= prompt), sem="relaxed")
+        tl.debug_barrier()  # other threads read the biases and counts that these threads wrote
         for start in range(0, vocab, CHUNK):
             inside = start + lane < vocab
             value = tl.load(logits + start + lane, mask=inside, other=0.0)

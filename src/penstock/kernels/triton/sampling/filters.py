@@ -1,8 +1,8 @@
-"""Drawing from what top_k, top_p and min_p keep, without a sort.
+"""Samples from the tokens that top_k, top_p and min_p keep, without a sort.
 
-A floor under what is kept is known from the summary: few tokens reach it, and they are listed first. top_k finds the
-k-th largest logit by bisecting the bits of floats. top_p draws first and then asks whether the mass ahead of the winner
-is below its share; if not, the winner among those ahead of it is next.
+The summary gives a floor: a logit that every kept token reaches, and few others. The tokens that reach it are listed
+first. top_k finds the k-th largest logit by bisecting the bits of floats. top_p samples first, then checks that the
+mass ahead of the sampled token is below top_p; if not, it samples again from the tokens ahead.
 """
 
 import torch
@@ -14,8 +14,8 @@ from penstock.kernels.batch_arrays import FILTERED, TOP_K, SamplingRows
 from penstock.kernels.triton.sampling.noise import gumbel, hash_tokens, noise_key
 from penstock.kernels.triton.sampling.row_summary import LANES, RowSummary
 
-LISTED = 16384  # tokens of a row that can be listed; with more, all tokens are read
-CHUNK = 2048  # tokens read at once
+LISTED = 16384  # the most tokens of a row that are listed; with more, the kernels read the whole vocabulary
+CHUNK = 2048  # tokens that a program reads at once
 
 
 def draw_filtered(
@@ -27,7 +27,7 @@ def draw_filtered(
     tokens: Tensor,
     status: Tensor,
 ) -> None:
-    """Replace the tokens of the rows whose kind is FILTERED or TOP_K. Arguments are as in `sample`."""
+    """Replaces the tokens of the rows whose kind is FILTERED or TOP_K. Arguments are as in `sample`."""
     count, vocab = logits.shape
     blocks = summary.tops.shape[1]
     _draw_filtered[(count,)](
@@ -61,7 +61,7 @@ def draw_filtered(
 
 @triton.jit
 def ordered(values):
-    """fp32 as uint32 of the same order, and both zeros the same."""
+    """Maps fp32 to uint32 so that the order stays the same and -0 equals 0."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -74,7 +74,8 @@ def logit_of(key):
 
 @triton.jit
 def floor_of_best(lanes, count, k, LANES: tl.constexpr):
-    """A logit that at least k tokens reach, and few more: the k-th largest of the lanes' greatest, or -inf."""
+    """A logit that at least k tokens reach, and few more: the k-th largest of the lanes' maxima; -inf if k exceeds the
+    number of lanes."""
     each = tl.arange(0, LANES)
     keys = ordered(tl.load(lanes + each, mask=each < count, other=float("-inf")))
     keys = tl.where(each < count, keys, 0)
@@ -87,7 +88,7 @@ def floor_of_best(lanes, count, k, LANES: tl.constexpr):
 
 @triton.jit
 def list_reaching(logits, listing, vocab, floor, CHUNK: tl.constexpr, LISTED: tl.constexpr):
-    """List a row's tokens of at least a logit in ascending order, as far as there is room; gives how many they are."""
+    """Lists the first LISTED tokens whose logits are at least `floor`, ascending. Returns how many there are in all."""
     size = tl.zeros([], tl.int32)
     for start in range(0, vocab, CHUNK):
         token = start + tl.arange(0, CHUNK)
@@ -96,13 +97,13 @@ def list_reaching(logits, listing, vocab, floor, CHUNK: tl.constexpr, LISTED: tl
         place = size + tl.cumsum(reaching.to(tl.int32), 0) - 1
         tl.store(listing + place, token, mask=reaching & (place < LISTED))
         size += tl.sum(reaching.to(tl.int32), 0)
-    tl.debug_barrier()  # other threads read what these wrote
+    tl.debug_barrier()  # other threads read the list that these threads wrote
     return size
 
 
 @triton.jit
 def contenders(logits, listing, start, size, listed, CHUNK: tl.constexpr):
-    """(tokens, their logits, which are real) of some places of the list, or where there is none, of the vocabulary."""
+    """(tokens, logits, mask of valid ones) of CHUNK entries of the list, or of the vocabulary if `listed` is False."""
     place = start + tl.arange(0, CHUNK)
     real = place < size
     token = tl.where(listed, tl.load(listing + place, mask=real & listed, other=0), place)
@@ -111,15 +112,15 @@ def contenders(logits, listing, start, size, listed, CHUNK: tl.constexpr):
 
 @triton.jit
 def ahead(token, value, border, limit):
-    """Which tokens come before place (border, limit) in the order of logits, of equal ones by ascending token."""
+    """Mask of the tokens ranked before (logit `border`, token `limit`): greater logits first, then lower tokens."""
     return (value > border) | ((value == border) & (token < limit))
 
 
 @triton.jit
 def border_of_best(logits, listing, size, listed, k, CHUNK: tl.constexpr):
-    """The place behind the k best contenders."""
+    """The (logit, token limit) that has exactly the k best contenders ahead of it."""
     _, value, real = contenders(logits, listing, 0, size, listed, CHUNK)
-    keys = tl.where(real, ordered(value), 0)  # in registers: there are rarely more
+    keys = tl.where(real, ordered(value), 0)  # the first chunk stays in registers; there are rarely more chunks
     found = tl.zeros([], tl.uint32)
     for i in range(32):
         trial = found | (tl.full([], 1, tl.uint32) << (31 - i))
@@ -145,7 +146,7 @@ def border_of_best(logits, listing, size, listed, k, CHUNK: tl.constexpr):
 
 @triton.jit
 def mass_ahead(logits, listing, size, listed, border, limit, peak, temperature, CHUNK: tl.constexpr):
-    """Of the contenders before a place: the sum of exp((logit - peak) / temperature), in fp64."""
+    """The sum of exp((logit - peak) / temperature) over the contenders ahead of (border, limit), in fp64."""
     mass = tl.zeros([], tl.float64)
     for start in range(0, size, CHUNK):
         token, value, real = contenders(logits, listing, start, size, listed, CHUNK)
@@ -156,7 +157,7 @@ def mass_ahead(logits, listing, size, listed, border, limit, peak, temperature, 
 
 @triton.jit
 def winner(logits, listing, size, listed, border, limit, least, peak, temperature, k0, k1, CHUNK: tl.constexpr):
-    """(logit, token) of the greatest log p + noise among the contenders of at least `least` before a place."""
+    """(logit, token) of the greatest log p + noise among contenders that reach `least`, ahead of (border, limit)."""
     score = tl.full([], float("-inf"), tl.float64)
     logit = tl.full([], float("-inf"), tl.float32)
     chosen = tl.zeros([], tl.int32)
@@ -166,7 +167,7 @@ def winner(logits, listing, size, listed, border, limit, least, peak, temperatur
         kept = real & ahead(token, value, border, limit) & (wide >= least)
         noisy = tl.where(kept, (wide - peak) / temperature + gumbel(hash_tokens(token, k0, k1)), float("-inf"))
         best = tl.max(noisy, 0)
-        if best > score:  # of equals the first
+        if best > score:  # of equal scores the first wins
             score = best
             chosen = tl.min(tl.where(noisy == best, token, 0x7FFFFFFF), 0)
             logit = tl.max(tl.where(token == chosen, value, float("-inf")), 0)
@@ -212,9 +213,9 @@ def _draw_filtered(
     best = tl.load(tokens + nth).to(tl.int32)
     peak = tl.load(logits + best).to(tl.float64)
     each = tl.arange(0, BLOCKS)
-    of_block = tl.load(tops + nth * blocks + each, mask=each < blocks, other=float("-inf")).to(tl.float64)
+    block_tops = tl.load(tops + nth * blocks + each, mask=each < blocks, other=float("-inf")).to(tl.float64)
     parts = tl.load(masses + nth * blocks + each, mask=each < blocks, other=0.0)
-    mass = tl.sum(parts * tl.exp((of_block - peak) / temperature), 0)
+    mass = tl.sum(parts * tl.exp((block_tops - peak) / temperature), 0)
     least = tl.full([], float("-inf"), tl.float64)
     if min_p > 0.0:
         least = peak + temperature * tl.log(min_p)
@@ -223,8 +224,8 @@ def _draw_filtered(
     if kind == TOP_K:
         floor = floor_of_best(lanes + nth * blocks * BLOCK_LANES, blocks * BLOCK_LANES, k, LANES).to(tl.float64)
     else:
-        # A token kept has less than top_p of the mass ahead of it: it and those behind it, at most the vocabulary and
-        # none heavier, hold more than 1 - top_p. The floor is lower than that by more than rounding.
+        # A kept token has less than top_p of the mass ahead of it, so it and the tokens behind it hold more than
+        # 1 - top_p. These are at most `vocab` tokens, none heavier than it. 0.001 covers rounding.
         floor = least
         if top_p < 1.0:
             share = tl.log((1.0 - top_p) * mass / vocab) - 0.001

@@ -1,7 +1,7 @@
-"""Logprobs of chosen tokens and of the best beside them, as messages/logprobs.py packs them.
+"""Packs the logprobs of chosen tokens and of the k best tokens (layout: messages/logprobs.py).
 
-They are those of the raw logits; no distribution is ever written. The k best are picked one after the other from the
-few tokens that reach the k-th largest of the summary's lanes.
+Logprobs are those of the raw logits; the whole distribution is never written to memory. The k best are picked one by
+one from the few tokens that reach the k-th largest of the summary's lane maxima.
 """
 
 import torch
@@ -21,8 +21,8 @@ from penstock.kernels.triton.sampling.row_summary import LANES, RowSummary
 
 
 def pack_logprobs(logits: Tensor, tokens: Tensor, summary: RowSummary, k: int) -> Tensor:
-    """int32 [n, 3 + 2 k]: the packed rows of int64 tokens [n] with k alternatives each, of fp32 logits [n, vocab] and
-    their summary. A rank is 1 + the number of strictly greater logits; equal logits come by ascending token."""
+    """Returns int32 [n, 3 + 2 k]: packed logprobs of int64 tokens [n] with k alternatives each, from fp32 logits
+    [n, vocab] and their summary. A rank is 1 + the number of greater logits; equal logits are in order of tokens."""
     count, vocab = logits.shape
     out = torch.empty(count, 3 + 2 * k, dtype=torch.int32, device=logits.device)
     if not count:
@@ -61,7 +61,7 @@ def _pack_logprobs(
     lanes,
     listings,
     out,
-    reals,
+    out_floats,
     vocab,
     blocks,
     k,
@@ -71,16 +71,16 @@ def _pack_logprobs(
     BLOCK_LANES: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """One row to a program."""
+    """Each program packs one row."""
     nth = tl.program_id(0).to(tl.int64)
     logits += nth * vocab
     listing = listings + nth * LISTED
     words = nth * (3 + 2 * k)
     each = tl.arange(0, BLOCKS)
-    of_block = tl.load(tops + nth * blocks + each, mask=each < blocks, other=float("-inf"))
+    block_tops = tl.load(tops + nth * blocks + each, mask=each < blocks, other=float("-inf"))
     parts = tl.load(sums + nth * blocks + each, mask=each < blocks, other=0.0)
-    top = tl.max(of_block, 0)
-    normaliser = top + tl.log(tl.sum(parts * tl.exp(of_block - top), 0))
+    top = tl.max(block_tops, 0)
+    normaliser = top + tl.log(tl.sum(parts * tl.exp(block_tops - top), 0))
 
     token = tl.load(tokens + nth)
     chosen = tl.load(logits + token)
@@ -89,7 +89,7 @@ def _pack_logprobs(
         place = start + tl.arange(0, CHUNK)
         greater += (tl.load(logits + place, mask=place < vocab, other=float("-inf")) > chosen).to(tl.int32)
     tl.store(out + words, token.to(tl.int32))
-    tl.store(reals + words + 1, chosen - normaliser)
+    tl.store(out_floats + words + 1, chosen - normaliser)
     tl.store(out + words + 2, 1 + tl.sum(greater, 0))
 
     if k > 0:
@@ -97,18 +97,18 @@ def _pack_logprobs(
         size = list_reaching(logits, listing, vocab, floor, CHUNK, LISTED)
         listed = size <= LISTED
         size = tl.where(listed, size, vocab)
-        border = tl.full([], float("inf"), tl.float32)  # the last one picked, whom the next one follows
+        border = tl.full([], float("inf"), tl.float32)  # logit and token of the last pick; the next one ranks behind it
         last = tl.full([], -1, tl.int32)
         for rank in range(k):
             value, pick = _next_best(logits, listing, size, listed, border, last, vocab, CHUNK)
             tl.store(out + words + 3 + 2 * rank, pick)
-            tl.store(reals + words + 4 + 2 * rank, value - normaliser)
+            tl.store(out_floats + words + 4 + 2 * rank, value - normaliser)
             border, last = value, pick
 
 
 @triton.jit
 def _next_best(logits, listing, size, listed, border, last, vocab, CHUNK: tl.constexpr):
-    """(logit, token) of the best contender behind place (border, last)."""
+    """(logit, token) of the best contender ranked behind (border, last)."""
     best = tl.full([], float("-inf"), tl.float32)
     pick = vocab + tl.zeros([], tl.int32)
     for start in range(0, size, CHUNK):

@@ -1,4 +1,4 @@
-"""A summary of every block of a row of logits, made in one pass by the whole GPU: what choosing and scoring need."""
+"""Summarises every block of a row of logits in one pass of the whole GPU. Sampling and logprobs use the summary."""
 
 from dataclasses import dataclass
 
@@ -11,24 +11,24 @@ from penstock.kernels.batch_arrays import FILTERED, PLAIN, SamplingRows
 from penstock.kernels.triton.sampling.noise import hash_tokens, noise_key, rough_gumbel
 
 BLOCK = 4096  # tokens
-LANES = 64  # parts of a block whose greatest logits are kept: enough to find the few best
+LANES = 64  # lanes of a block; the maximum of each is kept, to find a floor of the k best
 
 
 @dataclass(frozen=True)
 class RowSummary:
-    """Facts of every block of every row of logits: [rows, blocks]."""
+    """The summary of every block of every row of logits: [rows, blocks]."""
 
     tops: Tensor  # fp32: the greatest logit
-    places: Tensor  # int32: the first token that has it
-    sums: Tensor  # fp32: of exp(logit - top)
-    unsound: Tensor  # int32: how many are NaN or +inf
-    masses: Tensor  # fp64: the sum of exp((logit - top) / temperature), where the row is filtered
-    leads: Tensor  # fp32: about the greatest (logit - top) / temperature + noise, where the row has no filter
+    top_tokens: Tensor  # int32: the first token that has it
+    sums: Tensor  # fp32: the sum of exp(logit - top)
+    invalid: Tensor  # int32: how many are NaN or +inf
+    masses: Tensor  # fp64: the sum of exp((logit - top) / temperature), set for rows with a filter
+    rough_scores: Tensor  # fp32: greatest (logit - top) / temperature + rough noise; set for PLAIN rows
     lanes: Tensor  # fp32 [rows, blocks * LANES]: the greatest logit of every 64 tokens
 
     @classmethod
     def of(cls, logits: Tensor, rows: Tensor, outputs: Tensor, parameters: SamplingRows) -> "RowSummary":
-        """Summarise fp32 logits [n, vocab] of int32 rows [n] of the batch, which have int32 `outputs` [n] by then."""
+        """Summarises fp32 logits [n, vocab]. int32 [n]: `rows` are rows of the batch, `outputs` their output tokens."""
         count, vocab = logits.shape
         blocks = triton.cdiv(vocab, BLOCK)
 
@@ -53,11 +53,11 @@ class RowSummary:
                 parameters.streams,
                 outputs,
                 found.tops,
-                found.places,
+                found.top_tokens,
                 found.sums,
-                found.unsound,
+                found.invalid,
                 found.masses,
-                found.leads,
+                found.rough_scores,
                 found.lanes,
                 vocab,
                 blocks,
@@ -79,11 +79,11 @@ def _summarise(
     streams,
     outputs,
     tops,
-    places,
+    top_tokens,
     sums,
-    unsound,
+    invalid,
     masses,
-    leads,
+    rough_scores,
     lanes,
     vocab,
     blocks,
@@ -92,7 +92,7 @@ def _summarise(
     PLAIN: tl.constexpr,
     FILTERED: tl.constexpr,
 ):
-    """A block of one row's tokens to a program."""
+    """Each program summarises one block of one row."""
     nth = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     row = tl.load(rows + nth)
@@ -102,16 +102,16 @@ def _summarise(
     top = tl.max(value, 0)
     out = nth * blocks + block
     tl.store(tops + out, top)
-    tl.store(places + out, tl.min(tl.where(value == top, token, vocab), 0))
-    tl.store(unsound + out, tl.sum(((value != value) | (value == float("inf"))).to(tl.int32), 0))
-    reference = tl.where(top == float("-inf"), 0.0, top)  # where every token of the block is banned
+    tl.store(top_tokens + out, tl.min(tl.where(value == top, token, vocab), 0))
+    tl.store(invalid + out, tl.sum(((value != value) | (value == float("inf"))).to(tl.int32), 0))
+    reference = tl.where(top == float("-inf"), 0.0, top)  # every token of the block is banned
     tl.store(sums + out, tl.sum(tl.exp(value - reference), 0))
     best = tl.max(tl.reshape(value, [LANES, BLOCK // LANES]), 1)
     tl.store(lanes + out * LANES + tl.arange(0, LANES), best)
     if kind == PLAIN:
         k0, k1 = noise_key(tl.load(streams + row), tl.load(outputs + nth))
         log_p = (value - reference) / tl.load(temperatures + row).to(tl.float32)
-        tl.store(leads + out, tl.max(log_p + rough_gumbel(hash_tokens(token, k0, k1)), 0))
+        tl.store(rough_scores + out, tl.max(log_p + rough_gumbel(hash_tokens(token, k0, k1)), 0))
     if kind >= FILTERED:
         log_p = (value.to(tl.float64) - reference.to(tl.float64)) / tl.load(temperatures + row)
         tl.store(masses + out, tl.sum(tl.exp(log_p), 0))

@@ -1,7 +1,7 @@
-"""The next token of every row of logits: the one of the greatest log p + noise among those that the filters keep.
+"""Samples the next token of every row of logits: the one with the greatest log p + noise among those the filters keep.
 
-runtime/sampling/reference.py defines the tokens and runtime/sampling/noise.py the noise. Nothing is sorted. Scores that
-decide are computed in fp64, for the few tokens that can win: for the same logits, tokens are those of a CPU.
+runtime/sampling/reference.py defines the tokens and runtime/sampling/noise.py the noise. Nothing is sorted. The few
+tokens that can win are scored in fp64, so that the same logits give the same tokens as on a CPU.
 """
 
 import torch
@@ -14,7 +14,7 @@ from penstock.kernels.triton.sampling.filters import draw_filtered
 from penstock.kernels.triton.sampling.noise import gumbel, hash_tokens, noise_key
 from penstock.kernels.triton.sampling.row_summary import BLOCK, RowSummary
 
-CLOSE = 1e-3  # rough scores closer than this are computed again: a hundred times their error
+CLOSE = 1e-3  # blocks whose rough scores are within this of the best are computed again: 100 times the error
 
 
 def sample(
@@ -22,8 +22,8 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Returns int64 tokens [n] and int32 statuses [n] of fp32 logits [n, vocab].
 
-    int32 [n]: `rows` are the rows of the batch, `outputs` how many outputs (and drafts) each has by then. `filtered`
-    says whether any row has a top_k, top_p or min_p.
+    int32 [n]: `rows` are the rows of the batch; `outputs` is the number of output tokens before each row of logits,
+    drafts included. `filtered` is True if any row has a top_k, top_p or min_p.
     """
     count, vocab = logits.shape
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
@@ -39,9 +39,9 @@ def sample(
         parameters.streams,
         outputs,
         summary.tops,
-        summary.places,
-        summary.unsound,
-        summary.leads,
+        summary.top_tokens,
+        summary.invalid,
+        summary.rough_scores,
         tokens,
         status,
         vocab,
@@ -66,9 +66,9 @@ def _choose(
     streams,
     outputs,
     tops,
-    places,
-    unsound,
-    leads,
+    top_tokens,
+    invalid,
+    rough_scores,
     tokens,
     status,
     vocab,
@@ -78,35 +78,35 @@ def _choose(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """One row to a program: its best token, or the winner of all."""
+    """Each program chooses for one row: the best token, or for PLAIN rows the one with the greatest score."""
     nth = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + nth)
     each = tl.arange(0, BLOCKS)
     inside = each < blocks
-    of_block = tl.load(tops + nth * blocks + each, mask=inside, other=float("-inf"))
-    top = tl.max(of_block, 0)
-    bad = tl.sum(tl.load(unsound + nth * blocks + each, mask=inside, other=0), 0)
+    block_tops = tl.load(tops + nth * blocks + each, mask=inside, other=float("-inf"))
+    top = tl.max(block_tops, 0)
+    bad = tl.sum(tl.load(invalid + nth * blocks + each, mask=inside, other=0), 0)
     sound = (bad == 0) & (top > float("-inf"))
     tl.store(status + nth, tl.where(sound, 0, 1))
-    first = tl.load(places + nth * blocks + each, mask=inside & (of_block == top), other=vocab)
+    first = tl.load(top_tokens + nth * blocks + each, mask=inside & (block_tops == top), other=vocab)
     token = tl.where(sound, tl.min(first, 0), 0)
     if sound & (tl.load(kinds + row) == PLAIN):
         temperature = tl.load(temperatures + row)
         peak = top.to(tl.float64)
         k0, k1 = noise_key(tl.load(streams + row), tl.load(outputs + nth))
-        lead = tl.load(leads + nth * blocks + each, mask=inside, other=float("-inf")).to(tl.float64)
-        lead += tl.where(inside, (of_block.to(tl.float64) - peak) / temperature, 0.0)
+        lead = tl.load(rough_scores + nth * blocks + each, mask=inside, other=float("-inf")).to(tl.float64)
+        lead += tl.where(inside, (block_tops.to(tl.float64) - peak) / temperature, 0.0)
         least = tl.max(lead, 0) - CLOSE
         score = tl.full([], float("-inf"), tl.float64)
         for block in range(blocks):
             own = tl.load(tops + nth * blocks + block).to(tl.float64)
-            reach = tl.load(leads + nth * blocks + block).to(tl.float64) + (own - peak) / temperature
+            reach = tl.load(rough_scores + nth * blocks + block).to(tl.float64) + (own - peak) / temperature
             if reach >= least:
                 contender = block * BLOCK + tl.arange(0, BLOCK)
                 value = tl.load(logits + nth * vocab + contender, mask=contender < vocab, other=float("-inf"))
                 noisy = (value.to(tl.float64) - peak) / temperature + gumbel(hash_tokens(contender, k0, k1))
                 best = tl.max(noisy, 0)
-                if best > score:  # of equals the first
+                if best > score:  # of equal scores the first wins
                     score = best
                     token = tl.min(tl.where(noisy == best, contender, vocab), 0)
     tl.store(tokens + nth, token.to(tl.int64))

@@ -1,28 +1,29 @@
-// Sampling: a token of every row of logits, one row to a thread, so that a row's token depends on that row alone.
+// Samples a token for every row of logits. One thread samples a row, so that its token depends on that row alone.
 //
-// runtime/sampling/reference.py defines the tokens, runtime/sampling/noise.py the noise. Nothing is sorted but the few best, and
-// what is needed is taken of every lane (16 tokens, 16 apart) of every block of 256 tokens, in a pass over the logits and
-// one over the tokens' hashes:
+// runtime/sampling/reference.py defines the tokens, runtime/sampling/noise.py the noise. Only the k best tokens are
+// ever sorted. One pass over the logits and one over the tokens' hashes compute two numbers for every lane (16 tokens,
+// 16 apart) of every block of 256 tokens:
 //
-// - the greatest logit: enough to find the few best among few lanes;
+// - the greatest logit: only lanes with a large one can hold the k best tokens;
 // - the least hash. A token's score is log w + gumbel(hash) with the weight w = exp((logit - best) / T), and
 //   gumbel(hash) <= -log u with u = (hash + 1/2) / 2^32. So no token of a lane scores more than log(greatest w / least
-//   u), and once one token's score is known, few lanes are left in which a better one can be: only there are tokens
-//   looked at one by one.
+//   u). Once the score of one token is known, few lanes can hold a better one, and only their tokens are scored one by
+//   one.
 //
-// A share of the mass (top_p) is never summed over sorted tokens: the winner among all tokens is drawn, and kept if
-// the tokens ahead of it hold less than the share; if not, the winner among those ahead of it is next. Unless the winner
-// is the likeliest token, which is kept whatever the share, this takes one more pass over the logits.
+// top_p needs no sorted sum. The winner among all tokens is drawn first. It is kept if the tokens ahead of it
+// hold less than top_p of the mass; if not, the winner among the tokens ahead of it is drawn next. Each check takes one
+// more pass over the logits, except for the likeliest token, which top_p always keeps.
 
-#include "survey.h"
+#include "logit_edits.h"
+#include "row_summary.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// Sums of weights in float32 may be off by a few 1e-6: the exponents' rounding, the exponential's and the sum's. Nearer
-// to the border, a share is decided again in float64.
+// Sums of float32 weights have relative errors of a few 1e-6, from rounding in exponents, exponentials and sums. When a
+// share is closer to top_p than this, it is computed again in float64.
 constexpr double kShareUncertainty = 2e-5;
-constexpr double kBoundSlack = 1e-4;  // of the blocks' bounds, relative: more than the weights' rounding
+constexpr double kBoundSlack = 1e-4;  // relative slack of the lanes' bounds: exceeds the rounding of weights
 
 // -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -30,12 +31,12 @@ struct Contender {
   int64_t token;
   double score;
 
-  // Lanes of lower bounds hold no better one.
+  // A lane or block with a lower bound than this holds no better token.
   float reach() const { return static_cast<float>(std::exp(score) * (1 - kBoundSlack) * 0x1p-32); }
 
-  // Whether a token of that log p and hash does better: equal scores go to whoever was there first.
+  // Replaces this token by the other one if that scores higher. On equal scores this token stays.
   void challenge(int64_t other, double log_p, uint32_t hash) {
-    // -log u is at most this, as u is at least a power of two: two logarithms less for nearly all.
+    // -log u is at most this, because u is at least that power of two. This saves two logarithms for most tokens.
     const double at_most = (std::countl_zero(hash) + 1) * 0.69314718055994531;
     if (log_p + at_most + 1e-9 < score) return;
     const double noisy = log_p + gumbel(hash);
@@ -43,8 +44,8 @@ struct Contender {
   }
 };
 
-// Of the blocks that reach the floor; the others' are 0, and their lanes' are not set.
-void set_bounds(const Row& row, const Draw& draw, float floor) {
+// Sets the bounds of the blocks that reach the floor, and of their lanes. Other blocks get 0; their lanes are not set.
+void set_bounds(const RowSummary& row, const Draw& draw, float floor) {
   for (int64_t b = 0; b < row.blocks; ++b) {
     row.bounds[b] = 0;
     if (row.maxima[b] < floor) continue;
@@ -55,8 +56,8 @@ void set_bounds(const Row& row, const Draw& draw, float floor) {
   }
 }
 
-// Lets those tokens of a block challenge the leader that may do better, are of at least `floor` and come before `border`.
-void contest(const Row& row, const Draw& draw, int64_t b, float floor, const Place& border, Contender& leader) {
+// Scores the tokens of a block that may beat the leader, have logits of at least `floor` and come before `border`.
+void contest(const RowSummary& row, const Draw& draw, int64_t b, float floor, const Border& border, Contender& leader) {
   const float reach = leader.reach();
   for (int64_t lane = 16 * b; lane < 16 * (b + 1); ++lane) {
     if (row.lane_bounds[lane] < reach) continue;
@@ -69,9 +70,9 @@ void contest(const Row& row, const Draw& draw, int64_t b, float floor, const Pla
   }
 }
 
-// The token of the greatest log p + noise among those of at least `floor` that come before `border`: the best token is
-// always one.
-int64_t winner(const Row& row, const Draw& draw, float floor, const Place& border) {
+// Returns the token with the greatest log p + noise among those that reach `floor` and come before `border`. The best
+// token always qualifies.
+int64_t winner(const RowSummary& row, const Draw& draw, float floor, const Border& border) {
   Contender leader{row.best, gumbel(draw.noise.hash(row.best))};
   const float least = std::max(floor, border.value);
   int64_t first = row.best / kBlock;
@@ -88,8 +89,8 @@ int64_t winner(const Row& row, const Draw& draw, float floor, const Place& borde
   return leader.token;
 }
 
-// The least float32 logit whose probability is min_p times the best one's.
-float min_p_floor(const Row& row, const Draw& draw) {
+// The least float32 logit that min_p keeps: its probability is at least min_p times the best token's.
+float min_p_floor(const RowSummary& row, const Draw& draw) {
   const double exact = row.top + draw.temperature * std::log(draw.min_p);
   if (!(exact >= -kLargest)) return -kInfinity;
   const auto floor = static_cast<float>(exact);
@@ -98,17 +99,17 @@ float min_p_floor(const Row& row, const Draw& draw) {
 
 // A logit below which top_p keeps no token.
 //
-// A token kept has less than top_p of the mass ahead of it, so it and those behind it hold more than the rest,
-// 1 - top_p. They are at most the vocabulary, each no heavier than it: its weight exceeds (1 - top_p) mass / vocab. And
-// the mass is at least that of the best token, 1.
-float top_p_floor(const Row& row, const Draw& draw) {
+// A kept token has less than top_p of the mass ahead of it, so it and the tokens behind it hold more than 1 - top_p.
+// These are at most `vocab` tokens, each no heavier than the kept one, so its weight exceeds (1 - top_p) mass / vocab.
+// The mass is at least the best token's weight, 1.
+float top_p_floor(const RowSummary& row, const Draw& draw) {
   const double log_weight = std::log((1 - draw.top_p) / static_cast<double>(row.vocab));
   const double floor = row.top + draw.temperature * (log_weight - 0.001);  // lower by more than rounding
   return floor >= -kLargest ? static_cast<float>(floor) : -kInfinity;
 }
 
-// Whether the tokens ahead of `border` hold the share top_p already, in float64.
-bool outside_exactly(const Row& row, const Draw& draw, const Place& border) {
+// True when the tokens ahead of `border` hold top_p of the mass or more, computed in float64.
+bool outside_exactly(const RowSummary& row, const Draw& draw, const Border& border) {
   double ahead = 0, all = 0;
   for (int64_t b = 0; b < row.blocks; ++b) {
     double block_ahead = 0, block_all = 0;
@@ -125,10 +126,10 @@ bool outside_exactly(const Row& row, const Draw& draw, const Place& border) {
 }
 
 struct Masses {
-  double ahead, all;  // of a place; its own token is not ahead
+  double ahead, all;  // of the tokens ahead of a border (its own token is not ahead), and of all tokens
 };
 
-// Those of a block of which the tokens of logits above `limit` are ahead.
+// The masses of a block in which exactly the tokens with logits above `limit` are ahead.
 template <class Weights>
 Masses block_masses(const float* x, float limit, float reference, float scale) {
   F16 ahead = zero_f(), all = zero_f();
@@ -140,7 +141,7 @@ Masses block_masses(const float* x, float limit, float reference, float scale) {
   return {sum(ahead), sum(all)};
 }
 
-// Those of the block that the border's token is in: equals before it are ahead.
+// The masses of the block that holds the border's token: equal logits before that token are ahead too.
 template <class Weights>
 Masses own_block_masses(const float* x, int64_t place, float reference, float scale) {
   float ahead[kBlock];
@@ -150,7 +151,7 @@ Masses own_block_masses(const float* x, int64_t place, float reference, float sc
 }
 
 template <class Weights>
-Masses masses(const Row& row, const Draw& draw, const Place& border) {
+Masses masses(const RowSummary& row, const Draw& draw, const Border& border) {
   const int64_t own = border.token / kBlock;
   const float scale = draw.scale(), below = std::nextafter(border.value, -kInfinity);
   Masses total{0, 0};
@@ -165,41 +166,42 @@ Masses masses(const Row& row, const Draw& draw, const Place& border) {
   return total;
 }
 
-enum class Verdict { inside, outside, open };
+enum class Verdict { inside, outside, undecided };
 
-// Whether the tokens ahead of `border` hold the share top_p already, if weights as coarse as these can tell.
+// Decides whether top_p keeps the border's token, unless weights of this precision leave it undecided.
 template <class Weights>
-Verdict judge(const Row& row, const Draw& draw, const Place& border) {
+Verdict judge(const RowSummary& row, const Draw& draw, const Border& border) {
   const Masses total = masses<Weights>(row, draw, border);
-  // That ahead >= top_p (ahead + behind).
+  // outside: ahead >= top_p (ahead + behind)
   const double ahead = (1 - draw.top_p) * total.ahead, behind = draw.top_p * (total.all - total.ahead);
   const double uncertainty = kShareUncertainty * total.all;
   if (ahead / Weights::kExcess > behind + uncertainty) return Verdict::outside;
   if (ahead + uncertainty < behind / Weights::kExcess) return Verdict::inside;
-  return Verdict::open;
+  return Verdict::undecided;
 }
 
-bool outside(const Row& row, const Draw& draw, const Place& border) {
+// True when top_p does not keep the border's token.
+bool outside(const RowSummary& row, const Draw& draw, const Border& border) {
   Verdict verdict = judge<Coarse>(row, draw, border);
-  if (verdict == Verdict::open) verdict = judge<Fine>(row, draw, border);
-  return verdict == Verdict::open ? outside_exactly(row, draw, border) : verdict == Verdict::outside;
+  if (verdict == Verdict::undecided) verdict = judge<Fine>(row, draw, border);
+  return verdict == Verdict::undecided ? outside_exactly(row, draw, border) : verdict == Verdict::outside;
 }
 
-int64_t draw_token(const Row& row, const Draw& draw) {
+int64_t draw_token(const RowSummary& row, const Draw& draw) {
   const float floor = std::max(min_p_floor(row, draw), draw.top_p < 1 ? top_p_floor(row, draw) : -kInfinity);
   set_bounds(row, draw, floor);
-  Place border{-kInfinity, row.vocab};  // behind all
+  Border border{-kInfinity, row.vocab};  // behind all tokens
   for (;;) {
     const int64_t token = winner(row, draw, floor, border);
     border = {row.logits[token], token};
-    // The best token is always kept, and a share of 1 keeps all, those of no weight included.
+    // The best token is always kept. top_p = 1 keeps all tokens, including those whose weight is 0.
     if (token == row.best || draw.top_p >= 1 || !outside(row, draw, border)) return token;
   }
 }
 
-int64_t draw_of_top_k(const Row& row, const Draw& draw) {
-  // Shares are of the tokens in order.
-  const uint64_t* ranked = draw.top_p < 1 ? best_first(row, draw.top_k) : best_of(row, draw.top_k);
+int64_t draw_top_k(const RowSummary& row, const Draw& draw) {
+  // top_p needs the tokens in order.
+  const uint64_t* ranked = draw.top_p < 1 ? best_ordered(row, draw.top_k) : best_unordered(row, draw.top_k);
   const auto token = [&](int64_t i) { return static_cast<int64_t>(static_cast<uint32_t>(ranked[i])); };
   const auto log_p = [&](int64_t i) {
     return (row.logits[token(i)] - static_cast<double>(row.top)) / draw.temperature;
@@ -222,17 +224,17 @@ int64_t draw_of_top_k(const Row& row, const Draw& draw) {
 
 // -- logprobs ----------------------------------------------------------------------------------------------------
 
-// log of the sum of exp(logits).
-double log_sum_exp(const Row& row) {
+// log(sum(exp(logits)))
+double log_sum_exp(const RowSummary& row) {
   double total = 0;
   for (int64_t b = 0; b < row.blocks; ++b) total += block_mass<Fine>(row.block(b), row.top, kLog2E);
   return row.top + std::log(total);
 }
 
-// Packs a row as messages/logprobs.py lays it out, but for its token: the k best after the first three words.
-void pack_best(const Row& row, int64_t k, double normaliser, int32_t* words) {
+// Packs the k best tokens and their logprobs after the first three words (layout: messages/logprobs.py).
+void pack_best(const RowSummary& row, int64_t k, double normaliser, int32_t* words) {
   if (k == 0) return;
-  const uint64_t* ranked = best_first(row, k);
+  const uint64_t* ranked = best_ordered(row, k);
   for (int64_t i = 0; i < k; ++i) {
     const auto token = static_cast<int32_t>(ranked[i]);
     words[3 + 2 * i] = token;
@@ -240,7 +242,8 @@ void pack_best(const Row& row, int64_t k, double normaliser, int32_t* words) {
   }
 }
 
-void pack_token(const Row& row, int64_t token, double normaliser, int32_t* words) {
+// Packs the first three words: the token, its logprob and its rank.
+void pack_token(const RowSummary& row, int64_t token, double normaliser, int32_t* words) {
   const float chosen = row.logits[token];
   int32_t greater = 0;
   for (int64_t i = 0; i < row.vocab; ++i) greater += row.logits[i] > chosen;
@@ -251,133 +254,37 @@ void pack_token(const Row& row, int64_t token, double normaliser, int32_t* words
 
 // -- the op ------------------------------------------------------------------------------------------------------
 
-// Surveys a row and chooses its token; false where its logits are not finite.
-bool choose(Row& row, const Draw& draw, Choosing choosing, int64_t& token) {
-  if (!survey(row)) return false;
+// Summarises a row and chooses its token. Returns false when `summarise` does.
+bool choose(RowSummary& row, const Draw& draw, Choosing choosing, int64_t& token) {
+  if (!summarise(row)) return false;
   token = choosing == Choosing::greedy  ? row.best
-          : choosing == Choosing::top_k ? draw_of_top_k(row, draw)
+          : choosing == Choosing::top_k ? draw_top_k(row, draw)
                                         : draw_token(row, draw);
   return true;
 }
 
-// The distinct tokens of a row and how often its outputs hold each: a hash table, as a row holds few of a vocabulary.
-class TokenCounts {
- public:
-  struct Entry {
-    int32_t token, count;
-  };
-
-  static size_t bytes(int64_t tokens) { return entries_for(tokens) * sizeof(Entry); }
-
-  TokenCounts(int64_t tokens, std::byte* memory)
-      : entries_(reinterpret_cast<Entry*>(memory)), mask_(entries_for(tokens) - 1) {
-    std::fill(entries_, entries_ + mask_ + 1, Entry{-1, 0});
-  }
-
-  void add(int32_t token, int32_t times) {
-    uint64_t at = static_cast<uint32_t>(token) * 0x9e3779b1u & mask_;
-    while (entries_[at].token != token && entries_[at].token >= 0) at = (at + 1) & mask_;
-    entries_[at].token = token;
-    entries_[at].count += times;
-  }
-
-  template <class Body>
-  void for_each(Body&& body) const {
-    for (uint64_t i = 0; i <= mask_; ++i) {
-      if (entries_[i].token >= 0) body(entries_[i]);
-    }
-  }
-
- private:
-  static uint64_t entries_for(int64_t tokens) { return std::bit_ceil(static_cast<uint64_t>(2 * tokens + 2)); }
-
-  Entry* entries_;
-  uint64_t mask_;
-};
-
-// The edits of one row of logits, which belongs to a row of the batch that has `outputs` outputs and drafts by then.
-struct RowEdits {
-  const float* biases;
-  const int32_t *bias_ids, *ban_ids, *tokens;
-  float repetition, presence, frequency;
-  int64_t bias_count, ban_count, prompt, outputs;
-
-  RowEdits(const LogitEdits& all, int64_t row, int64_t outputs)
-      : biases(all.biases + row * all.most_biases),
-        bias_ids(all.bias_ids + row * all.most_biases),
-        ban_ids(all.ban_ids + row * all.most_bans),
-        tokens(all.token_ids + row * all.most_tokens),
-        repetition(all.repetition[row]),
-        presence(all.presence[row]),
-        frequency(all.frequency[row]),
-        bias_count(all.bias_count[row]),
-        ban_count(outputs < all.min_tokens[row] ? all.ban_count[row] : 0),
-        prompt(all.prompt[row]),
-        outputs(outputs) {}
-
-  bool penalises() const { return repetition != 1 || presence != 0 || frequency != 0; }
-  bool any() const { return penalises() || bias_count + ban_count > 0; }
-
-  // Tokens that penalties may change, counted as often as they come.
-  int64_t seen() const { return penalises() ? (repetition != 1 ? prompt : 0) + outputs : 0; }
-
-  // Room for the logits that are edited, and for counting tokens.
-  int64_t saved() const { return bias_count + seen() + ban_count; }
-  size_t bytes() const { return any() ? TokenCounts::bytes(seen()) + saved() * sizeof(float) : 0; }
-
-  TokenCounts count(std::byte* memory) const {
-    TokenCounts counts(seen(), memory);
-    if (!penalises()) return counts;
-    for (int64_t i = 0; repetition != 1 && i < prompt; ++i) counts.add(tokens[i], 0);
-    for (int64_t i = prompt; i < prompt + outputs; ++i) counts.add(tokens[i], 1);
-    return counts;
-  }
-
-  // Calls body(token) for every token whose logit is edited; one may come several times.
-  template <class Body>
-  void for_each(const TokenCounts& counts, Body&& body) const {
-    for (int64_t i = 0; i < bias_count; ++i) body(bias_ids[i]);
-    counts.for_each([&](const TokenCounts::Entry& entry) { body(entry.token); });
-    for (int64_t i = 0; i < ban_count; ++i) body(ban_ids[i]);
-  }
-
-  // Products are taken in float64, where they are exact: rounded as in NumPy, and not fused with a sum by a compiler.
-  void apply(const TokenCounts& counts, float* logits) const {
-    for (int64_t i = 0; i < bias_count; ++i) logits[bias_ids[i]] += biases[i];
-    counts.for_each([&](const TokenCounts::Entry& entry) {
-      float& value = logits[entry.token];
-      if (repetition != 1) {
-        value = value < 0 ? static_cast<float>(static_cast<double>(value) * repetition) : value / repetition;
-      }
-      const auto count = static_cast<float>(entry.count);
-      value -= static_cast<float>(static_cast<double>(frequency) * count) + (count > 0 ? presence : 0.0f);
-    });
-    for (int64_t i = 0; i < ban_count; ++i) logits[ban_ids[i]] = -kInfinity;
-  }
-};
-
-// `memory`: room for the survey of a row, then for its edits.
+// `memory` holds the summary of a row, then its edits.
 SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
-  const int64_t id = op.rows[index], wanted = op.logprobs[id], outputs = op.outputs[id] + op.ahead[index];
+  const int64_t id = op.rows[index], logprobs = op.logprobs[id], outputs = op.outputs[id] + op.ahead[index];
   const RowEdits edits(*op.edits, id, outputs);
   const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id], Noise(op.streams[id], outputs)};
   float* logits = op.logits + index * op.vocab;
   int32_t* words = op.packed->words + index * op.packed->stride;
   int64_t& token = op.tokens[index];
   token = 0;
-  Row row(logits, op.vocab, memory);
-  const bool given = op.targets != nullptr, surveyed = given || edits.any();
-  const bool finite = surveyed ? survey(row) : choose(row, draw, op.choosing[id], token);
+  RowSummary row(logits, op.vocab, memory);
+  const bool has_targets = op.targets != nullptr, summarised = has_targets || edits.any();
+  const bool finite = summarised ? summarise(row) : choose(row, draw, op.choosing[id], token);
   if (!finite) return SampleStatus::not_finite;
   double normaliser = 0;
-  if (wanted >= 0) {  // of the raw logits
+  if (logprobs >= 0) {  // from the raw logits
     normaliser = log_sum_exp(row);
-    pack_best(row, wanted, normaliser, words);
+    pack_best(row, logprobs, normaliser, words);
   }
-  if (given) {
+  if (has_targets) {
     token = op.targets[index];
   } else if (edits.any()) {
-    auto* saved = reinterpret_cast<float*>(memory + Row::bytes(op.vocab));
+    auto* saved = reinterpret_cast<float*>(memory + RowSummary::bytes(op.vocab));
     const TokenCounts counts = edits.count(reinterpret_cast<std::byte*>(saved + edits.saved()));
     float* next = saved;
     edits.for_each(counts, [&](int64_t at) { *next++ = logits[at]; });
@@ -387,7 +294,7 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
     edits.for_each(counts, [&](int64_t at) { logits[at] = *next++; });
     if (!chosen) return SampleStatus::all_banned;
   }
-  if (wanted >= 0) pack_token(row, token, normaliser, words);
+  if (logprobs >= 0) pack_token(row, token, normaliser, words);
   return SampleStatus::chosen;
 }
 
@@ -396,7 +303,7 @@ void sample(Worker& worker, const SampleOp& op) {
   for (int64_t i = 0; i < *op.count; ++i) {
     most = std::max(most, RowEdits(*op.edits, op.rows[i], op.outputs[op.rows[i]] + op.ahead[i]).bytes());
   }
-  std::byte* memory = worker.own(Row::bytes(op.vocab) + most);
+  std::byte* memory = worker.own(RowSummary::bytes(op.vocab) + most);
   worker.for_each(*op.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) op.status[i] = sample_row(op, i, memory);
   });

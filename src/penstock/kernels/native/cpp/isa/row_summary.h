@@ -1,9 +1,9 @@
-// What sampling knows of a row of logits: its noise, its blocks of tokens, and the few best of them (see sampling.h).
+// The parts of sampling.h: a row's noise, the summary of its blocks of tokens, sums of weights, and the k best tokens.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kBlock = 256;  // tokens; their logits and the loops over them stay in the first cache
+constexpr int64_t kBlock = 256;  // tokens; their logits fit in the L1 cache
 constexpr float kLargest = 3.4028234663852886e38f;
 constexpr double kLog2E = 1.4426950408889634;
 
@@ -31,10 +31,10 @@ struct Noise {
     return x ^ (x >> 14);
   }
 
-  // What no hash in a lane of a block is below, but for float's rounding; the block's tokens begin with `first`.
+  // Lower bounds of the hashes in each lane of the block that begins with token `first`, up to float32 rounding.
   F16 least_hashes(int64_t first) const {
-    // Tokens of a block differ in their last 8 bits, which x >> 17 does not see. In a lane, four of these take all 16
-    // values: their order is free, so that what follows a product is the product plus a constant.
+    // Tokens of a block differ only in their last 8 bits, which x >> 17 drops. Within a lane, the upper four of these
+    // bits take all 16 values. Their order does not matter, so each product is the previous one plus a constant.
     const uint32_t x = static_cast<uint32_t>(first) ^ k0;
     const I16 same = repeat((x ^ (x >> 17)) & ~0xf0u);
     I16 product = mul(exclusive_or(same, load(kLanes)), repeat(kFactors[0])), least = splat(-1);
@@ -58,36 +58,39 @@ struct Noise {
 
 inline double gumbel(uint32_t hash) { return -std::log(-std::log1p(-((hash + 0.5) * 0x1p-32))); }
 
-struct Draw {  // what decides a token besides the logits
+struct Draw {  // the sampling parameters of a row, and its noise
   double temperature, top_p, min_p;
   int64_t top_k;
   Noise noise;
 
-  // Of logits, to make them exponents of 2. A temperature so high that all weights are equal must not make NaN of -inf.
+  // The factor that turns logits into exponents of 2. It is never 0: at a very high temperature, -inf * 0 would be NaN.
   float scale() const { return std::max(static_cast<float>(kLog2E / temperature), 1e-30f); }
 };
 
-struct Place {  // in the order best first, equal logits by ascending id
+struct Border {  // a position in the ranking: best logit first, equal logits by ascending token
   float value;
   int64_t token;
 
+  // True when the other token comes before this one in the ranking.
   bool follows(float other, int64_t other_token) const {
     return other > value || (other == value && other_token < token);
   }
 };
 
-// A row of logits, and what a survey found of every block. The last block is padded with -inf.
-struct Row {
+// A row of logits and a summary of each block of it. The last block is padded with -inf.
+//
+// A lane of a block is 16 tokens, 16 apart.
+struct RowSummary {
   const float* logits;
   int64_t vocab, blocks;
-  float* lanes;        // [blocks][16], the greatest of every 16th logit
-  float* lane_bounds;  // [blocks][16], its weight / (least hash + 1/2)
-  float* maxima;       // [blocks], the greatest of the lanes'
-  float* bounds;       // [blocks], the same
-  float* tail;         // [kBlock], the last block
-  uint64_t* room;      // [vocab], for a selection
-  float top;           // the best logit
-  int64_t best;        // its token, the lowest of equals
+  float* lanes;          // [blocks][16], each lane's greatest logit
+  float* lane_bounds;    // [blocks][16], weight of that logit / (the lane's least hash + 1/2)
+  float* maxima;         // [blocks], the greatest of `lanes`
+  float* bounds;         // [blocks], the greatest of `lane_bounds`
+  float* tail;           // [kBlock], a padded copy of the last block
+  uint64_t* candidates;  // [vocab], scratch: rank keys while the k best are selected
+  float top;             // the greatest logit
+  int64_t best;          // its token; of equal logits the lowest
 
   const float* block(int64_t b) const { return b == blocks - 1 ? tail : logits + b * kBlock; }
 
@@ -95,19 +98,19 @@ struct Row {
     return (divide_up(vocab, kBlock) * (2 * 16 + 2) + kBlock) * sizeof(float) + vocab * sizeof(uint64_t);
   }
 
-  Row(const float* logits, int64_t vocab, std::byte* memory)
+  RowSummary(const float* logits, int64_t vocab, std::byte* memory)
       : logits(logits), vocab(vocab), blocks(divide_up(vocab, kBlock)), top(-kInfinity), best(0) {
     lanes = reinterpret_cast<float*>(memory);
     lane_bounds = lanes + 16 * blocks;
     maxima = lane_bounds + 16 * blocks;
     bounds = maxima + blocks;
     tail = bounds + blocks;
-    room = reinterpret_cast<uint64_t*>(tail + kBlock);
+    candidates = reinterpret_cast<uint64_t*>(tail + kBlock);
   }
 };
 
-// 2^(x scale), to about 3e-6, relative, for x <= 0; 0 below 2^-126.5. The polynomial is a minimax one, of as few terms
-// as the uncertainty of a share allows (see sampling.h).
+// Computes 2^(x scale) for x <= 0 with a relative error of about 3e-6; 0 below 2^-126.5. The polynomial is minimax and
+// has as few terms as kShareUncertainty in sampling.h allows.
 struct Fine {
   static constexpr double kExcess = 1;
 
@@ -125,8 +128,8 @@ struct Fine {
   }
 };
 
-// Never less, but for rounding, and at most kExcess times as much, in a third of the operations: straight lines between
-// the powers of 2, which is what a float's bits are, read as a number. (1 + r) / 2^r is at most 1.06148.
+// Computes 2^(x scale) in a third of the operations: between the exact value and kExcess times that, up to rounding. It
+// interpolates linearly between powers of 2, by writing a scaled x into a float's bits. (1 + r) / 2^r <= 1.06148.
 struct Coarse {
   static constexpr double kExcess = 1.0616;
 
@@ -145,8 +148,9 @@ inline float block_mass(const float* x, float reference, float scale) {
   return sum(sums);
 }
 
-// The pass over a row: finds its best token and the blocks' maxima. False where a logit is NaN or +inf, or all are -inf.
-bool survey(Row& row) {
+// Fills in the lanes, maxima, top and best of a row in one pass over the logits. Returns false when a logit is NaN or
+// +inf, or all are -inf.
+bool summarise(RowSummary& row) {
   const int64_t last = (row.blocks - 1) * kBlock;
   for (int64_t i = 0; i < kBlock; ++i) row.tail[i] = last + i < row.vocab ? row.logits[last + i] : -kInfinity;
   F16 all_not_finite = zero_f();
@@ -172,16 +176,16 @@ bool survey(Row& row) {
   return true;
 }
 
-// -- the few best ------------------------------------------------------------------------------------------------
+// -- the k best --------------------------------------------------------------------------------------------------
 
-// A value that at least k of `values` reach, and at most a quarter more, unless equal ones make them more; 1 <= k <=
-// count. Bisects the floats' bits, which sort as integers: its steps are plain counts, where a selection mispredicts
-// branches.
+// Returns a value that at least k of `values` reach, and at most k + k / 4 of them except for ties; 1 <= k <= count.
+// Bisects the bits of floats, which order like integers. Each step only counts values, so no branch is mispredicted, as
+// in a quickselect.
 float floor_of_best(const float* values, int64_t count, int64_t k) {
   const auto value = [](int64_t key) {
     return __builtin_bit_cast(float, static_cast<int32_t>(key < 0 ? key ^ 0x7fffffff : key));
   };
-  int64_t low = ~int64_t{0x7f800000}, high = 0x7f800000;  // -inf, which all reach, and +inf, which none does
+  int64_t low = ~int64_t{0x7f800000}, high = 0x7f800000;  // -inf: all reach it; +inf: none does
   while (high - low > 1) {
     const int64_t middle = (low + high) >> 1;
     const float floor = value(middle);
@@ -197,18 +201,18 @@ float floor_of_best(const float* values, int64_t count, int64_t k) {
   return value(low);
 }
 
-// Sorts by falling logit, then by id. Adding 0 gives -0 and 0, which are equal, the same bits.
+// A key that sorts by descending logit, then by ascending token. Adding 0 gives -0 and 0 the same bits.
 inline uint64_t rank_key(float value, int64_t token) {
   const auto bits = __builtin_bit_cast(uint32_t, value + 0.0f);
   const uint32_t falling = bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
   return static_cast<uint64_t>(falling) << 32 | static_cast<uint64_t>(token);
 }
 
-// The k best tokens in the low halves of what is returned, in no order. 1 <= k <= vocab.
+// Returns k rank keys in no order: their low halves are the k best tokens. 1 <= k <= vocab.
 //
-// A value that k of the blocks' maxima reach is a floor of the k best logits, and so is one that k of the lanes' maxima
-// reach; with four times k of them, not many more logits reach it.
-uint64_t* best_of(const Row& row, int64_t k) {
+// The k best logits are at least any value that k of the blocks' maxima reach, or k of the lanes' maxima. With 4 k maxima
+// or more, not many more than k logits reach that value.
+uint64_t* best_unordered(const RowSummary& row, int64_t k) {
   const float floor = 4 * k <= row.blocks        ? floor_of_best(row.maxima, row.blocks, k)
                       : 4 * k <= 16 * row.blocks ? floor_of_best(row.lanes, 16 * row.blocks, k)
                                                  : floor_of_best(row.logits, row.vocab, k);
@@ -219,17 +223,19 @@ uint64_t* best_of(const Row& row, int64_t k) {
       if (row.lanes[16 * b + lane] < floor) continue;
       for (int64_t i = lane; i < kBlock; i += 16) {
         const int64_t token = b * kBlock + i;
-        if (token < row.vocab && row.logits[token] >= floor) row.room[count++] = rank_key(row.logits[token], token);
+        if (token < row.vocab && row.logits[token] >= floor) {
+          row.candidates[count++] = rank_key(row.logits[token], token);
+        }
       }
     }
   }
-  std::nth_element(row.room, row.room + k - 1, row.room + count);
-  return row.room;
+  std::nth_element(row.candidates, row.candidates + k - 1, row.candidates + count);
+  return row.candidates;
 }
 
-// The same, best first.
-const uint64_t* best_first(const Row& row, int64_t k) {
-  uint64_t* best = best_of(row, k);
+// Returns the same keys, best first.
+const uint64_t* best_ordered(const RowSummary& row, int64_t k) {
+  uint64_t* best = best_unordered(row, k);
   std::sort(best, best + k);
   return best;
 }

@@ -1,0 +1,106 @@
+// The edits of a row's logits before its token is chosen: biases, penalties over its tokens, bans (see LogitEdits in
+// ops.h).
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// A hash table of a row's distinct tokens and how often each is among its outputs. A row uses a small part of the
+// vocabulary.
+class TokenCounts {
+ public:
+  struct Entry {
+    int32_t token, count;
+  };
+
+  static size_t bytes(int64_t tokens) { return entries_for(tokens) * sizeof(Entry); }
+
+  TokenCounts(int64_t tokens, std::byte* memory)
+      : entries_(reinterpret_cast<Entry*>(memory)), mask_(entries_for(tokens) - 1) {
+    std::fill(entries_, entries_ + mask_ + 1, Entry{-1, 0});
+  }
+
+  void add(int32_t token, int32_t times) {
+    uint64_t at = static_cast<uint32_t>(token) * 0x9e3779b1u & mask_;
+    while (entries_[at].token != token && entries_[at].token >= 0) at = (at + 1) & mask_;
+    entries_[at].token = token;
+    entries_[at].count += times;
+  }
+
+  template <class Body>
+  void for_each(Body&& body) const {
+    for (uint64_t i = 0; i <= mask_; ++i) {
+      if (entries_[i].token >= 0) body(entries_[i]);
+    }
+  }
+
+ private:
+  static uint64_t entries_for(int64_t tokens) { return std::bit_ceil(static_cast<uint64_t>(2 * tokens + 2)); }
+
+  Entry* entries_;
+  uint64_t mask_;
+};
+
+// The edits of one row of logits. Its row of the batch has `outputs` output tokens before it, drafts included.
+struct RowEdits {
+  const float* biases;
+  const int32_t *bias_ids, *ban_ids, *tokens;
+  float repetition, presence, frequency;
+  int64_t bias_count, ban_count, prompt, outputs;
+
+  RowEdits(const LogitEdits& all, int64_t row, int64_t outputs)
+      : biases(all.biases + row * all.most_biases),
+        bias_ids(all.bias_ids + row * all.most_biases),
+        ban_ids(all.ban_ids + row * all.most_bans),
+        tokens(all.token_ids + row * all.most_tokens),
+        repetition(all.repetition[row]),
+        presence(all.presence[row]),
+        frequency(all.frequency[row]),
+        bias_count(all.bias_count[row]),
+        ban_count(outputs < all.min_tokens[row] ? all.ban_count[row] : 0),
+        prompt(all.prompt[row]),
+        outputs(outputs) {}
+
+  bool penalises() const { return repetition != 1 || presence != 0 || frequency != 0; }
+  bool any() const { return penalises() || bias_count + ban_count > 0; }
+
+  // How many tokens penalties may change; repeated tokens count every time.
+  int64_t seen() const { return penalises() ? (repetition != 1 ? prompt : 0) + outputs : 0; }
+
+  // How many logits are saved before they are edited.
+  int64_t saved() const { return bias_count + seen() + ban_count; }
+  // Memory for saved logits and token counts.
+  size_t bytes() const { return any() ? TokenCounts::bytes(seen()) + saved() * sizeof(float) : 0; }
+
+  TokenCounts count(std::byte* memory) const {
+    TokenCounts counts(seen(), memory);
+    if (!penalises()) return counts;
+    for (int64_t i = 0; repetition != 1 && i < prompt; ++i) counts.add(tokens[i], 0);
+    for (int64_t i = prompt; i < prompt + outputs; ++i) counts.add(tokens[i], 1);
+    return counts;
+  }
+
+  // Calls body(token) for every token whose logit is edited, for some tokens several times.
+  template <class Body>
+  void for_each(const TokenCounts& counts, Body&& body) const {
+    for (int64_t i = 0; i < bias_count; ++i) body(bias_ids[i]);
+    counts.for_each([&](const TokenCounts::Entry& entry) { body(entry.token); });
+    for (int64_t i = 0; i < ban_count; ++i) body(ban_ids[i]);
+  }
+
+  // Products of two float32 are exact in float64, so they are rounded once, as in NumPy, and cannot become an FMA.
+  void apply(const TokenCounts& counts, float* logits) const {
+    for (int64_t i = 0; i < bias_count; ++i) logits[bias_ids[i]] += biases[i];
+    counts.for_each([&](const TokenCounts::Entry& entry) {
+      float& value = logits[entry.token];
+      if (repetition != 1) {
+        value = value < 0 ? static_cast<float>(static_cast<double>(value) * repetition) : value / repetition;
+      }
+      const auto count = static_cast<float>(entry.count);
+      value -= static_cast<float>(static_cast<double>(frequency) * count) + (count > 0 ? presence : 0.0f);
+    });
+    for (int64_t i = 0; i < ban_count; ++i) logits[ban_ids[i]] = -kInfinity;
+  }
+};
+
+}  // namespace
+}  // namespace penstock::PENSTOCK_ISA
