@@ -45,7 +45,7 @@ class SimulatedRunner:
 class BlockingRunner:
     """A SimulatedRunner as a RankRunner: `take` computes the plan, and one plan is submitted at a time."""
 
-    ahead = 1
+    max_outstanding = 1
     ready = True
 
     def __init__(self, runner: SimulatedRunner) -> None:

@@ -66,8 +66,6 @@ def logits_of(
     batch = ResidentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups, HERE, shared=True)
     arrays = StepArrays.empty(len(prompts), len(prompts), sum(map(len, prompts)), groups, HERE)
     ids = [np.random.default_rng(group).permutation(len(prompts) * each) + 1 for group in range(groups)]
-    for group, names in enumerate(ids):
-        pages.clear(group, names.tolist())
     for i, prompt in enumerate(prompts):
         tables = tuple(tuple(names[i * each : (i + 1) * each].tolist()) for names in ids)
         sampling = SamplingParams(seed=0, max_tokens=1)

@@ -265,18 +265,18 @@ def test_while_the_same_rows_decode_nothing_is_sent_but_new_blocks(ahead: Ahead)
     ahead.submit(Work(1, 4, True), Work(2, 4, True), new=tuple(starts))
     decode = Work(1, 1, True), Work(2, 1, True)
     ahead.step(*decode)
-    sent = runner.sent
+    sent = runner.bytes_sent
     for _ in range(3):
         ahead.step(*decode)
-    assert runner.sent == sent
+    assert runner.bytes_sent == sent
     ahead.step(*decode, blocks=((1, ((12,),)), (2, ((22,),))))
-    of_blocks = runner.sent - sent
+    of_blocks = runner.bytes_sent - sent
     assert 0 < of_blocks < 100
     for _ in range(3):
         ahead.step(*decode)
-    assert runner.sent == sent + of_blocks
+    assert runner.bytes_sent == sent + of_blocks
     ahead.step(decode[1], gone=(1,))
-    assert runner.sent > sent + of_blocks
+    assert runner.bytes_sent > sent + of_blocks
 
 
 def test_capturing_shows_how_far_it_is(tiny_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +287,35 @@ def test_capturing_shows_how_far_it_is(tiny_checkpoint: Checkpoint, monkeypatch:
         monkeypatch.setattr(sys, "stderr", said)
         runner.capture(progress)
         assert ("capturing CUDA graphs" in said.getvalue()) == shown
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 1}, {"logit_bias": {5: 1.0}}], ids=str)
+def test_every_rank_of_a_stage_would_broadcast_as_many_tokens(extra: dict[str, Any], ahead: Ahead) -> None:
+    """Three sequences in a graph of four: a rank that only replays takes part with padding, whatever a row asks for."""
+    lengths: list[int] = []
+
+    class Stage:
+        broadcasts_tokens = True
+
+        def broadcast(self, tokens: torch.Tensor) -> None:
+            lengths.append(len(tokens))
+
+        def send(self, states: torch.Tensor) -> None: ...
+
+        def receive(self, states: torch.Tensor) -> None: ...
+
+    ahead.runner._eager._mesh = Stage()  # type: ignore[assignment]
+    asking = SamplingParams(seed=1, max_tokens=99, **extra)
+    starts = [(1, GREEDY), (2, asking), (3, GREEDY)]
+    ahead.submit(
+        *(Work(seq, 6, True) for seq, _ in starts),
+        new=tuple(new(seq, prompt(6, seq), first_block=30 * seq, sampling=sampling) for seq, sampling in starts),
+    )
+    decode = tuple(Work(seq, 1, True) for seq, _ in starts)
+    for _ in range(3):
+        ahead.step(*decode)
+    ahead.result()
+    assert lengths == [3, 4, 4, 4]
 
 
 # -- under a scheduler ----------------------------------------------------------------------------------------------

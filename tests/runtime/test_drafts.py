@@ -9,11 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.kernels.batch_arrays import BATCH_ROW, DRAFTS, LENGTH, BatchRows, StepArrays
+from penstock.kernels.flashinfer import FlashInferAttention
 from penstock.messages import GenerateRequest, SamplingParams, TokenDelta
 from penstock.runtime.runner import ModelRunner
+from penstock.runtime.step_kernels import ReferenceStep
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.invariance.test_batch_invariance import requests
+from tests.kernels.test_flashinfer import Wrappers
 from tests.models.serving import Server, make_device_runner, make_runner, outputs
+from tests.runtime.mirror_device import MirrorAttention
 from tests.runtime.test_device_runner import answers
 
 Checkpoint = Callable[..., Path]
@@ -73,6 +77,7 @@ def asked() -> list[GenerateRequest]:
         {"stop_token_ids": tuple(range(0, 300, 9))},
         {"repetition_penalty": 1.3, "min_tokens": 6, "stop_token_ids": tuple(range(0, 300, 5))},
         {"frequency_penalty": 0.5, "logprobs": 2},
+        {"min_tokens": 9, "stop_token_ids": tuple(range(0, 300, 3))},
     )
     return [
         replace(each, sampling=replace(each.sampling, **extras[i % len(extras)]))
@@ -88,7 +93,7 @@ def texts(wanted: list[GenerateRequest], deltas: list[TokenDelta]) -> list[list[
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("make", [make_runner, make_device_runner], ids=["depth 1", "depth 2"])
-@pytest.mark.parametrize("how", [{}, {"budget": 160, "blocks": 12, "max_num_seqs": 12}], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("how", [{}, {"budget": 160, "blocks": 14, "max_num_seqs": 12}], ids=["roomy", "preempted"])
 def test_drafts_change_no_token(
     make: Callable[..., ModelRunner], right: float, variant: str, how: dict[str, Any], tiny_checkpoint: Checkpoint
 ) -> None:
@@ -125,3 +130,21 @@ def test_a_token_that_stops_among_accepted_drafts_is_the_last(tiny_checkpoint: C
         (answer,) = answers(server.run([stopped])).values()
         assert answer.tokens == tuple(text[0][13 : 13 + first + 1]) and answer.reason == "stop"
         server.scheduler.check()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_plan_may_grant_more_drafts_than_are_proposed(most: int, tiny_checkpoint: Checkpoint) -> None:
+    folder, wanted = tiny_checkpoint("qwen3"), asked()
+    plain = Server(make_runner(folder)).run(wanted)
+    proposer = Knowing(texts(wanted, plain), 0.7)
+    proposer.most = most  # type: ignore[misc]
+    got = answers(drafting_server(make_device_runner(folder, proposer=proposer)).run(wanted))
+    assert {key: each[:3] for key, each in got.items()} == {key: each[:3] for key, each in answers(plain).items()}
+
+
+def test_drafts_are_refused_where_positions_are_planned_on_the_host(tiny_checkpoint: Checkpoint) -> None:
+    attention = FlashInferAttention(MirrorAttention(), Wrappers())
+    with pytest.raises(ValueError, match="attention that reads positions on the device"):
+        make_device_runner(
+            tiny_checkpoint("qwen3"), attention=attention, step_kernels=ReferenceStep(), proposer=Knowing([], 1.0)
+        )

@@ -50,7 +50,11 @@ def test_what_the_vocabulary_does_not_allow_is_refused(asked: dict[str, object],
     sampler = make()
     with pytest.raises(ValueError, match=message):
         sampler.add(0, SamplingParams(seed=0, max_tokens=1, **asked), 0, [7, 60], [])  # type: ignore[arg-type]
-    assert not sampler.has_edits and not sampler.changes()
+    assert not sampler.has_edits
+    (change,) = sampler.changes()
+    assert change.arrays[0].tolist() == [0]  # the row is greedy and scores nothing, whatever it was before
+    plain = sampler.plan(np.array([0]), np.array([0]))
+    assert (plain.filtered, plain.most_logprobs, len(plain.edited)) == (False, -1, 0)
 
 
 def test_tables_of_edits_widen_and_keep_what_they_hold() -> None:

@@ -1,13 +1,13 @@
 """The resident batch: what a runner keeps of its sequences between steps. Plans change it by deltas.
 
-The host knows how many tokens a row has, computed and in all, as of the last plan submitted. Where plans may be
-outstanding, the tokens they are to sample are known to the device alone, and these counts are those of every draft
-being right until a result settles them.
+The host counts the tokens of a row, computed and in all, as of the last plan submitted. Token ids that outstanding
+plans sample are on the device alone. The drafts of a step count as accepted until its result arrives: with drafts the
+counts are upper bounds, and positions must not be planned from them.
 """
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import BatchRows
-from penstock.messages import NewSequence
+from penstock.messages import NewSequence, StepPlan
 from penstock.runtime.device import Change
 
 
@@ -47,7 +47,7 @@ class ResidentBatch:
         self.occupants: dict[int, Occupant] = {}  # by sequence number
         self.token_ids = _sparse(max_num_seqs, max_model_len + 1)  # a last token is never computed
         self.tables = _sparse(num_groups, max_num_seqs, blocks)
-        # Counts of each row, up to date after `catch_up`.
+        # Counts of each row. Call `catch_up` before reading them: repeated steps are only counted by `advance_again`.
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
@@ -70,7 +70,7 @@ class ResidentBatch:
     def add(self, new: NewSequence) -> Occupant:
         """Give a sequence a row. RuntimeError where it breaks a limit: an error in the plan."""
         if new.seq in self.occupants:
-            raise RuntimeError(f"sequence {new.seq} is new in the plan, but has not gone")
+            raise RuntimeError(f"sequence {new.seq} is new in the plan, but has a row already")
         if not self._free:
             raise RuntimeError(f"sequence {new.seq} is one too many: max_num_seqs={len(self.num_tokens)}")
         count = len(new.token_ids)
@@ -102,9 +102,10 @@ class ResidentBatch:
             self._free.append(occupant.row)
         return occupant
 
-    def forget_errors(self) -> None:
-        """Forget those of sequences that have gone. No plan is outstanding."""
-        self.errors = {seq: error for seq, error in self.errors.items() if seq in self.occupants}
+    def forget_errors(self, outstanding: Iterable[StepPlan]) -> None:
+        """Forget errors of sequences that have gone and that no outstanding plan names."""
+        named = {work.seq for plan in outstanding for work in plan.work}
+        self.errors = {seq: error for seq, error in self.errors.items() if seq in self.occupants or seq in named}
 
     def occupant(self, seq: int) -> Occupant:
         """RuntimeError for a sequence that is not known."""
@@ -135,7 +136,7 @@ class ResidentBatch:
             self.num_tokens[rows] += self._repeats * gained
             self._repeats = 0
 
-    def refuse(self, occupant: Occupant, drafts: int) -> None:
+    def take_back_drafts(self, occupant: Occupant, drafts: int) -> None:
         """Take back so many drafts that a step counted as known and computed."""
         self.catch_up()
         if drafts and self.occupants.get(occupant.seq) is occupant:

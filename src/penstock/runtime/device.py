@@ -17,8 +17,8 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes, of an array within an upload
 
-# What a job gives: tensors or, where the host's memory is shared, whatever has `tolist` and NumPy's buffers.
-Found = Mapping[str, Any]
+# What a step gives by name ("tokens", "status", ...): tensors or, where the device reads the host's memory, buffers.
+Found = dict[str, Any]
 Job = Callable[[], Found]
 
 

@@ -13,7 +13,7 @@ from penstock.runtime.device import Found
 from penstock.runtime.planning import StepWork
 from penstock.runtime.prompt_slices import PromptSlice
 from penstock.runtime.sampling.sampler import StepSampling
-from penstock.runtime.step import RowsToChoose
+from penstock.runtime.step import ChooseOptions
 
 HIDDEN_NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
 STATUS_ERRORS = {
@@ -30,7 +30,7 @@ class InFlightStep:
     plan: StepPlan
     work: StepWork
     sampling: StepSampling | None  # on the rank that samples
-    rows: RowsToChoose | None  # the same, on the device
+    options: ChooseOptions | None  # the same, for the device
     slices: list[PromptSlice]
     began: float
     inputs: float  # seconds until it was launched
@@ -46,7 +46,7 @@ class InFlightStep:
         if "finite" in found or (tokens and any(found["status"].tolist())):
             self._note_failures(found, errors)
         logprobs = self._logprobs(found)
-        if len(tokens) == len(work.work) == work.shape.tokens and not logprobs and not errors:
+        if work.decodes and tokens and not logprobs and not errors:
             return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
         gained = self.gained(found)
         prompts: dict[int, bytes] = {}

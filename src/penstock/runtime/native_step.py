@@ -29,6 +29,7 @@ class NativeStep:
         self._edits = LogitEdits()
         self._packed = PackedLogprobs()
         self._words = torch.empty(0, dtype=torch.int32)
+        self._described: tuple[EditRows | None, int, int] = (None, 0, 0)  # the last arguments of `describe`
 
     def fill(self, state: BatchRows, step: StepArrays, sequences: int, block_size: int) -> None:
         self.sequences.value = sequences
@@ -87,9 +88,11 @@ class NativeStep:
         self.logit_rows.value = count = len(logits)
         rows = torch.full((count,), spare, dtype=torch.int32)
         self.describe(edits, torch.empty(0, 0, dtype=torch.int32), count, k)
-        op, _chosen = self._op(logits, rows, torch.zeros_like(rows), sampling)
+        self._described = (None, 0, 0)
+        ahead = torch.zeros_like(rows)
+        op, chosen = self._op(logits, rows, ahead, sampling)
         op.targets = targets.data_ptr()
-        self._session.run(op)
+        self._session.run(op, rows, ahead, targets, *chosen)
         return self.packed(count).clone()
 
     def _op(
@@ -125,6 +128,9 @@ class NativeStep:
 
     def describe(self, edits: EditRows, token_ids: Tensor, rows: int, logprobs: int) -> None:
         """Point the sampling op to edits, whose tables may have moved, and to room for so many packed rows."""
+        if self._described[0] is edits and self._described[1:] == (rows, logprobs):
+            return
+        self._described = edits, rows, logprobs
         for name in EditRows.__dataclass_fields__:
             setattr(self._edits, name, getattr(edits, name).data_ptr())
         self._edits.token_ids = token_ids.data_ptr()

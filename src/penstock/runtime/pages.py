@@ -45,8 +45,7 @@ class KVPages:
     The last four dimensions are PageShape.size; the attention kernels decide how tokens lie in them. A pipeline stage
     may have no layer of a group: its pages are empty there.
 
-    What a page holds before a sequence gets it does not matter. Where attention multiplies masked values too (0 * NaN
-    is NaN), the runner calls `clear` first.
+    What a page holds before a sequence gets it does not matter: attention reads only what its sequence has written.
     """
 
     def __init__(
@@ -82,12 +81,6 @@ class KVPages:
         strides. None without a layer."""
         pages = self.groups[group]
         return pages[:, 0, 0] if pages.shape[1] else None
-
-    def clear(self, group: int, blocks: Iterable[int]) -> None:
-        """Zero blocks that were given to a sequence."""
-        pages = self.groups[group]
-        for block in blocks:
-            pages[block].zero_()
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         for copy in copies:

@@ -16,7 +16,7 @@ from penstock.runtime.device import Change
 from penstock.runtime.pages import KVPages
 from penstock.runtime.programs.cuda_graphs import DecodeGraph, DecodeGraphs
 from penstock.runtime.sampling.sampler import Sampler, StepSampling
-from penstock.runtime.step import EagerStep, RowsToChoose, Shape
+from penstock.runtime.step import ChooseOptions, EagerStep, Shape
 from penstock.runtime.units import Units, attention_batch, units_of
 
 ALWAYS = 1 << 62  # steps
@@ -29,12 +29,13 @@ class StepWork:
     work: tuple[Work, ...]
     occupants: list[Occupant]  # of each unit
     units: Units
+    decodes: bool  # as of the units
     logit_rows: NDArray[np.int64]  # the row of the batch of each row of logits
     ahead: NDArray[np.int64]  # how many drafts lie before each
     shape: Shape
     graph: DecodeGraph | None
     attention: Sequence[Any]  # what attention planned on the host for each KV group; empty: it reads the device
-    repeatable: int  # how many more steps may do the same work, each sequence a token further
+    repeatable: int  # for how many more decode steps of the same sequences the attention plan stays valid
 
 
 class StepPlanner:
@@ -51,10 +52,12 @@ class StepPlanner:
         *,
         recorded: Sequence[AttentionWork],
         shared: bool,
-        proposes: bool,
+        drafts: int,
+        unsettled: int,
     ) -> None:
         """`recorded` is what a recorded step's attention reads, of each KV group; empty without one. With `shared`, the
-        device is this machine's processor. With `proposes`, steps verify drafts."""
+        device is this machine's processor. A sequence has at most `drafts` in a step, and at most `unsettled` in all
+        steps whose results are awaited, the next one included."""
         self._batch = batch
         self._sampler = sampler
         self._step = step
@@ -63,14 +66,17 @@ class StepPlanner:
         self._windows = windows
         self._recorded = recorded
         self._shared = shared
-        self._proposes = proposes
+        self._drafts = drafts
+        self._unsettled = unsettled
         self.graphs: DecodeGraphs | None = None
         self._last: StepWork | None = None
-        self._sampling: tuple[StepSampling, RowsToChoose] | None = None  # how the last step's tokens were chosen
+        self._sampling: tuple[StepSampling, ChooseOptions] | None = None  # how the last step's tokens were chosen
 
     def repeats(self, plan: StepPlan) -> bool:
-        """Whether a plan does the work of the last one, each sequence a token further. None of them can be new: it
-        would have had to go before."""
+        """Whether a plan does the work of the last one, each sequence a token further.
+
+        A sequence that is known can be new again only after it was in `gone`, so `new` need not be looked at.
+        """
         last = self._last
         return last is not None and last.repeatable > 0 and plan.work == last.work and not plan.gone
 
@@ -82,27 +88,28 @@ class StepPlanner:
 
     def plan(self, plan: StepPlan) -> tuple[StepWork, Change]:
         """A plan's work, and its description for the device. RuntimeError where it contradicts the batch."""
-        self._last = self._sampling = None  # for good, should the plan be refused
+        self._last = self._sampling = None  # first, so that a refused plan leaves nothing to repeat
         occupants = [self._batch.occupant(work.seq) for work in plan.work]
-        drafts = [work.drafts if self._proposes else 0 for work in plan.work]
-        unused = [0 if self._proposes else work.drafts for work in plan.work]
+        drafts = [min(work.drafts, self._drafts) for work in plan.work]  # a plan may grant more than are proposed
         units = units_of(
             self._batch,
             [occupant.row for occupant in occupants],
-            [work.count - less for work, less in zip(plan.work, unused, strict=True)],
+            [work.count - work.drafts + used for work, used in zip(plan.work, drafts, strict=True)],
             [work.sample for work in plan.work],
             drafts,
         )
         graph = self.graphs.smallest_for(len(occupants)) if self.graphs is not None and units.decodes else None
         shape, change = self._step.describe(units, 0 if graph is None else graph.size - len(occupants))
         attention, repeatable = self._plan_attention(units)
-        unit = np.arange(len(occupants)).repeat(units.logits)
-        ahead = np.arange(len(unit)) - (np.cumsum(units.logits) - units.logits)[unit]
-        repeatable = repeatable if units.decodes else 0
-        self._last = StepWork(plan.work, occupants, units, units.rows[unit], ahead, shape, graph, attention, repeatable)
+        unit, ahead = units.logit_rows
+        decodes = units.decodes
+        repeatable = repeatable if decodes else 0
+        self._last = StepWork(
+            plan.work, occupants, units, decodes, units.rows[unit], ahead, shape, graph, attention, repeatable
+        )
         return self._last, change
 
-    def plan_sampling(self, work: StepWork) -> tuple[StepSampling | None, RowsToChoose | None, Change | None]:
+    def plan_sampling(self, work: StepWork) -> tuple[StepSampling | None, ChooseOptions | None, Change | None]:
         """How the step's rows of logits are sampled, and what must be sent for it. None on ranks that do not sample."""
         if self._sampler is None:
             return None, None, None
@@ -111,13 +118,14 @@ class StepPlanner:
             return *last, None
         rows, batch = work.logit_rows, self._batch
         batch.catch_up()
-        sampling = self._sampler.plan(rows, batch.num_tokens[rows] - batch.num_prompt[rows] + work.ahead)
+        outputs = batch.num_tokens[rows] - batch.num_prompt[rows] + work.ahead
+        sampling = self._sampler.plan(rows, outputs, self._unsettled)
         if last is not None and np.array_equal(sampling.edited, last[0].edited):
             return *last, None
-        asked = RowsToChoose(sampling.filtered, sampling.most_logprobs)
-        self._sampling = (sampling, asked)
-        change = Change((sampling.edited,), asked.set_edited) if len(sampling.edited) else None
-        return sampling, asked, change
+        options = ChooseOptions(sampling.filtered, sampling.most_logprobs)
+        self._sampling = (sampling, options)
+        change = Change((sampling.edited,), options.set_edited) if len(sampling.edited) else None
+        return sampling, options, change
 
     def _plan_attention(self, units: Units) -> tuple[Sequence[Any], int]:
         """What attention plans on the host for each KV group, and for how many more decode steps that holds."""

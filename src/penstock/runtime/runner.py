@@ -1,8 +1,8 @@
 """The model runner: plans in, results out.
 
-The batch lives on the device: a plan is submitted on the strength of how many tokens there will be, whichever they are.
-On a GPU what a step samples stays there for the next one to read, and comes to the host while that one runs. On a CPU
-the device reads the host's memory, and a plan is computed when its result is asked for.
+The batch lives on the device. To submit a plan the host needs the number of tokens, not their ids. On a GPU a sampled
+token stays there for the next step to read, and is copied to the host while that step runs. On a CPU the device reads
+the host's memory, and a plan is computed when its result is options for.
 """
 
 import time
@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.config import EngineConfig, Place
 from penstock.config.graphs import graph_sizes
 from penstock.families import ModelSpec
-from penstock.kernels import Kernels
+from penstock.kernels import Kernels, PlannedAttention
 from penstock.kernels.batch_arrays import TOKEN, BatchRows, StepArrays
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
@@ -33,9 +33,9 @@ from penstock.runtime.pages import KVPages
 from penstock.runtime.planning import StepPlanner
 from penstock.runtime.programs.cuda_graphs import DecodeGraphs
 from penstock.runtime.programs.recorded import RecordedStep
-from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, prompt_slices
+from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, PromptSlice, prompt_slices
 from penstock.runtime.sampling.sampler import Sampler
-from penstock.runtime.step import EagerStep, Given, ModelStep
+from penstock.runtime.step import EagerStep, ModelStep
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
 
 
@@ -53,15 +53,15 @@ class Proposer(Protocol):
 
 
 class ModelRunner:
-    """Executes plans in order, of which `ahead` may be outstanding.
+    """Executes plans in order, of which `max_outstanding` may be outstanding.
 
-    What goes wrong within one sequence becomes the error of its result, and of those that follow; it alone stops. One
+    An error of one sequence is returned in its result and in all of its later results; other sequences go on. One
     thread calls.
 
-    With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every plan, and the
-    one that reports samples. On GPUs the other ranks of its stage get the tokens on the device before the step ends;
-    all other ranks learn them. What a plan computes depends on plans and learned results alone, never on what one rank
-    found out by itself: the ranks would wait for each other forever.
+    With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every plan, and one
+    rank samples and reports. On GPUs the other ranks of its stage get the tokens by broadcast before the step ends; all
+    other ranks get them by `learn`. What a plan computes depends on plans and learned results alone, never on what one
+    rank found out by itself: the ranks would wait for each other forever.
     """
 
     def __init__(
@@ -87,11 +87,10 @@ class ModelRunner:
         self._mesh = mesh
         self._place = Place() if mesh is None else mesh.place
         self._proposer = proposer
-        # Whether sampled tokens are learned from results that other ranks report, and whose are yet to be learned.
-        self._learns = mesh is not None and not (mesh.place.reports or mesh.broadcasts_tokens)
-        self._unlearned: set[int] = set()
+        self._learns = mesh is not None and not (mesh.place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
+        self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
         self.pages = pages
-        self.ahead = 1 if device.shared else config.depth  # plans that may be outstanding
+        self.max_outstanding = 1 if device.shared else config.depth
         model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session))
         rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
         shared = device.shared
@@ -101,10 +100,13 @@ class ModelRunner:
         self._sampler: Sampler | None = None
         if self._place.reports:
             self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared)
-        logit_rows = rows * (1 + (proposer.most if proposer else 0))
-        blocks = -(-config.max_model_len // config.block_size)
+        drafts = 0 if proposer is None else proposer.most
+        if drafts and (mesh is not None or (not shared and isinstance(kernels.attention, PlannedAttention))):
+            raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
+        logit_rows = rows * (1 + drafts)
         self._attention: Sequence[AttentionWork] = ()  # that a recording reads
         if step_kernels is None and kernels.session is not None:
+            blocks = self._batch.tables.shape[2]
             self._attention = [AttentionWork(rows, tokens, blocks, window) for window in self._windows]
             step_kernels = NativeStep(kernels.session, self._attention)
         elif step_kernels is None:
@@ -135,7 +137,8 @@ class ModelRunner:
                 self._sampler,
                 scored=PROMPT_LOGPROB_ROWS,
             )
-        # Without ranks a recorded decode step calls no torch op, so it does not pay for entering inference mode.
+        # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of its
+        # other steps run outside it: no tensor here requires a gradient.
         self._job = self._run if self._step is not self._eager and mesh is None else torch.inference_mode()(self._run)
         self._graph_sizes = () if config.enforce_eager or shared else graph_sizes(rows)
         self._graphs: DecodeGraphs | None = None
@@ -149,7 +152,8 @@ class ModelRunner:
             self._windows,
             recorded=self._attention,
             shared=shared,
-            proposes=proposer is not None,
+            drafts=drafts,
+            unsettled=drafts * (1 + self.max_outstanding),
         )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
@@ -171,7 +175,7 @@ class ModelRunner:
             self._planner.graphs = self._graphs
 
     @property
-    def sent(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes that have been sent to the device so far."""
         return self._device.sent
 
@@ -184,13 +188,13 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> None:
         """Launch a plan. RuntimeError where it contradicts those before it, or is one too many."""
-        if len(self._outstanding) >= self.ahead:
-            raise RuntimeError(f"plan {plan.plan_id} is one too many: {self.ahead} are outstanding")
+        if len(self._outstanding) >= self.max_outstanding:
+            raise RuntimeError(
+                f"plan {plan.plan_id} is one too many: {self.max_outstanding} are outstanding; take a result first"
+            )
         began = time.perf_counter()
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
-        if self._batch.errors and not self._outstanding:
-            self._batch.forget_errors()
         if self._learns:
             self._check_learned(plan)
         changes = self._changes()
@@ -200,23 +204,24 @@ class ModelRunner:
             self._step.wake()
             work, change = self._planner.plan(plan)
             changes.append(change)
-        sampling, rows, edited = self._planner.plan_sampling(work)
+        sampling, options, edited = self._planner.plan_sampling(work)
         if edited is not None:
             changes.append(edited)
-        slices = list(prompt_slices(self._batch, work.units)) if self._batch.prompt_logprobs else []
+        slices: list[PromptSlice] = []  # a repeated step scores no prompt
         if repeats:
             self._batch.advance_again()
         else:
+            slices += prompt_slices(self._batch, work.units)
             self._batch.advance(work.units.rows, work.units.length, work.units.logits)
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
-        step = InFlightStep(plan, work, sampling, rows, slices, began, time.perf_counter() - began, [])
+        step = InFlightStep(plan, work, sampling, options, slices, began, time.perf_counter() - began, [])
         self._outstanding.append((step, self._device.launch(lambda: self._job(step, changes, sent))))
 
     def result(self) -> StepResult:
         """As `take`. RuntimeError on a rank that does not report."""
         result = self.take()
         if result is None:
-            raise RuntimeError("the runner is one rank of several: its plans belong to WorkersExecutor")
+            raise RuntimeError("this rank does not sample, so its plans have no results: use take()")
         return result
 
     @property
@@ -234,6 +239,8 @@ class ModelRunner:
         if self._sampler is None:
             return None
         results = step.results(found, self._batch.errors)
+        if self._batch.errors:
+            self._batch.forget_errors(other.plan for other, _ in self._outstanding)
         if "accepted" in found:
             self._settle(step, found)
         forward = sample = 0.0
@@ -273,6 +280,8 @@ class ModelRunner:
 
     def release(self) -> None:
         """Free the model's memory when the device is done with it; the mesh can serve another runner."""
+        if not hasattr(self, "_batch"):
+            return  # it was called before
         while self._outstanding and not self._device.shared:
             self._outstanding.popleft()[1].wait()
         self._outstanding.clear()
@@ -326,7 +335,7 @@ class ModelRunner:
             done += len(change.arrays)
         if step.plan.copies:
             self.pages.copy(step.plan.copies)
-        found: Given = {}
+        found: Found = {}
         if not work.occupants:
             return found
         if self._proposer is not None and work.units.drafts.any():
@@ -334,9 +343,9 @@ class ModelRunner:
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
         if work.graph is not None and self._graphs is not None:
-            found.update(self._graphs.run(work.graph, len(work.logit_rows), work.shape, step.rows))
-        elif work.shape.in_place and step.rows is not None and not step.slices:
-            found.update(self._step.decode(work.shape, work.attention, step.rows))
+            found.update(self._graphs.run(work.graph, len(work.logit_rows), work.shape, step.options))
+        elif work.shape.in_place and step.options is not None:
+            found.update(self._step.decode(work.shape, work.attention, step.options))
         else:
             self._compute(step, found)
         if self._proposer is not None and "tokens" in found and work.units.drafts.any():
@@ -344,8 +353,8 @@ class ModelRunner:
         step.marks.append(self._device.mark())
         return found
 
-    def _compute(self, step: InFlightStep, found: Given) -> None:
-        """A step in which some token has no row of logits or prompts are scored, or one of a stage without a head."""
+    def _compute(self, step: InFlightStep, found: Found) -> None:
+        """Every step that `decode` cannot do: prompts and chunks of them, and all steps of ranks that do not sample."""
         work, shape = step.work, step.work.shape
         hidden = self._step.forward(shape, work.attention)
         self._eager.send(hidden.states)
@@ -358,14 +367,14 @@ class ModelRunner:
             self._score(step, kept, found)
             if shape.logit_rows:
                 rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
-                logits = self._step.logits(kept if shape.in_place else kept[rows])
+                logits = self._step.logits(kept[rows])
         step.marks.append(self._device.mark())
-        if logits is None or step.rows is None:
+        if logits is None or step.options is None:
             self._step.advance(shape)
         else:
-            found.update(self._step.choose(logits, shape, step.rows))
+            found.update(self._step.choose(logits, shape, step.options))
 
-    def _score(self, step: InFlightStep, hidden: Hidden, found: Given) -> None:
+    def _score(self, step: InFlightStep, hidden: Hidden, found: Found) -> None:
         """Logprobs of prompt tokens, slice by slice."""
         for i, (row, k, first, count, offset) in enumerate(step.slices):
             logits = self._step.logits(hidden[offset : offset + count])
@@ -378,4 +387,4 @@ class ModelRunner:
         work = step.work
         refused = work.units.logits - step.gained(found)
         for occupant, drafts in zip(work.occupants, refused.tolist(), strict=True):
-            self._batch.refuse(occupant, drafts)
+            self._batch.take_back_drafts(occupant, drafts)

@@ -20,7 +20,7 @@ from penstock.kernels.batch_arrays import (
     pad_units,
 )
 from penstock.models import Decoder, GroupInput, Hidden, LayerCache, StepInput
-from penstock.runtime.device import Change
+from penstock.runtime.device import Change, Found
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.sampling.sampler import Sampler
 from penstock.runtime.step_kernels import StepKernels
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 
 @dataclass
-class RowsToChoose:
+class ChooseOptions:
     """How a step's rows of logits are sampled, as the device needs it."""
 
     filtered: bool  # whether any row has a top_k, top_p or min_p
@@ -56,15 +56,11 @@ class RowsToChoose:
         return self.edited is None and self.logprobs < 0
 
 
-# What choosing gives: "tokens", "status" and, where asked for, "packed", as in Chosen: tensors, or buffers of the host.
-Given = dict[str, Any]
-
-
 class ModelStep(Protocol):
     """How a step is executed: eagerly, or by a recording."""
 
     def wake(self) -> None:
-        """Called when a step begins to be planned."""
+        """Wake threads that sleep, while the host plans. Not called for repeated steps, whose planning is too short."""
         ...
 
     def forward(self, shape: Shape, attention: Sequence[Any]) -> Hidden:
@@ -72,7 +68,7 @@ class ModelStep(Protocol):
         ...
 
     def finite(self, hidden: Hidden) -> Tensor:
-        """bool [tokens]: which rows that `forward` gave hold neither NaN nor infinity."""
+        """bool [tokens]: which rows of `forward`'s last result hold neither NaN nor infinity."""
         ...
 
     def logits(self, hidden: Hidden) -> Tensor | None:
@@ -83,16 +79,17 @@ class ModelStep(Protocol):
         """int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
         ...
 
-    def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions) -> Found:
         """Choose a token for each row of logits, and move the rows of the batch on."""
         ...
 
-    def decode(self, shape: Shape, attention: Sequence[Any], asked: RowsToChoose) -> Given:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions) -> Found:
         """`forward`, `logits` and `choose`, where every token of the step has a row of logits."""
         ...
 
     def advance(self, shape: Shape) -> None:
-        """Move the rows on where no token is chosen: int64 tokens, if there are any, come from another rank."""
+        """Move the rows on, on a rank that chooses no token: it appends tokens broadcast to it, or zeros that it learns
+        later."""
         ...
 
 
@@ -136,16 +133,17 @@ class EagerStep:
         self.hidden = None if first else self.hidden_states(tokens)  # where what the stage before sends is put
         self.arrays = StepArrays.empty(sequences, logit_rows, tokens, len(windows), device)
         self.tokens = torch.zeros(logit_rows, dtype=torch.int64, device=device)  # sampled by another rank
-        # Counted up where nothing is sampled, and read by nothing.
+        # `advance` counts outputs; a rank without a sampler never reads them.
         self._outputs = torch.zeros(len(state.computed), dtype=torch.int32, device=device)
         self._spare = len(state.computed)  # the sampler's row for padding: behind all others
         self.capacity = Shape(sequences, tokens, 0, tokens, tokens, logit_rows, False)
 
     def describe(self, units: Units, padding: int = 0) -> tuple[Shape, Change]:
         """What is sent of a step. `padding` adds so many sequences that only fill a captured step."""
-        samples = units.logits if self.last else np.zeros_like(units.logits)  # nothing is sampled at other stages
-        before = np.cumsum(samples) - samples
-        first = np.where(samples > 0, before, -1)
+        if not self.last:  # nothing is sampled at other stages
+            units = units._replace(logits=np.zeros_like(units.logits))
+        before = np.cumsum(units.logits) - units.logits
+        first = np.where(units.logits > 0, before, -1)
         described, decodes = order_units(
             units.length,
             units.offset[:-1],
@@ -157,13 +155,12 @@ class EagerStep:
         )
         if padding:
             described = pad_units(described, padding)
-        unit = np.arange(len(samples)).repeat(samples)
-        ahead = np.arange(len(unit)) - before[unit]
+        unit, ahead = units.logit_rows
         count = len(unit) + (padding if self.last else 0)
         rows = np.zeros((LOGIT_LINES, count), np.int32)
         rows[0] = self._spare
         rows[0, : len(unit)] = units.rows[unit]
-        rows[1, : len(unit)] = units.offset[1:][unit] - samples[unit] + ahead
+        rows[1, : len(unit)] = units.offset[1:][unit] - units.logits[unit] + ahead
         rows[2, : len(unit)] = ahead
         several = units.length[units.length > 1]
         shape = Shape(
@@ -232,7 +229,7 @@ class EagerStep:
         assert self._sampler is not None, "prompts are scored on the rank that samples"
         return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)
 
-    def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions) -> Found:
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
         chosen = self._kernels.choose(
             logits,
@@ -240,18 +237,18 @@ class EagerStep:
             self._sampler.rows,
             self._sampler.edits,
             self._state.token_ids,
-            edited=asked.edited,
-            filtered=asked.filtered,
-            logprobs=asked.logprobs,
+            edited=options.edited,
+            filtered=options.filtered,
+            logprobs=options.logprobs,
         )
         self._advance(shape, chosen.tokens, self._sampler.rows.outputs)
-        given: Given = {"tokens": chosen.tokens, "status": chosen.status}
+        given: Found = {"tokens": chosen.tokens, "status": chosen.status}
         return given if chosen.packed is None else {**given, "packed": chosen.packed}
 
-    def decode(self, shape: Shape, attention: Sequence[Any], asked: RowsToChoose) -> Given:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions) -> Found:
         logits = self.logits(self.forward(shape, attention))
         assert logits is not None, "the rank that samples has logits"
-        return self.choose(logits, shape, asked)
+        return self.choose(logits, shape, options)
 
     def advance(self, shape: Shape) -> None:
         self._advance(shape, self.tokens[: max(shape.logit_rows, 1)], self._outputs)

@@ -36,6 +36,12 @@ class Units(NamedTuple):
         return self.tokens == len(self.rows) > 0 and self.in_place
 
     @property
+    def logit_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The unit of each row of logits, and how many drafts lie before the row."""
+        unit = np.arange(len(self.logits)).repeat(self.logits)
+        return unit, np.arange(len(unit)) - (np.cumsum(self.logits) - self.logits)[unit]
+
+    @property
     def in_place(self) -> bool:
         """Whether every token has a row of logits."""
         return self.tokens == int(self.logits.sum())
@@ -52,7 +58,7 @@ def units_of(
     np.cumsum(length, out=offset[1:])
     start = batch.num_computed[each]
     left = batch.num_tokens[each] + drafted - start - length
-    wrong = (left < 0) | (sampled & (left != 0)) | (length < 1)
+    wrong = (left < 0) | (sampled & (left != 0)) | (length < 1 + drafted)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
         raise RuntimeError(

@@ -9,7 +9,7 @@ class RankRunner(Protocol):
     """The part of the model that a rank holds."""
 
     @property
-    def ahead(self) -> int:
+    def max_outstanding(self) -> int:
         """The number of plans that may be submitted before the first one's result is taken."""
         ...
 

@@ -130,7 +130,7 @@ def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, te
     reports = Place(start.config.split, start.rank).reports
     outstanding: deque[int] = deque()
     while True:
-        if not outstanding or (len(outstanding) < runner.ahead and order_comes(runner, orders, pulse)):
+        if not outstanding or (len(outstanding) < runner.max_outstanding and order_comes(runner, orders, pulse)):
             if not outstanding:
                 pulse.doing = "waiting for a plan"
             order = decode_order(orders.recv())

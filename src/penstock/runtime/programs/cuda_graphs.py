@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.observe.progress import progress_bar
-from penstock.runtime.device import Device
-from penstock.runtime.step import EagerStep, Given, RowsToChoose, Shape
+from penstock.runtime.device import Device, Found
+from penstock.runtime.step import ChooseOptions, EagerStep, Shape
 from penstock.runtime.units import Units
 
 
@@ -55,13 +55,14 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, count)
         return self._graphs[self._sizes[place]] if place < len(self._sizes) else None
 
-    @torch.inference_mode()
-    def run(self, graph: DecodeGraph, count: int, shape: Shape, asked: RowsToChoose | None) -> Given:
+    def run(self, graph: DecodeGraph, count: int, shape: Shape, options: ChooseOptions | None) -> Found:
         """Replay a step of so many sequences. The result has new tensors; it is empty on ranks that do not sample."""
         graph.forward()
         self._step.send(graph.hidden)
-        if asked is not None and not asked.plain:
-            return self._step.choose(graph.logits[:count], shape, asked)
+        if options is not None and not options.plain:
+            # With padding, so that every rank broadcasts as many tokens as a replay would.
+            given = self._step.choose(graph.logits, shape, options)
+            return {name: tensor[:count] for name, tensor in given.items()}
         graph.choose()
         return {name: tensor[:count].clone() for name, tensor in self._given.items()} if self._samples else {}
 
@@ -88,5 +89,5 @@ class DecodeGraphs:
             self._step.advance(shape)
             return
         count = shape.sequences
-        for name, tensor in self._step.choose(self._logits[:count], shape, RowsToChoose(True, -1)).items():
+        for name, tensor in self._step.choose(self._logits[:count], shape, ChooseOptions(True, -1)).items():
             self._given[name][:count].copy_(tensor)

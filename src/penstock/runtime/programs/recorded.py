@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import EditRows
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
 from penstock.kernels.native.structs import FiniteOp
 from penstock.models import Hidden
+from penstock.runtime.device import Found
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.sampling.sampler import Sampler
-from penstock.runtime.step import EagerStep, Given, RowsToChoose, Shape
+from penstock.runtime.step import ChooseOptions, EagerStep, Shape
 
 
 class RecordedStep:
@@ -40,7 +40,7 @@ class RecordedStep:
     ) -> None:
         """Records `step`, which uses `kernels`. Both read `attention` and the batch's `token_ids`. At most `scored`
         rows of a prompt get logits at once."""
-        self._session, self._kernels, self._attention, self._sampler = session, kernels, attention, sampler
+        self._session, self._kernels, self._sampler = session, kernels, sampler
         self._token_ids = token_ids
         self._tokens, self._rows = c_int64(), c_int64()  # how many the step has: tokens, and rows for the head
         self._profiled: list[tuple[Program, list[float]]] | None = None  # where ops are to be timed
@@ -63,25 +63,24 @@ class RecordedStep:
                 most = max(capacity.logit_rows, scored)
                 rows = self._hidden.mapped(lambda tensor: self._head.input(tensor[:most], self._rows))
                 self._logits = step.logits(rows)
-        self._given: Given = {}
+        self._given: Found = {}
         with session.record() as self._advance:
             if sampler is None or self._logits is None:
                 step.advance(capacity)
             else:
-                self._given = step.choose(self._logits[: capacity.logit_rows], capacity, RowsToChoose(True, -1))
+                self._given = step.choose(self._logits[: capacity.logit_rows], capacity, ChooseOptions(True, -1))
         with session.record() as self._decode:
             if self._given:
                 for program in (self._forward, self._head, self._advance):
                     self._decode.extend(program)
-        # For as many rows as the last step had: while it repeats, neither torch nor NumPy is called.
+        # Views of as many rows as the last step had: a repeated step calls neither torch nor NumPy.
         self._shape: Shape | None = None
         self._tokens.value = -1
         self._part, self._given_part = self._hidden, self._given
-        self._described: tuple[EditRows | None, int] = (None, -1)  # edits and logprobs that the sampling op reads
         self._step = step
 
     def wake(self) -> None:
-        """Have threads that sleep wait awake: waking takes them longer than planning a step."""
+        """Wake sleeping threads, which takes longer than planning a step."""
         self._session.wake()
 
     def forward(self, shape: Shape, attention: Sequence[Any]) -> Hidden:
@@ -96,7 +95,7 @@ class RecordedStep:
         return self._finite[: self._tokens.value]
 
     def logits(self, hidden: Hidden) -> Tensor | None:
-        """The rows of `hidden` take the place of the first of those that `forward` gave."""
+        """Overwrites the first rows of `forward`'s result with `hidden`, unless it is that result."""
         if hidden is not self._part:
             self._bring_to_front(hidden)
         count = len(hidden)
@@ -105,22 +104,26 @@ class RecordedStep:
         return None if self._logits is None else self._logits[:count]
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
-        self._described, self._shape = (None, -1), None
+        self._shape = None
         return self._step.score(logits, targets, k)
 
-    def choose(self, logits: Tensor, shape: Shape, asked: RowsToChoose) -> Given:
-        self._prepare_choice(shape, asked)
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions) -> Found:
+        self._prepare_choice(shape, options)
         self._run(self._advance)
-        return self._chosen(asked)
+        return self._chosen(options)
 
-    def decode(self, shape: Shape, attention: Sequence[Any], asked: RowsToChoose) -> Given:
-        """One native call. Python that is not needed to repeat a step is left out: its code is in no cache."""
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions) -> Found:
+        """Executes the step with one native call.
+
+        What a repeated step does not need is skipped: weights have evicted Python's code from the caches, so each line
+        costs cache misses.
+        """
         if shape is not self._shape:
             self._kernels.sequences.value, self._rows.value = shape.sequences, shape.tokens
             self._set_tokens(shape.tokens)
-        self._prepare_choice(shape, asked)
+        self._prepare_choice(shape, options)
         self._run(self._decode)
-        return self._chosen(asked)
+        return self._chosen(options)
 
     def advance(self, shape: Shape) -> None:
         self._kernels.logit_rows.value, self._shape = 0, None
@@ -130,19 +133,17 @@ class RecordedStep:
         if count != self._tokens.value:
             self._tokens.value, self._part = count, self._hidden[:count]
 
-    def _prepare_choice(self, shape: Shape, asked: RowsToChoose) -> None:
+    def _prepare_choice(self, shape: Shape, options: ChooseOptions) -> None:
         """Say what the sampling op reads."""
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
-        count, edits = shape.logit_rows, self._sampler.edits
+        count = shape.logit_rows
         if shape is not self._shape:
             self._shape, self._kernels.logit_rows.value = shape, count
             self._given_part = {name: memoryview(tensor[:count].numpy()) for name, tensor in self._given.items()}
-        if self._described[0] is not edits or self._described[1] != asked.logprobs:
-            self._kernels.describe(edits, self._token_ids, self._most_rows, asked.logprobs)
-            self._described = (edits, asked.logprobs)
+        self._kernels.describe(self._sampler.edits, self._token_ids, self._most_rows, options.logprobs)
 
-    def _chosen(self, asked: RowsToChoose) -> Given:
-        if asked.logprobs < 0:
+    def _chosen(self, options: ChooseOptions) -> Found:
+        if options.logprobs < 0:
             return self._given_part
         return {**self._given_part, "packed": self._kernels.packed(self._kernels.logit_rows.value)}
 

@@ -42,7 +42,8 @@ class _Edits(NamedTuple):
         return self.lasting or (outputs < self.params.min_tokens and bool(self.bans))
 
 
-_NONE = _Edits(SamplingParams(seed=0, max_tokens=0), (), 0, False)
+_GREEDY = SamplingParams(seed=0, max_tokens=0, temperature=0.0)
+_NONE = _Edits(_GREEDY, (), 0, False)
 
 
 class Sampler:
@@ -68,16 +69,19 @@ class Sampler:
         """Start a row after `output_ids`, as if the sampler had chosen them.
 
         The parameters' ranges have been checked (`messages.check_sampling`). ValueError for a biased or penalised
-        token that has no logit, or more logprobs than tokens; the row then keeps its former parameters.
+        token that has no logit, or more logprobs than tokens: the row is then greedy and has no edits.
         """
-        edits = _edits(params, prompt_ids, output_ids, self._vocab_size)
-        if params.logprobs is not None and params.logprobs > self._vocab_size:
-            raise ValueError(
-                f"{params.logprobs} logprobs of a vocabulary of {self._vocab_size}: ask for {self._vocab_size} at most"
-            )
         self._edited.pop(row, None)
+        try:
+            edits = _edits(params, prompt_ids, output_ids, self._vocab_size)
+        except ValueError:
+            self._start(row, _GREEDY, 0, 0)
+            raise
         if edits.needed(len(output_ids)):
             self._edited[row] = edits
+        self._start(row, params, choice, len(output_ids))
+
+    def _start(self, row: int, params: SamplingParams, choice: int, outputs: int) -> None:
         top_k = params.top_k if params.top_k < self._vocab_size else 0
         host = self._host
         host["kind"][row] = _kind(params, top_k)
@@ -86,7 +90,7 @@ class Sampler:
         host["min_p"][row] = params.min_p
         host["top_k"][row] = top_k
         host["streams"].view(np.uint64)[row] = noise.stream(params.seed, choice)
-        host["outputs"][row] = len(output_ids)
+        host["outputs"][row] = outputs
         host["logprobs"][row] = -1 if params.logprobs is None else params.logprobs
         self._started.append(row)
 
@@ -98,16 +102,19 @@ class Sampler:
         """Whether any row's logits are edited."""
         return bool(self._edited)
 
-    def plan(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> StepSampling:
-        """How a step's rows of logits are sampled: `rows` of the batch, which have so many outputs by then."""
+    def plan(self, rows: NDArray[np.int64], outputs: NDArray[np.int64], drafts: int = 0) -> StepSampling:
+        """Returns how a step's rows of logits are sampled: `rows` of the batch, which have so many outputs by then.
+
+        Up to `drafts` of these outputs are drafts that may be refused.
+        """
         edited = []
         if self._edited:
             for i, (row, done) in enumerate(zip(rows.tolist(), outputs.tolist(), strict=True)):
                 edits = self._edited.get(row)
-                if edits is not None and edits.needed(done):
-                    edited.append(i)
+                if edits is not None and edits.needed(done - drafts):
+                    edited.append(i)  # the kernels count outputs themselves: a ban may have ended
                 elif edits is not None:
-                    del self._edited[row]  # a ban that has ended
+                    del self._edited[row]  # the ban has ended for good
         wanted = self._host["logprobs"][rows]
         filtered = bool((self._host["kind"][rows] >= FILTERED).any())
         return StepSampling(np.array(edited, np.int32), filtered, wanted, int(wanted.max(initial=-1)))
@@ -182,7 +189,9 @@ def _kind(params: SamplingParams, top_k: int) -> int:
 
 
 def _edits(params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int], vocab_size: int) -> _Edits:
-    """ValueError for a biased or penalised token that has no logit."""
+    """ValueError for a biased or penalised token that has no logit, or for more logprobs than tokens."""
+    if params.logprobs is not None and params.logprobs > vocab_size:
+        raise ValueError(f"{params.logprobs} logprobs of a vocabulary of {vocab_size}: ask for {vocab_size} at most")
     penalties = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
     _check_ids("logit_bias", list(params.logit_bias), vocab_size)
     if penalties:
@@ -203,7 +212,7 @@ def _check_ids(what: str, token_ids: Sequence[int], vocab_size: int) -> None:
 
 def _table(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> NDArray[np.generic]:
     """Rows of several lengths, filled up with zeros to a power of two."""
-    longest = max(1, *(len(row) for row in rows)) if rows else 1
+    longest = max(1, *(len(row) for row in rows))
     table = np.zeros((len(rows), 1 << (longest - 1).bit_length()), dtype)
     for line, row in zip(table, rows, strict=True):
         line[: len(row)] = row

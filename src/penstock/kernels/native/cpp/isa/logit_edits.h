@@ -20,7 +20,7 @@ class TokenCounts {
   }
 
   void add(int32_t token, int32_t times) {
-    uint64_t at = static_cast<uint32_t>(token) * 0x9e3779b1u & mask_;
+    uint64_t at = (static_cast<uint32_t>(token) * 0x9e3779b1u >> 8) & mask_;
     while (entries_[at].token != token && entries_[at].token >= 0) at = (at + 1) & mask_;
     entries_[at].token = token;
     entries_[at].count += times;
