@@ -292,12 +292,12 @@ def _write(name: str, text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_remove, "has no tokenizer.json. Fetch it"),
+        (_remove, "has no tokenizer.json. Download it"),
         (_remove_but_sentencepiece, r"has tokenizer.model but no tokenizer.json.*save_pretrained"),
         (_truncate, r"tokenizer\.json is not a tokenizer"),
         (_unknown_decoder, "CTC cannot be streamed"),
         (_write("tokenizer_config.json", "{"), r"tokenizer_config\.json is not valid JSON"),
-        (_write("tokenizer_config.json", "[]"), r"tokenizer_config\.json holds a JSON list"),
+        (_write("tokenizer_config.json", "[]"), r"tokenizer_config\.json holds a JSON array"),
         (_write("tokenizer_config.json", '{"eos_token": 7}'), "special tokens of .* are malformed"),
         (_write("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}'), "special tokens of .* are malformed"),
         (_write("tokenizer_config.json", '{"chat_template": 3}'), r"chat_template in .*tokenizer_config\.json"),

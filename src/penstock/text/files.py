@@ -8,11 +8,14 @@ import msgspec
 
 from penstock.text.errors import TokenizerError
 
+_JSON_TYPES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+# Tokenizer formats that Penstock cannot read. They are named in the error when tokenizer.json is missing.
 _UNCONVERTED = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "tiktoken.model")
 
 
 class TokenizerFiles(NamedTuple):
-    """The contents of a folder's tokenizer files. A missing file counts as empty."""
+    """Holds the contents of a folder's tokenizer files. tokenizer.json must exist; any other missing file counts as
+    an empty object."""
 
     folder: Path
     tokenizer: str  # tokenizer.json, as text
@@ -24,7 +27,8 @@ class TokenizerFiles(NamedTuple):
 
 
 def read_files(folder: Path) -> TokenizerFiles:
-    """Reads the files of a folder. Raises TokenizerError that names the missing or broken file."""
+    """Reads the tokenizer files of a folder. Raises TokenizerError, with the file's name, if tokenizer.json is missing
+    or a file is broken."""
     if not folder.is_dir():
         raise TokenizerError(f"cannot load a tokenizer: there is no folder {folder}")
     if not (folder / "tokenizer.json").is_file():
@@ -42,20 +46,21 @@ def read_files(folder: Path) -> TokenizerFiles:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file does not exist."""
+    """Returns the JSON object in a file, or an empty dict if the file does not exist. Raises TokenizerError if the file
+    cannot be read or holds anything else."""
     if not path.is_file():
         return {}
     try:
         value = msgspec.json.decode(read_text(path))
     except msgspec.DecodeError as error:
-        raise TokenizerError(f"{path} is not valid JSON: {error}. Fetch the file again") from error
+        raise TokenizerError(f"{path} is not valid JSON: {error}. Download the file again") from error
     if not isinstance(value, dict):
-        raise TokenizerError(f"{path} holds a JSON {type(value).__name__}, but an object is expected")
+        raise TokenizerError(f"{path} holds a JSON {_JSON_TYPES[type(value)]}, but an object is expected")
     return value
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises TokenizerError if it cannot be read."""
+    """Returns the text of a file. Raises TokenizerError if the file cannot be read or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,8 +75,9 @@ def _name(config: Mapping[str, Any], key: str) -> str | None:
 def _missing(folder: Path) -> str:
     found = [name for name in _UNCONVERTED if (folder / name).is_file()]
     if not found:
-        return f"{folder} has no tokenizer.json. Fetch it from the model's repository, or give a folder that has it"
+        return f"{folder} has no tokenizer.json. Download it from the model's repository, or name a folder that has it"
     return (
         f"{folder} has {' and '.join(found)} but no tokenizer.json, the only format Penstock reads. "
-        "Convert it once with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        "Convert it once in Python: from transformers import AutoTokenizer; "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
     )

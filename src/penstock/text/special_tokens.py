@@ -1,7 +1,7 @@
-"""Finds the special tokens by the rules of transformers' `from_pretrained`.
+"""Reads the special tokens of a checkpoint by the rules of transformers' `from_pretrained`, so that ids are the same.
 
-Only the post-processor in tokenizer.json decides whether BOS or EOS is added to a text: transformers 5 ignores
-`add_bos_token` and `add_eos_token` of tokenizer_config.json if tokenizer.json exists.
+This module does not read `add_bos_token` and `add_eos_token` of tokenizer_config.json. The post-processor in
+tokenizer.json decides whether a text gets BOS or EOS: transformers 5 ignores the two settings if that file exists.
 """
 
 from collections.abc import Mapping
@@ -18,20 +18,22 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 class SpecialTokens(NamedTuple):
-    """The special and added tokens of a tokenizer's files."""
+    """Holds the special and added tokens that a tokenizer's files declare."""
 
     named: dict[str, AddedToken]  # by name: "bos_token" and so on, and the model's own names such as "image_token"
-    extra: list[AddedToken]
-    added: list[AddedToken]  # every added token that the configuration lists, in the order of ids
+    extra: list[AddedToken]  # special tokens without a name, from `extra_` or `additional_special_tokens`
+    # All tokens that the files list with an id, in the order of ids. They come from `added_tokens_decoder` in
+    # tokenizer_config.json. Older checkpoints do not have it: they list them in added_tokens.json and tokenizer.json.
+    added: list[AddedToken]
 
     def text(self, name: str) -> str | None:
-        """The text of a named token, or None if there is no such token."""
+        """Returns the text of a named token, or None if there is no such token."""
         token = self.named.get(name)
         return None if token is None else token.content
 
 
 class _AddedTokens(msgspec.Struct):
-    """The part of tokenizer.json that lists added tokens. Decoding skips the rest."""
+    """Declares the one field of tokenizer.json that is read here. msgspec ignores all other fields."""
 
     added_tokens: list[dict[str, Any]] = []
 
@@ -41,11 +43,19 @@ def read_special_tokens(files: TokenizerFiles, kind: TokenizerClass | None) -> S
     try:
         return _read(files, kind)
     except (TypeError, ValueError, KeyError, AttributeError, msgspec.DecodeError) as error:
-        raise TokenizerError(f"the special tokens of {files.folder} are malformed: {error}") from error
+        raise TokenizerError(
+            f"the special tokens of {files.folder} are malformed ({type(error).__name__}: {error}); check "
+            "tokenizer_config.json and, in an older checkpoint, tokenizer.json, special_tokens_map.json and "
+            "added_tokens.json"
+        ) from error
 
 
 def add_special_tokens(backend: Tokenizer, special: SpecialTokens, kind: TokenizerClass | None) -> None:
-    """Adds every token of the files to the backend. A token that is not in the vocabulary gets the next free id."""
+    """Adds every token of the files to the backend. A token that is not in the vocabulary gets the next free id.
+
+    A token that is added here becomes special if it is a named one, such as "bos_token". A token that the backend
+    already lists as added keeps its flags, unless `special.added` lists it too.
+    """
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     known |= {token.content for token in special.added}
     tokens = list(special.added)
@@ -57,7 +67,7 @@ def add_special_tokens(backend: Tokenizer, special: SpecialTokens, kind: Tokeniz
     for token in tokens:
         token.special = token.special or token.content in names
     backend.add_tokens(tokens)
-    if kind is not None and kind.all_special:
+    if kind is not None and kind.all_special:  # added again, because this also changes the flags of existing tokens
         every = dict.fromkeys(token.content for token in [*special.named.values(), *special.extra])
         backend.add_tokens([AddedToken(text, special=True) for text in every])
 
@@ -100,6 +110,7 @@ def _extra_setting(settings: Mapping[str, Any]) -> Any:
 
 
 def _marked(value: Any) -> Any:
+    """Returns a token object of special_tokens_map.json as a special token, and any other value unchanged."""
     return _token({**value, "special": True}) if isinstance(value, dict) and "content" in value else value
 
 
