@@ -1,4 +1,4 @@
-"""`penstock serve`: runs an HTTP server in front of an engine process."""
+"""Implements `penstock serve`: an HTTP server in this process, and the engine in a process of its own."""
 
 import gc
 import socket
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
-    """Serves until a signal. `engine` is the engine process if one was started already.
+    """Serves until SIGTERM or SIGINT (Ctrl-C). `engine` is the engine process if the caller has already started one.
 
-    The engine loads the model while this process imports the server, so this module imports almost nothing at the top.
+    The engine gets its configuration before this process imports the server, so that both work at the same time. That
+    is why most imports are inside the functions.
     """
     started = time.monotonic()
-    gc.disable()  # until the server is ready: imports make many objects and hardly any garbage
+    gc.disable()  # until the server is ready: imports create many objects and hardly any garbage
     try:
         engine = engine or EngineChild()
     except OSError as error:
@@ -39,7 +40,8 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
         server = prepared.resolved.server
         try:
-            sock = listen(server.host, server.port)  # first, so that a port in use is the only error shown
+            # Binds before it connects to the engine: if the port is in use, that is the only error shown.
+            sock = listen(server.host, server.port)
             uvloop.run(_main(prepared, spawned, sock, started))
         except (EngineError, OSError) as error:
             print(f"penstock: {error}", file=sys.stderr)
@@ -68,7 +70,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from penstock.text import Tokenizer
 
         configure_logging()
-        # One text is tokenised at a time. A pool of threads would take processors from the kernels.
+        # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
+        # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.folder)
         defaults = load_generation_defaults(prepared.folder)
@@ -88,12 +91,12 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
     app = create_app(served, server, Metrics(CollectorRegistry()))
 
     def ready() -> None:
-        gc.freeze()
+        gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
         gc.enable()
         seconds = time.monotonic() - started
         logging.getLogger("penstock.serve").info(
             "serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds
         )
 
-    with keep_off(client.info.cpu):
+    with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
         await serve_http(app, sock, client, ready=ready)

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Converts between byte counts and text such as "4GiB"."""
 
 import re
 
@@ -7,7 +7,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of '4GiB', '500MB', '1.5G' or '1048576'. KiB, MiB ... are powers of 1024; KB, MB ... powers of 1000."""
+    """Returns the number of bytes that a text such as '4GiB', '500MB', '1.5G' or '1048576' means. KiB, MiB ... are
+    powers of 1024; KB, MB ... are powers of 1000. Raises ValueError for any other text."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not an amount of memory; write for example 4GiB, 500MB or a number of bytes")
@@ -15,7 +16,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """For people: '1.50 GiB', '312 MiB', '17 B'."""
+    """Returns a byte count as text for people, such as '1.50 GiB', '312 MiB' or '17 B'."""
     sign, size = ("-" if count < 0 else ""), float(abs(count))
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

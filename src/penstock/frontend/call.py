@@ -1,4 +1,7 @@
-"""A request that has been read and found valid."""
+"""Defines what passes between the server and an API dialect: the context of a request, and the valid call it becomes.
+
+A dialect is one API's format of requests and answers, such as OpenAI's (frontend/openai).
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,24 +14,25 @@ from penstock.frontend.served import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What a dialect needs besides the body."""
+    """Holds what a dialect needs, besides the body, to read a request."""
 
     model: ServedModel
     limits: RequestLimits
-    id: str  # unique; the ids of the engine's requests and of the answer contain it
+    id: str  # unique; it is part of the ids of the answer and of the requests sent to the engine
     created: int  # seconds since the epoch
-    tenant: str = ""  # identifies the API key; "" without keys
-    seed: int | None = None  # for requests without a seed; None: each gets a random one
+    tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
+    seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
 
-    def salt(self, given: str | None) -> str:
-        """The salt for the prefix cache. Tenants never share cache entries, whatever salt they send."""
-        return f"{self.tenant}:{given or ''}" if self.tenant else given or ""
+    def salt(self, client_salt: str | None) -> str:
+        """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It
+        starts with the tenant, so that tenants never share entries."""
+        return f"{self.tenant}:{client_salt or ''}" if self.tenant else client_salt or ""
 
 
 class Call(NamedTuple):
-    """What a request asks for, and the codec for its answer."""
+    """Holds a valid request: the prompts to run and the codec that encodes the answer."""
 
     parts: tuple[PromptPart, ...]
     codec: Codec
-    stream: bool
+    stream: bool  # True: the answer is a stream of events
     operation: str  # OpenTelemetry's name for metrics: "chat" or "text_completion"

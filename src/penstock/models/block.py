@@ -1,4 +1,4 @@
-"""A decoder block: attention and an MLP, each between its norms, composed as its LayerSpec says."""
+"""Implements a decoder block: norm, attention, norm, MLP. A LayerSpec selects the kinds of these parts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +14,11 @@ from penstock.models.parameters import LayerParameters
 
 
 class Block:
-    """One decoder block.
+    """Executes one decoder block.
 
-    Between blocks the residual stream is a pair (hidden, addend): the next norm adds the addend, in one kernel. The
-    addend is None if it has been added already.
+    Between blocks the residual stream is a pair (hidden, addend), and its value is the sum of the two. The addend is
+    the output of the last sublayer (attention or MLP) if it was not added yet, or None. The kernel of the next norm
+    computes the sum too, so that the addition needs no kernel of its own.
     """
 
     def __init__(
@@ -42,38 +43,49 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Returns the bytes of this block's weights."""
         norms = (self._attention_norm, self._attention_post_norm, self._mlp_norm, self._mlp_post_norm)
         return self._attention.nbytes + self._mlp.nbytes + sum(norm.nbytes for norm in norms if norm is not None)
 
     def attend(
         self, hidden: Tensor, addend: Tensor | None, rotation: Any, group: GroupInput, cache: LayerCache
     ) -> tuple[Tensor, Tensor]:
-        """The block up to its attention: (hidden states with the addend, what attention gave)."""
+        """Runs the first part of the block: the norm and attention, without its output projection. Writes keys and
+        values to `cache`. Returns (hidden + addend, the output of attention)."""
         normed, hidden = self._enter(self._attention.input_weight, self._attention_norm, hidden, addend)
         return hidden, self._attention.attend(self._kernels, normed, rotation, group, cache)
 
     def finish(self, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The block after its attention: (hidden, addend)."""
+        """Runs the rest of the block on what `attend` returned: the output projection, the second norm and the MLP.
+        Returns the residual stream as (hidden, addend)."""
         project = partial(self._attention.project, self._kernels, attended)
         hidden, addend = self._leave(project, self._attention_post_norm, hidden)
         normed, hidden = self._enter(self._mlp.input_weight, self._mlp_norm, hidden, addend)
         return self._leave(partial(self._mlp, self._kernels, normed), self._mlp_post_norm, hidden)
 
     def add(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
-        """The sum of both. A norm's kernel computes it; the norm itself, of any weight, is thrown away."""
+        """Returns hidden + addend. The norm kernel computes this sum; its other result, the normed sum, is not used."""
         if addend is None:
             return hidden
         return self._kernels.rms_norm(hidden, addend, self._mlp_norm, self._eps, self._offset)[1]
 
-    def _enter(self, reader: Any, norm: Tensor, hidden: Tensor, addend: Tensor | None) -> tuple[Any, Tensor]:
-        """(the input of a sublayer, hidden states with the addend). Only `reader` multiplies the input, if given."""
-        return self._kernels.norm_before(reader)(hidden, addend, norm, self._eps, self._offset)
+    def _enter(self, weight: Any, norm: Tensor, hidden: Tensor, addend: Tensor | None) -> tuple[Any, Tensor]:
+        """Returns (the input of a sublayer, hidden + addend). The input is the normed sum.
+
+        `weight` is the packed weight of the only product that reads the input, or None if several products read it. If
+        that product takes quantised rows, the norm returns the input quantised.
+        """
+        return self._kernels.norm_before(weight)(hidden, addend, norm, self._eps, self._offset)
 
     def _leave(
         self, sublayer: Callable[[Tensor | None], Tensor], post_norm: Tensor | None, hidden: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """(hidden, addend) after a sublayer, which is called with the residual that it is to add."""
+        """Runs a sublayer and returns the residual stream as (hidden, addend).
+
+        `sublayer` takes a tensor that its last product adds to the output, or None. It gets `hidden` if its output
+        needs no sum over ranks and no norm: the result then has no addend. Else it gets None, and its output, summed
+        and normed, is the addend.
+        """
         if post_norm is None and self._collectives is None:
             return sublayer(hidden), None
         output = sublayer(None)

@@ -1,4 +1,4 @@
-"""A decoder-only transformer that executes a ModelSpec."""
+"""Implements a decoder-only transformer that a ModelSpec describes."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,26 @@ from penstock.models.rope import inverse_frequencies
 
 @dataclass(frozen=True)
 class StepInput:
+    """Holds what the decoder reads in one step."""
+
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     groups: tuple[GroupInput, ...]  # one per KV group of the spec
-    hidden: Tensor | None = None  # [tokens, hidden] from the stage before, for a stage without the embedding
+    hidden: Tensor | None = None  # [tokens, hidden] from the previous pipeline stage; None on the first stage
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """The hidden states that `forward` returns, for all tokens of a step or for some of them.
+    """Holds the hidden states that `forward` returns, for all tokens of a step or for some of them.
 
-    On the rank with the head, the last block has only run up to its attention, which has stored all keys and values.
-    `logits` runs the rest of it, for the requested tokens only: that saves a fiftieth of a prompt's work."""
+    On a rank with the head, `forward` stops in the last block after attention: all keys and values are stored by then.
+    `logits` runs the rest of this block for the requested tokens only. So most tokens of a prompt skip the last layer's
+    output projection and MLP."""
 
     states: Tensor  # [tokens, hidden]
-    attended: Tensor | None = None  # [tokens, width] the last block's attention, on the rank with the head
+    attended: Tensor | None = (
+        None  # [tokens, width] output of the last block's attention; None on a rank without the head
+    )
 
     def __len__(self) -> int:
         return len(self.states)
@@ -40,24 +45,28 @@ class Hidden:
         return self.mapped(lambda tensor: tensor[rows])
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Hidden":
-        """The function applied to both tensors."""
+        """Returns new hidden states: `function` is applied to both tensors."""
         return Hidden(function(self.states), None if self.attended is None else function(self.attended))
 
     @property
     def latest(self) -> Tensor:
-        """The tensor that was computed last: a token's row has a NaN or infinity if one of its keys or values does."""
+        """Returns the tensor that was computed last. A NaN or infinity in a token's keys or values also makes the
+        token's row of this tensor not finite."""
         return self.states if self.attended is None else self.attended
 
 
 class Decoder:
-    """Executes a spec. `parameters` are those of `spec.parameters`, by name. Vectors have the dtype of the activations;
-    matrices have it too, or are packed by `select_packing` of the kernels' platform. They are removed from the mapping
-    one by one and packed if they are not yet, so that none is in memory twice.
+    """Executes a spec.
 
-    The spec may be one rank's (see families/shard.py). If the rank shares its layers with others, `collectives` adds
-    what each computes. A pipeline stage without the embedding takes hidden states; one without the head returns them.
+    `parameters` maps the names in `spec.parameters` to tensors. Vectors have the dtype of the activations. A matrix has
+    this dtype too, or `select_packing` of the kernels' platform has packed it already. The constructor removes each
+    parameter from the mapping and packs it if needed, so that no matrix is in memory both packed and unpacked.
 
-    `kinds` makes the attention of each layer from its spec."""
+    The spec may describe one rank's part of a model (see families/shard.py). If tensor ranks share the layers,
+    `collectives` sums their partial results. A pipeline stage without the embedding takes hidden states as input, and a
+    stage without the head returns them.
+
+    `kinds` maps the type of an attention spec to the function that makes the attention."""
 
     def __init__(
         self,
@@ -70,7 +79,7 @@ class Decoder:
         self._spec = spec
         self._kernels = kernels
         self._collectives = collectives
-        vector = parameters["layers.0.attention_norm.weight"]
+        vector = parameters["layers.0.attention_norm.weight"]  # every rank has it, and all vectors have its dtype
         self._dtype, device = vector.dtype, vector.device
 
         def packed(name: str) -> Any:
@@ -89,12 +98,12 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights; a tied one counts once."""
+        """Returns the bytes of all weights. Tied embeddings count once."""
         tensors = [self._embedding, self._norm, None if self._head is self._embedding else self._head, *self._blocks]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
-        """The hidden states of a step's tokens. Writes to `caches`, one per layer."""
+        """Returns the hidden states of a step's tokens. Writes keys and values to `caches`, one per layer."""
         rotations = {
             rotary: self._kernels.attention.rotation(step.positions, frequencies, self._dtype)
             for rotary, frequencies in self._frequencies.items()
@@ -104,16 +113,17 @@ class Decoder:
         for block, cache in zip(self._blocks, caches, strict=True):
             rotation = rotations[block.rotary] if block.rotary else None
             hidden, attended = block.attend(hidden, addend, rotation, step.groups[block.group], cache)
-            if self._norm is not None and block is last:
+            if self._norm is not None and block is last:  # this rank has the head: `logits` finishes the block
                 return Hidden(hidden, attended)
             hidden, addend = block.finish(attended, hidden)
         return Hidden(last.add(hidden, addend))
 
     def logits(self, hidden: Hidden) -> Tensor | None:
-        """fp32 [rows, vocab] of rows that `forward` returned. None on a rank that only contributed its part of them."""
+        """Returns fp32 logits [rows, vocab] for rows of what `forward` returned. All tensor ranks of the last stage
+        must call this; those other than tensor rank 0 get None. Raises ValueError on a stage without the head."""
         spec = self._spec
         if hidden.attended is None or self._norm is None:
-            raise ValueError("this pipeline stage has no head: logits are computed in the last stage")
+            raise ValueError("this pipeline stage has no head: only the last stage computes logits")
         states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
         norm = self._kernels.norm_before(self._head)
         normed, _ = norm(states, addend, self._norm, spec.norm_eps, spec.norm_offset)

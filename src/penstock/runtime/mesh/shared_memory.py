@@ -1,8 +1,9 @@
-"""Links through memory that the ranks of one machine share: about 5 µs an exchange, where a socket takes 300.
+"""Implements the links between ranks of one machine through shared memory. An exchange of small tensors takes about
+5 µs; through a socket it takes about 300 µs.
 
-Each rank counts what it has written or read and polls the counts of the others. That needs no fences on processors that
-make stores visible in program order; on others, ranks use sockets. The memory is an anonymous memfd, so the kernel
-frees it however the ranks end.
+Each rank has a counter of its exchanges or messages in the shared memory, and polls the counters of the other ranks.
+This needs no memory fences on processors that make stores visible in program order. On other processors, ranks use
+sockets. The memory is an anonymous file (memfd), so the operating system frees it even if the ranks crash.
 """
 
 import mmap
@@ -19,17 +20,22 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 ORDERED_STORES = ("x86_64", "AMD64")  # processors that make stores visible in program order
-SLOT_BYTES = 1 << 21  # one rank's part of an exchange; at least one row of logits must fit
-SUM_BYTES = 1 << 18  # bytes of a tensor that are summed in one exchange: small enough that all parts stay in cache
-COUNT_BYTES = 64  # distance between two counts: a cache line each, to avoid false sharing
-SPINS = 1000  # polls of a count, about 100 µs, before the processor is yielded between polls
-YIELD_SECONDS = 2e-3  # time in which polls yield the processor; after that they sleep in between
-MAX_POLL_SECONDS = 1.0  # one poll adds at most this to the time waited: the process may have been stopped in between
+SLOT_BYTES = 1 << 21  # memory for one rank's tensor in an exchange; at least its part of one row of logits must fit
+SUM_BYTES = 1 << 18  # a sum exchanges at most this much of a tensor at a time, so that all parts stay in cache
+COUNT_BYTES = 64  # each counter has a cache line of its own, to avoid false sharing
+# A rank polls a counter in three phases: without a pause, then yielding the processor, then sleeping between polls.
+SPINS = 1000  # polls without a pause, about 100 µs
+YIELD_SECONDS = 2e-3  # length of the second phase
+MAX_POLL_SECONDS = (
+    1.0  # one poll adds at most this much to the time waited: a process that was stopped must not time out
+)
 
 
 def open_shared_memory(store: Store, rank: int, ranks: int, size: int) -> "SharedMemory | None":
-    """Returns `size` zero bytes and a zero count per rank, shared by all `ranks`, which must all call this. Returns
-    None on every rank when they are not all on one machine or the memory cannot be allocated."""
+    """Creates memory that `ranks` processes share: a counter for each of them and `size` bytes of data, all zero.
+
+    All of these ranks must call this, each with its own `rank` from 0. Every rank gets None if they are not all on one
+    machine, if the processor does not support these links, or if the memory cannot be allocated or opened."""
     here, memory = _machine(), None
     with ExitStack() as held:
         if rank == 0:
@@ -49,8 +55,8 @@ def open_shared_memory(store: Store, rank: int, ranks: int, size: int) -> "Share
 
 
 def _machine() -> str:
-    """Identifies this boot of this machine and its PID namespace: processes with equal ids can open each other's
-    /proc/PID/fd. "" when the processor does not support shared memory links."""
+    """Returns an id of this machine, its current boot and this process's PID namespace. Processes with equal ids find
+    each other under /proc/PID/fd. Returns "" if the processor does not support these links."""
     if platform.machine() not in ORDERED_STORES:
         return ""
     try:
@@ -61,8 +67,8 @@ def _machine() -> str:
 
 
 def _create(held: ExitStack, ranks: int, size: int) -> "tuple[SharedMemory, str]":
-    """Allocates the memory. Returns it and the path by which other processes can open it until `held` closes. Raises
-    OSError when there is too little memory; without fallocate the first access would raise SIGBUS instead."""
+    """Allocates the memory. Returns it, and the path with which other processes can open it until `held` closes. Raises
+    OSError if there is too little memory: fallocate reports this here, and not by a SIGBUS at the first access."""
     descriptor = os.memfd_create("penstock")
     held.callback(os.close, descriptor)
     os.posix_fallocate(descriptor, 0, ranks * COUNT_BYTES + size)
@@ -78,7 +84,7 @@ def _attach(path: str, ranks: int) -> "SharedMemory":
 
 
 class SharedMemory:
-    """One int64 count per rank, and `bytes` for data."""
+    """Maps shared memory into this process. `counts` has an int64 counter for each rank, and `bytes` is for data."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
@@ -86,7 +92,7 @@ class SharedMemory:
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=ranks * COUNT_BYTES)
 
     def wait(self, rank: int, count: int, timeout: float) -> bool:
-        """Polls until the count of `rank` is at least `count`. Returns False after `timeout` seconds."""
+        """Polls until the counter of `rank` is at least `count`. Returns False after `timeout` seconds."""
         counts = self.counts
         for _ in range(SPINS):
             if counts[rank] >= count:
@@ -103,11 +109,11 @@ class SharedMemory:
 
 
 class SharedRankLink:
-    """A RankLink. In an exchange, each rank writes its part into its slot, counts up, and blocks until all other ranks
-    have counted up too.
+    """Implements RankLink with shared memory. In an exchange, each rank writes its tensor into its slot and increments
+    its counter. Then it blocks until all other ranks have incremented theirs.
 
-    Exchanges alternate between two sets of slots. A rank reuses a set only after the exchange in between, which every
-    other rank enters after it has read the set."""
+    There are two sets of slots, and exchanges use them in turn. A rank that reads a set enters the next exchange only
+    afterwards. So when that exchange is complete, all ranks have read the set, and it can be overwritten."""
 
     def __init__(self, memory: SharedMemory, rank: int, ranks: int, timeout: float) -> None:
         self._memory, self._rank, self._ranks, self._timeout = memory, rank, ranks, timeout
@@ -118,10 +124,11 @@ class SharedRankLink:
 
     @staticmethod
     def size(ranks: int) -> int:
-        """The bytes of shared memory that a link of so many ranks needs."""
+        """Returns the bytes of shared memory that a link between this number of ranks needs."""
         return 2 * ranks * SLOT_BYTES
 
     def sum(self, x: Tensor) -> None:
+        """Sums as RankLink.sum. Every rank gets the parts of all ranks and adds them in rank order."""
         for piece in x.view(-1).split(SUM_BYTES // x.itemsize):
             parts = self._exchange(piece, piece.numel())
             torch.add(parts[0], parts[1], out=piece)
@@ -129,10 +136,13 @@ class SharedRankLink:
                 piece.add_(part)
 
     def gather(self, x: Tensor, whole: Tensor | None, columns: Sequence[range]) -> None:
+        """Gathers as RankLink.gather, in pieces of as many rows as fit in a slot."""
         widest = max(map(len, columns))
         step = SLOT_BYTES // (widest * x.itemsize)
         if not step:
-            raise ValueError(f"a row of {widest} numbers exceeds a slot of {SLOT_BYTES} bytes of shared memory")
+            raise ValueError(
+                f"a row of {widest * x.itemsize} bytes exceeds a slot of {SLOT_BYTES} bytes of shared memory"
+            )
         for rows in range(0, len(x), step):
             piece = x[rows : rows + step]
             parts = self._exchange(piece.reshape(-1), len(piece) * widest)
@@ -142,8 +152,10 @@ class SharedRankLink:
                     whole[rows : rows + step, place.start : place.stop] = values
 
     def _exchange(self, x: Tensor, size: int) -> list[Tensor]:
-        """Returns every rank's one-dimensional x, each at the start of a tensor of `size` elements. The tensors are
-        valid until the next exchange."""
+        """Sends the one-dimensional x to all ranks and returns the list of all ranks' x, in rank order.
+
+        Each tensor of the list has `size` elements; those after the rank's x are undefined. The caller must have read
+        the tensors before the next exchange. Raises TimeoutError if a rank does not join in time."""
         shape = (size, x.dtype)
         if shape != self._shape:  # rare: most sums of a step have one size
             memory = self._slots[:, :, : size * x.itemsize]
@@ -156,13 +168,13 @@ class SharedRankLink:
         self._memory.counts[self._rank] = self._exchanges
         for rank in range(self._ranks):
             if not self._memory.wait(rank, self._exchanges, self._timeout):
-                raise TimeoutError(f"tensor rank {rank} did not reach this exchange")
+                raise TimeoutError(f"tensor rank {rank} did not join the exchange within {self._timeout:g} s")
         return parts
 
 
 class SharedStageLink:
-    """A StageLink. The sender is rank 0 and writes the slots in turn; the receiver is rank 1 and reads them. The counts
-    are messages written and messages read."""
+    """Implements StageLink with shared memory. Rank 0 of the link sends: it writes the slots in turn and counts
+    messages written. Rank 1 receives: it reads the slots in the same order and counts messages read."""
 
     def __init__(self, memory: SharedMemory, slots: int, timeout: float) -> None:
         self._memory, self._timeout = memory, timeout
@@ -170,22 +182,26 @@ class SharedStageLink:
         self._done = 0  # messages that this side has written or read
 
     def send(self, x: Tensor) -> None:
+        """Sends as StageLink.send: blocks while all slots are full."""
         if not self._memory.wait(1, self._done + 1 - len(self._slots), self._timeout):
-            raise TimeoutError(f"all {len(self._slots)} slots hold messages that were not read")
+            raise TimeoutError(
+                f"the next stage read no message within {self._timeout:g} s, and all {len(self._slots)} slots are full"
+            )
         self._slot(x).copy_(x)
         self._done += 1
         self._memory.counts[0] = self._done
 
     def receive(self, x: Tensor) -> None:
+        """Receives as StageLink.receive: blocks until there is a message."""
         if not self._memory.wait(0, self._done + 1, self._timeout):
-            raise TimeoutError("no message arrived")
+            raise TimeoutError(f"the previous stage sent no message within {self._timeout:g} s")
         x.copy_(self._slot(x))
         self._done += 1
         self._memory.counts[1] = self._done
 
     def _slot(self, x: Tensor) -> Tensor:
-        """The next slot, as a tensor with the shape and dtype of x."""
+        """Returns the slot of the next message as a tensor with the shape and dtype of x."""
         slot = self._slots[self._done % len(self._slots)]
         if x.nbytes > len(slot):
-            raise ValueError(f"{x.nbytes} bytes of hidden states exceed a slot of {len(slot)} bytes")
+            raise ValueError(f"hidden states of {x.nbytes} bytes exceed a slot of {len(slot)} bytes of shared memory")
         return slot[: x.nbytes].view(x.dtype).view(x.shape)

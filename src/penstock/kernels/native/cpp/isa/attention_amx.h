@@ -1,13 +1,19 @@
-// Attention's two products by tiles, for bf16 queries over bf16 pages. A page's lines in memory are tiles: keys are 16
-// positions by 32 (or the last 16) of head_dim, values 16 positions by 16 columns.
+// Computes the two matrix products of attention with AMX tiles, for bf16 queries and bf16 pages: scores = queries times
+// keys, and sums = softmax weights times values.
 //
-// Weights are rounded to bf16. A row's result depends on that row alone, and positions that it does not see have the
-// weight 0: so neither the rows beside it nor the bounds of tiles change a bit.
+// Pages store bf16 in pairs along the dimension that is summed over (VNNI), so that tiles are loaded from pages as they
+// are. A run is 16 positions of a page:
+//   keys    [head_dim / 2][16 positions][2 of head_dim]; a tile has 16 positions by 32 of head_dim, or by the last 16
+//   values  [8 pairs of positions][head_dim][2 positions]; a tile has 16 positions by 16 of head_dim
+//
+// The softmax weights are rounded to bf16. Each row is computed independently, and a position that a row must not see
+// has the weight 0. So a row's result is bit-identical whatever other rows are in its tile and wherever tiles begin.
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// Tile registers: 0 to 4 whole (sums, rows and lines), 5 half as wide and 6 and 7 half as high, for 16 along k.
+// The shapes of the tile registers. 0 to 4 have full size: 16 rows of 64 bytes. The others are for products that add up
+// 16 elements instead of 32: 5 is the left operand, half as wide; 6 and 7 are right operands, half as high.
 constexpr TileShapes attention_shapes() {
   TileShapes shapes = tile_shapes(64);
   shapes.bytes[5] = 32;
@@ -16,11 +22,13 @@ constexpr TileShapes attention_shapes() {
 }
 constexpr TileShapes kAttentionTiles = attention_shapes();
 
-// Scores of 16 rows of queries [16][dim], at 16 positions each of one or two runs of keys; `line_stride` in bytes.
+// Writes the scores of 16 queries [16][dim] at the 16 positions of `keys`, and at those of `more_keys` unless it is
+// null: scores[row * kRowStride + i], where i is 0 to 15 for `keys` and 16 to 31 for `more_keys`. `line_stride` is the
+// distance in bytes between lines of keys, where a line has two elements of each position.
 inline void score_tiles(const uint16_t* query, int64_t dim, const uint16_t* keys, const uint16_t* more_keys,
                         int64_t line_stride, float* scores) {
   const int64_t row_bytes = dim * 2;
-  settle();
+  settle();  // forces the compiler to finish writing the queries before the tiles are loaded: see linear_amx.h
   _tile_zero(0);
   _tile_zero(1);
   const auto* lines = reinterpret_cast<const uint8_t*>(keys);
@@ -48,11 +56,12 @@ inline void score_tiles(const uint16_t* query, int64_t dim, const uint16_t* keys
   if (more != nullptr) _tile_stored(1, scores + 16, kRowStride * 4);
 }
 
-// Sums [16][dim] of the values at `count` runs of 16 positions, times 16 rows of weights [16][kRowStride].
+// Writes sums [16][dim] = weights times values. `runs` are the values of `count` runs; column 16 * i + j of the weights
+// [16][kRowStride] belongs to position j of run i.
 inline void sum_tiles(const uint16_t* weights, const uint16_t* const* runs, int64_t count, int64_t dim, float* sums) {
-  const int64_t stride = dim * 4;  // of lines and of sums, in bytes
+  const int64_t stride = dim * 4;  // bytes of a line of values (bf16 pairs), and of a row of sums (floats)
   int64_t column = 0;
-  settle();
+  settle();  // as above, for the weights
   for (; column + 64 <= dim; column += 64) {
     _tile_zero(0);
     _tile_zero(1);
@@ -86,7 +95,8 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* const* runs, int6
   }
 }
 
-// Copies a run of 16 positions whose first `count` are written; the others become 0.
+// Copies the values of a run to `out`. Only the first `count` of its 16 positions have been written: the others are
+// undefined, and `out` gets 0 for them.
 inline void copy_values(const uint16_t* values, int64_t count, int64_t dim, uint16_t* out) {
   for (int64_t position = 0; position < 16; ++position) {
     for (int64_t i = 0; i < dim; ++i) {
