@@ -1,4 +1,4 @@
-"""`penstock bench`: runs benchmarks, prints their figures as a table and writes them as JSON."""
+"""Implements `penstock bench`: runs benchmarks, prints their figures as a table and writes them as JSON."""
 
 import asyncio
 import math
@@ -51,7 +51,7 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """The requests that `penstock bench serve` sends, as its flags give them."""
+    """Holds the flags that describe the requests of `penstock bench serve`."""
 
     num_prompts: int
     input_len: str
@@ -65,7 +65,7 @@ class Load:
     seed: int
 
     def items(self) -> list[Item]:
-        """The requests. ValueError names the flag that is wrong."""
+        """Returns the requests. Raises ValueError that names the wrong flag."""
         for flag, value in (("--request-rate", self.request_rate), ("--burstiness", self.burstiness)):
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{flag} is {value:g}: give a number above 0")
@@ -129,7 +129,7 @@ def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: P
 
 
 def _sizes(cases: Sequence[Case]) -> BenchSizes:
-    """The limits with which every case runs as one batch."""
+    """Returns the limits with which every case runs as one batch."""
     longest = max((WARM_UP, *cases), key=lambda case: case.prompt_len + case.output_len)
     asked_by = "the warm-up" if longest is WARM_UP else f"--cases {longest}"
     sequences = max(32, *(case.count for case in cases))
@@ -160,7 +160,7 @@ def online(url: str, model: str | None, api_key: str | None, load: Load, json_fi
 async def _load_server(
     url: str, model: str | None, api_key: str | None, items: Sequence[Item], concurrency: int | None, slo: Slo | None
 ) -> dict[str, Any]:
-    """The figures, and the first five different errors."""
+    """Returns the figures, and the first five different errors."""
     try:
         name = model or await first_model(url, api_key)
     except (aiohttp.ClientError, TimeoutError, LookupError) as error:

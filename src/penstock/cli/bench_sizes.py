@@ -9,7 +9,7 @@ from penstock.families import model_facts
 
 
 class BenchSizes(NamedTuple):
-    """What a benchmark needs an engine to hold."""
+    """Holds the sizes that a benchmark needs its engine to support."""
 
     asked_by: str  # the flag that sets the longest sequence: "--cases 1x256/64"
     context: int  # tokens of the longest sequence

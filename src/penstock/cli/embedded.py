@@ -1,4 +1,4 @@
-"""The models that come with Penstock."""
+"""Finds the models that are part of Penstock."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ import penstock
 
 
 def default_model() -> Path:
-    """The folder of the embedded model, which commands use if none is named."""
+    """Returns the folder of the embedded model, which commands use if the user names none."""
     return Path(penstock.__file__).parent / "assets" / "python-8m"

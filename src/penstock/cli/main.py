@@ -1,4 +1,4 @@
-"""The command line: `penstock serve | run | plan | bench`."""
+"""Defines the command line: `penstock serve | run | plan | bench`."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -199,7 +199,7 @@ def main(engine: "EngineChild | None" = None) -> None:
 
 
 def _status(error: Exception) -> int | None:
-    """The exit status for an error that is for the user; None for a bug."""
+    """Returns the exit status for an error that the user can correct, or None for a bug."""
     from penstock.messages import EngineError
 
     if isinstance(error, ValueError):  # a wrong setting, model or checkpoint

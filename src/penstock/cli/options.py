@@ -1,4 +1,4 @@
-"""The flags that several commands share. A flag that is not given keeps the configured value or the default."""
+"""Defines the flags that several commands share. A flag that is not given keeps the configured value or the default."""
 
 import functools
 import inspect

@@ -52,7 +52,7 @@ def show_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Ma
 
 
 def cell(key: str, value: Any) -> str:
-    """A figure as text: '–' for none, '12.3%' for a share, '1,234' for a number."""
+    """Returns a figure as text: '–' for none, '12.3%' for a share, '1,234' for a number."""
     if value is None:
         return "–"
     if key in SHARES:

@@ -1,4 +1,4 @@
-"""`penstock plan`: shows a model's memory, its possible splits, and the source of every setting.
+"""Implements `penstock plan`: shows a model's memory, its possible splits, and the source of every setting.
 
 It loads neither weights nor torch.
 """
@@ -26,7 +26,7 @@ from penstock.families.traffic import step_traffic
 
 @dataclass(frozen=True)
 class PlannedSplit:
-    """A split that fits in memory, and the cost of its steps."""
+    """Holds a split that fits in memory, and the cost of its steps."""
 
     resolved: Resolved
     decode: StepCost  # a step of one sequence
@@ -76,7 +76,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
 
 
 def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
-    """The hardware to plan for, as settings and as the cost of splits need it.
+    """Returns the hardware to plan for, in two forms: for the settings, and for the cost of splits.
 
     Figures in --hardware are a CPU's unless --device is cuda.
     """
@@ -92,7 +92,7 @@ def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple
 
 
 def _splits(found: FoundModel, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
-    """The splits that fit in memory, of all possible ones and the one asked for."""
+    """Returns the possible splits that fit in memory, and the one that was asked for if it fits."""
     settings = found.given.settings
     group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
     splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))
@@ -157,12 +157,12 @@ def _table(title: str, *figures: str) -> Table:
 
 
 def _seconds(cost: StepCost, devices: Devices) -> tuple[float, float]:
-    """The least seconds that memory and links take."""
+    """Returns the least seconds that memory and links take."""
     return cost.read / devices.bandwidth, cost.linked / devices.link
 
 
 def _duration(seconds: float) -> str:
-    """A duration such as '20.7 ms', '6.43 µs' or '0'."""
+    """Returns a duration as text, such as '20.7 ms', '6.43 µs' or '0'."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

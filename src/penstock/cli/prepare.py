@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model's folder and config, and the settings that it will run with."""
+    """Holds a model's folder and config, and the settings that it will run with."""
 
     folder: Path
     spec: ModelSpec
@@ -31,7 +31,7 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model's folder and config, and the settings that the user gave.
+    """Holds a model's folder and config, and the settings that the user gave.
 
     `divide` gives the facts of each rank for a split.
     """
@@ -42,7 +42,7 @@ class FoundModel:
     given: Given
 
     def changed(self, source: str, **changes: object) -> "FoundModel":
-        """A copy with other settings. `source` names where these come from."""
+        """Returns a copy with other settings. `source` names where these come from."""
         sources = {**self.given.sources, **dict.fromkeys(changes, source)}
         return replace(self, given=Given(self.given.settings.model_copy(update=changes), sources))
 
@@ -91,7 +91,7 @@ def check_runs(resolved: Resolved, hardware: Hardware) -> None:
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":
-    """The memory table. If there are several ranks, it is that of the rank with the least free memory."""
+    """Returns the memory table. If there are several ranks, it describes the rank with the least free memory."""
     from rich.table import Table  # imported here, so that `serve` sends the settings to the engine earlier
 
     rows, ranks = resolved.memory.rows, resolved.ranks

@@ -1,11 +1,11 @@
-"""`penstock replay`: run the scheduler again on the events of a log."""
+"""Implements `penstock replay`: runs the scheduler again on the events of a log."""
 
 from penstock.schedule import ReplayMismatch, read_events
 from penstock.schedule import replay as run_again
 
 
 def replay(path: str) -> int:
-    """Print whether the log's events give the plans that the log names. Returns 0 when they do, 1 when they do not.
+    """Prints whether the log's events give the plans that the log names. Returns 0 when they do, 1 when they do not.
 
     A last line that was cut off, as by a process that was killed, is left out. Raises OSError for a file that cannot be
     read, ValueError for one that is no event log.

@@ -1,4 +1,4 @@
-"""`penstock run`: streams completions to the terminal."""
+"""Implements `penstock run`: streams completions to the terminal."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ from penstock.text import ChatTemplateError, OutputText, Tokenizer
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The flags of `penstock run` that are not the engine's."""
+    """Holds the flags of `penstock run` that are not the engine's."""
 
     max_tokens: int
     temperature: float
@@ -39,7 +39,7 @@ class ChatSession:
         self.turn = 0
 
     def prompt_ids(self, text: str) -> list[int]:
-        """The token ids of a prompt. With `chat` they include the conversation so far."""
+        """Returns the token ids of a prompt. With `chat` they include the conversation so far."""
         if not self.options.chat:
             return self.tokenizer.encode(text)
         if self.tokenizer.chat_template is None:

@@ -1,4 +1,4 @@
-"""Models: the blocks that execute a ModelSpec."""
+"""Executes the model that a ModelSpec describes."""
 
 from penstock.models.attention import Attention, AttentionKinds, GroupInput, LayerCache
 from penstock.models.collectives import Collectives

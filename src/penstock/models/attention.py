@@ -1,4 +1,4 @@
-"""Executes the kinds of attention: one class for each AttentionSpec of families/attention_kinds.py."""
+"""Implements the kinds of attention: one class for each AttentionSpec of families/attention_kinds.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from penstock.models.parameters import LayerParameters
 
 @dataclass(frozen=True)
 class GroupInput:
-    """One step as a KV group sees it."""
+    """Holds what attention reads of a step in the layers of one KV group."""
 
     attention: Any  # what the attention kernel prepared: the sequences, their queries and their block tables
     blocks: Tensor  # int64 [tokens]: the block that each token is stored in,
@@ -24,8 +24,8 @@ class GroupInput:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """A layer's part of the pages of its KV group: one view [num_blocks, heads, rows, width] per plane of its
-    PageShape."""
+    """Holds one layer's part of the pages of its KV group: a view [num_blocks, heads, rows, width] for each plane of
+    the PageShape. Grouped-query attention has two: keys and values."""
 
     planes: tuple[Tensor, ...]
 
@@ -39,26 +39,27 @@ class LayerCache:
 
 
 class Attention(Protocol):
-    """The attention of one layer. The output projection is a step of its own: in the last layer it is computed for the
-    sampled tokens only."""
+    """Computes the attention of one layer. The output projection is a method of its own, because in the last layer it
+    is computed for the sampled tokens only."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights."""
+        """Returns the bytes of the weights."""
         ...
 
     @property
     def input_weight(self) -> Any | None:
-        """The packed weight that alone multiplies the input of `attend`; None if there are several."""
+        """Returns the packed weight that multiplies the input of `attend`, or None if several weights do."""
         ...
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: Any, group: GroupInput, cache: LayerCache) -> Tensor:
-        """Normed hidden states [tokens, hidden] to [tokens, width]. Stores in the cache what the layer keeps of the
-        tokens. `rotation` is the kernels' for the spec's `rotary`; None without one."""
+        """Returns the output of attention [tokens, width] for normed hidden states x [tokens, hidden]. Writes to
+        `cache` what later tokens need, such as keys and values. `rotation` is what the kernels' `rotation` returned, or
+        None without rotary."""
         ...
 
     def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Rows that `attend` gave to [rows, hidden], plus the residual."""
+        """Returns the output projection [rows, hidden] of rows that `attend` returned, plus the residual if given."""
         ...
 
 
@@ -112,7 +113,7 @@ class GroupedQueryAttention:
         return kernels.linear(attended, self.output, residual)
 
 
-# The class of an AttentionSpec to what makes its Attention of (the spec, the layer's parameters, the model's spec).
+# Maps the type of an AttentionSpec to a function (spec, the layer's parameters, the model's spec) -> Attention.
 AttentionKinds = Mapping[type, Callable[[Any, LayerParameters, ModelSpec], Attention]]
 
 ATTENTION_KINDS: AttentionKinds = MappingProxyType({GroupedQuerySpec: GroupedQueryAttention.make})

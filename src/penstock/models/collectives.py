@@ -1,4 +1,4 @@
-"""The collective operations that a model needs of the ranks that share its layers. The runtime's Mesh has them."""
+"""Declares the operations between ranks that share a model's layers. The runtime's Mesh implements them."""
 
 from typing import Protocol
 
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 class Collectives(Protocol):
-    """Operations of the tensor ranks of one stage. All ranks make the same calls in the same order."""
+    """Connects the tensor ranks of one stage. All of them must make the same calls in the same order."""
 
     def sum(self, x: Tensor) -> None:
-        """Replace x [rows, width] on every rank by the sum of the ranks' x, added in rank order."""
+        """Overwrites x [rows, width] on every rank with the sum of all ranks' x, added in rank order."""
         ...
 
     def gather(self, x: Tensor, total: int) -> Tensor | None:
-        """The ranks' x [rows, their part of `total` columns] side by side: [rows, total] on the first rank, None on
-        the others. A rank's part is what `config.split.part` gives it."""
+        """Gathers the columns of all ranks. Returns [rows, total] on tensor rank 0, and None on the others. Each rank's
+        x has its part of the `total` columns, as `config.split.part` divides them."""
         ...

@@ -1,4 +1,4 @@
-"""The part of a layer after attention: a gated MLP, or a mixture of experts."""
+"""Implements the part of a layer after attention: a gated MLP, or a mixture of experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.models.parameters import LayerParameters
 
 @dataclass(frozen=True)
 class MLP:
-    """A gated MLP; the matrices are as the kernels packed them."""
+    """Computes a gated MLP. The kernels packed the matrices."""
 
     activation: str
     gate_up: Any
@@ -24,17 +24,18 @@ class MLP:
 
     @property
     def input_weight(self) -> Any:
-        """The packed weight that alone multiplies the input."""
+        """Returns the packed weight that multiplies the input."""
         return self.gate_up
 
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Normed hidden states [tokens, hidden] to the output of the same shape, plus the residual."""
+        """Returns the output [tokens, hidden] for normed hidden states x [tokens, hidden], plus the residual if
+        given."""
         return kernels.linear(kernels.linear.gated(x, self.gate_up, self.activation), self.down, residual)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts instead of an MLP."""
+    """Computes a mixture of experts."""
 
     spec: MoESpec
     activation: str
@@ -51,11 +52,11 @@ class Mixture:
 
     @property
     def input_weight(self) -> None:
-        """None: the router and the experts all multiply the input."""
+        """Returns None, because several weights multiply the input: the router's and the experts'."""
         return None
 
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """As MLP: hidden states in, hidden states out."""
+        """Returns the output as `MLP.__call__` does."""
         linear, spec = kernels.linear, self.spec
         routing = kernels.experts.route(linear.logits(x, self.router), spec.experts_per_token, normalize=spec.normalize)
         shared = None
@@ -75,7 +76,8 @@ class Mixture:
 
 
 def make_mlp(spec: LayerSpec, parameters: LayerParameters) -> MLP | Mixture:
-    """A layer's MLP, from its parameters `gate_up` and `down`; or its mixture, from those that MoESpec lists."""
+    """Returns a layer's MLP, made from its parameters `gate_up` and `down`, or its mixture, made from those that
+    MoESpec lists."""
     moe = spec.moe
 
     def mlp(name: str) -> MLP:

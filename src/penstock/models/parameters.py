@@ -1,4 +1,4 @@
-"""The parameters of one layer, taken out of a model's."""
+"""Takes the parameters of one layer out of a model's parameters, and packs its matrices."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from penstock.kernels import Kernels
 
 @dataclass(frozen=True)
 class LayerParameters:
-    """The parameters named `{prefix}*`. Each method removes what it returns from `all`, so that no matrix is in memory
-    twice: as it was read and as the kernels pack it."""
+    """Takes out the parameters whose names begin with `prefix`. Each method removes what it returns from `all`, so that
+    no matrix is in memory both unpacked and packed."""
 
     all: MutableMapping[str, Any]
     prefix: str
@@ -23,10 +23,10 @@ class LayerParameters:
         return vector
 
     def matrix(self, name: str, *, gated: bool = False) -> Any:
-        """The packed weight `name`, with its bias if there is one."""
+        """Returns the packed weight `name`, with its bias if there is one."""
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)
         return self.kernels.linear.pack(self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
 
     def experts(self, name: str, count: int, *, gated: bool = False) -> Any:
-        """The packed weights of `count` experts, stacked."""
+        """Returns the packed weights of `count` experts, stacked."""
         return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, gated=gated)

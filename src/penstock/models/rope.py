@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of a RopeSpec."""
+"""Computes the frequencies of rotary position embedding for a RopeSpec."""
 
 import math
 
@@ -9,7 +9,8 @@ from penstock.families import RopeSpec
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position, fp32 [head_dim / 2]; computed in the order of transformers, whose roundings count."""
+    """Returns radians per position, fp32 [head_dim / 2]. Operations are in the same order as in transformers, so that
+    results round in the same way."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (spec.theta**exponents)
     if spec.scaling == "linear":
@@ -20,7 +21,8 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, spec: RopeSpec) -> Tensor:
-    """Slow waves divided by the factor, fast ones kept, those between blended (Llama 3.1's long-context scaling)."""
+    """Scales frequencies for long contexts as Llama 3.1 does: low ones are divided by the factor, high ones are kept,
+    and those between are interpolated."""
     wavelengths = 2 * math.pi / frequencies
     longest = spec.original_max_position / spec.low_freq_factor
     shortest = spec.original_max_position / spec.high_freq_factor

@@ -54,7 +54,7 @@ class Detokenizer:
         return text
 
     def _start(self, token_id: int) -> bytes:
-        """A token's bytes at the start of a text, where a decoder may drop a space."""
+        """Returns a token's bytes at the start of a text, where a decoder may drop a space."""
         if not self._at_start:
             return self._table[token_id]
         token = self._table.visible(token_id)
@@ -72,7 +72,7 @@ class Detokenizer:
         return piece
 
     def _end_of(self, prompt_ids: Sequence[int]) -> bytes:
-        """At least the prompt's last three bytes: an incomplete character has no more."""
+        """Returns at least the prompt's last three bytes: an incomplete character has no more."""
         end = b""
         for token_id in reversed(prompt_ids):
             end = self._table[token_id] + end

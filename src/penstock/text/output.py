@@ -9,7 +9,7 @@ from penstock.text.tokenizer import Tokenizer
 
 
 class TextChunk(NamedTuple):
-    """Text to send. A choice's chunks together do not depend on how its tokens were split into pushes."""
+    """Holds text to send. How a choice's tokens are split into pushes does not change the text of all its chunks."""
 
     text: str
     stopped: str | None  # the stop string that ended the choice
@@ -68,7 +68,7 @@ class OutputText:
         return self._chunk(text, ())
 
     def _read(self, text: str) -> str:
-        """The text up to and including the first stop string that counts."""
+        """Returns the text up to the end of the first stop string that counts, or all of it if there is none."""
         self._length += len(text)
         if self._stops is None:
             return text

@@ -1,5 +1,5 @@
-"""Estimates the size of an operation's result before it is made, for operations whose result can be much larger than
-their operands."""
+"""Estimates the size of an operation's result before the operation runs. Templates use some operations whose result can
+be much larger than their operands."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ class TooLarge(TemplateError):
 
 
 def text_size(value: Any, limit: int) -> int:
-    """The approximate length of str(value). Raises TooLarge as soon as the count passes the limit.
+    """Returns the approximate length of str(value). Raises TooLarge as soon as the count passes the limit.
 
     A list that holds the same list twice, nested many times, is small in memory but huge as text, so every occurrence
     counts. Each item counts at least eight characters, which keeps the walk to the limit short.
@@ -46,7 +46,7 @@ def text_size(value: Any, limit: int) -> int:
 
 
 def operator_size(operator: str, left: Any, right: Any, limit: int) -> int:
-    """The size of `left operator right`, for + * ** and %."""
+    """Returns the size of `left operator right`, for + * ** and %."""
     if operator == "%" and isinstance(left, str | bytes):
         return _formatted((left, right), {}, limit)
     if isinstance(left, int) and isinstance(right, int):
@@ -77,7 +77,8 @@ def _printed(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int
 
 
 def _padded(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
-    """Each line and each tab can grow by the other arguments: numbers are widths, texts are inserted."""
+    """Returns a bound for operations in which each line and each tab can grow by the other arguments: a number is a
+    width, a text is inserted."""
     subject, *rest = args
     text = subject if isinstance(subject, str) else ""
     by = sum(abs(arg) if isinstance(arg, int) else text_size(arg, limit) for arg in [*rest, *named.values()])
@@ -85,7 +86,7 @@ def _padded(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
 
 
 def _multiplied(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
-    """Each character can become all of the other arguments."""
+    """Returns a bound for operations in which each character can be replaced by all of the other arguments."""
     return text_size(args[0], limit) * (1 + text_size([*args[1:], *named.values()], limit))
 
 
@@ -109,7 +110,7 @@ def _joined_by(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> i
 
 
 def _formatted(args: tuple[Any, ...], named: Mapping[str, Any], limit: int) -> int:
-    """Each field can show all other arguments, and pad them to a width of four digits."""
+    """Returns a bound for formatting: each field can show all other arguments, padded to a width of four digits."""
     pattern = args[0].decode("latin-1") if isinstance(args[0], bytes) else str(args[0])
     if _WIDE_FIELD.search(pattern):
         raise TemplateError("it formats a field to a width of 10000 or more, or to a computed width")

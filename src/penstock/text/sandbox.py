@@ -34,12 +34,12 @@ class RenderLimits(NamedTuple):
 
 
 class _RenderContext(Context):
-    """A context with the deadline of its rendering."""
+    """Adds the deadline of the rendering to a context."""
 
     deadline = math.inf  # of time.monotonic()
 
     def derived(self, locals: dict[str, Any] | None = None) -> "_RenderContext":
-        """The context of a scoped block."""
+        """Returns the context of a scoped block."""
         context = super().derived(locals)
         if not isinstance(context, _RenderContext):
             raise TypeError(f"expected a render context, got {type(context).__name__}")
@@ -48,7 +48,7 @@ class _RenderContext(Context):
 
 
 class RenderEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that transformers gives to chat templates, with limits."""
+    """Provides the environment in which transformers renders chat templates, and limits time and size."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     context_class = _RenderContext
@@ -147,7 +147,7 @@ class _AddDeadlineChecks(NodeTransformer):
 
 
 def _call(function: str, args: list[nodes.Expr], line: int) -> nodes.Call:
-    """A call of a method of the environment, which templates cannot name."""
+    """Returns the node of a call to a method of the environment. Templates cannot name this method."""
     return nodes.Call(nodes.EnvironmentAttribute(function, lineno=line), args, [], None, None, lineno=line)
 
 

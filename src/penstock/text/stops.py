@@ -7,8 +7,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Finds the stop string that is complete first. If several end at the same character, finds the longest.
 
-    An automaton after Aho and Corasick (1975). A state is the longest end of the text that begins a stop string. Each
-    character takes amortised constant time for any number of strings. States are numbers; 0 is the empty one.
+    This is the automaton of Aho and Corasick (1975). Its state is a number that stands for the longest end of the text
+    with which a stop string begins; 0 stands for the empty one. Each character takes amortised constant time for any
+    number of stop strings.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -29,13 +30,13 @@ class StopStrings:
                 state = self._next[state][char]
             self._match[state] = text
         self._fall = [0] * len(self._next)
-        # By state: how many characters at the end of the text may still become a stop string. At the end of the
-        # longest string through a state, only a shorter end of the text may.
+        # For each state: how many characters at the end of the text may still become a stop string. If a state is the
+        # end of a stop string and begins no longer one, only a shorter end of the text may.
         self._hold = [0] * len(self._next)
         self._link(depth)
 
     def _link(self, depth: list[int]) -> None:
-        """Links each state to the next shorter end of the text that is a state too; shortest first."""
+        """Links each state to the state of the next shorter end of the text. Shorter states come first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -47,7 +48,7 @@ class StopStrings:
             self._hold[state] = depth[state] if self._next[state] else self._hold[shorter]
 
     def advance(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """Returns the state after one more character."""
         while state and char not in self._next[state]:
             state = self._fall[state]
         return self._next[state].get(char, 0)
@@ -61,5 +62,6 @@ class StopStrings:
         return state, len(text), None
 
     def hold(self, state: int) -> int:
-        """How many characters at the end of the text must be held back, because they may begin a stop string."""
+        """Returns how many characters at the end of the text must be held back, because they may begin a stop
+        string."""
         return self._hold[state]

@@ -1,4 +1,4 @@
-"""The bytes that each token adds to a text.
+"""Finds the bytes that each token adds to a text.
 
 A tokenizer's decoder is a chain of steps over token strings. In the chains that language models use, a token always
 adds the same bytes, except at the start of a text. So text can be produced token by token, exactly and in constant
@@ -12,7 +12,7 @@ from penstock.text.errors import TokenizerError
 
 
 class TokenDecoder(NamedTuple):
-    """A decoder of tokenizer.json in the form that streaming needs."""
+    """Holds the decoder of a tokenizer.json in the form that streaming needs."""
 
     bytes_of: Callable[[str, bool], bytes]  # (token, whether it is the first of its text) -> the bytes that it adds
     start_differs: bool  # whether the first token of a text can add other bytes
@@ -36,7 +36,7 @@ class TokenBytes(dict[int, bytes]):
         return piece
 
     def visible(self, token_id: int) -> str | None:
-        """The token, or None if the id is a special token that is skipped or is not in the vocabulary."""
+        """Returns the token, or None if the id is a special token that is skipped or is not in the vocabulary."""
         return None if token_id in self._hidden else self._token_of(token_id)
 
 

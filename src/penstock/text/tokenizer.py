@@ -64,7 +64,8 @@ class Tokenizer:
         return cls(backend, special, _load_template(files, special))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Raises TokenizerError for text that is not valid Unicode (an unpaired surrogate)."""
+        """Returns the token ids of a text. Raises TokenizerError if the text has an unpaired surrogate, which is not
+        valid Unicode."""
         try:
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except BaseException as error:  # bare Exception, TypeError for surrogates, and panics
@@ -75,7 +76,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence. Ids outside the vocabulary add nothing.
+        """Returns the text of a whole sequence. Ids outside the vocabulary add nothing.
 
         The result is that of transformers, except that `clean_up_tokenization_spaces` has no effect: cleaned-up text is
         not the text that the model produced.
@@ -91,9 +92,10 @@ class Tokenizer:
         return texts[0]
 
     def token(self, token_id: int) -> str:
-        """One token as text, also a special one. If its bytes are not valid UTF-8: `bytes:` and hexadecimal escapes.
+        """Returns one token as text, also a special one. A token whose bytes are not valid UTF-8 becomes `bytes:` and
+        hexadecimal escapes.
 
-        OpenAI writes such tokens the same way. Decoded, they would all be U+FFFD.
+        OpenAI's API does the same. Decoded, all such tokens would be U+FFFD.
         """
         piece = self.token_bytes(token_id)
         try:
@@ -102,11 +104,11 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token adds inside a text. Empty for an id outside the vocabulary."""
+        """Returns the bytes that one token adds inside a text. They are empty for an id outside the vocabulary."""
         return self._all_tokens[token_id]
 
     def token_table(self, *, skip_special_tokens: bool) -> TokenBytes:
-        """The bytes of each token, for detokenisers."""
+        """Returns the table of each token's bytes, for detokenisers."""
         return self._plain_tokens if skip_special_tokens else self._all_tokens
 
 

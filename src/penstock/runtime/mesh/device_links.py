@@ -16,8 +16,8 @@ from penstock.config.split import part
 
 
 class ExchangeLimits(NamedTuple):
-    """The largest tensors that ranks on devices exchange. Buffers of these sizes are allocated once, because captured
-    CUDA graphs keep their addresses."""
+    """Holds the sizes of the largest tensors that ranks on devices exchange. Buffers of these sizes are allocated once,
+    because captured CUDA graphs keep their addresses."""
 
     device: torch.device
     tokens: int  # the most tokens of a step
@@ -29,7 +29,7 @@ class ExchangeLimits(NamedTuple):
 
 
 class DeviceLink:
-    """A RankLink over a process group, with `broadcast` in addition."""
+    """Implements RankLink with a process group, and `broadcast` in addition."""
 
     def __init__(self, group: Any, rank: int, ranks: int, limits: ExchangeLimits) -> None:
         self._group, self._rank, self._ranks = group, rank, ranks
@@ -47,8 +47,8 @@ class DeviceLink:
         self._gathered = empty(ranks * limits.rows * widest if rank == 0 else 0, torch.float32)
 
     def sum(self, x: Tensor) -> None:
-        """For sums in rank order, every rank gathers all parts and adds them itself: the order in which a backend's
-        allreduce adds depends on the size of the tensor."""
+        """Sums as RankLink.sum. If sums must add in rank order, every rank gathers all parts and adds them: an
+        allreduce would add in an order that depends on the size of the tensor."""
         if self._parts is None:
             _finish(self._group.allreduce([x], self._allreduce))
             return
@@ -60,7 +60,7 @@ class DeviceLink:
             x.add_(other)
 
     def gather(self, x: Tensor, whole: Tensor | None, columns: Sequence[range]) -> None:
-        """Every part is padded to the width of the widest one."""
+        """Gathers as RankLink.gather. Every rank pads its part to the width of the widest one."""
         rows, widest = len(x), len(columns[0])
         sent = x
         if x.shape[1] < widest:

@@ -1,4 +1,4 @@
-"""The mesh connects the ranks that share a model. It carries tensors only; plans and results travel by the engine.
+"""Connects the ranks that share a model. The mesh carries tensors only; the engine sends plans and receives results.
 
 The tensor ranks of a stage sum and gather. Each rank sends hidden states to the rank with the same tensor rank in the
 next stage.
@@ -36,7 +36,8 @@ class MeshError(RuntimeError):
 
 @dataclass
 class Traffic:
-    """Bytes of tensors that a rank has sent, by operation. A tensor counts once, however many ranks receive it."""
+    """Counts the bytes of tensors that a rank has sent, for each operation. A tensor counts once, however many ranks
+    receive it."""
 
     sum: int = 0
     gather: int = 0
@@ -44,8 +45,8 @@ class Traffic:
 
 
 class RankLink(Protocol):
-    """Collectives between the tensor ranks of a stage. All must make the same calls in the same order, with
-    the same number of rows. Raises RuntimeError or TimeoutError when a rank does not take part in time."""
+    """Connects the tensor ranks of a stage. All of them must make the same calls in the same order, with the same
+    number of rows. Raises RuntimeError or TimeoutError when a rank does not take part in time."""
 
     def sum(self, x: Tensor) -> None:
         """Overwrites x [rows, width] on every rank with the sum of all, added in rank order."""
@@ -71,8 +72,8 @@ class StageLink(Protocol):
 
 
 class Mesh:
-    """One rank's links to the others. Only one thread may call it. All ranks of a stage must make the same calls in the
-    same order."""
+    """Holds one rank's links to the other ranks. Only one thread may call it. All ranks of a stage must make the same
+    calls in the same order."""
 
     def __init__(
         self,
@@ -119,8 +120,8 @@ class Mesh:
             ) from error
 
     def sum(self, x: Tensor) -> None:
-        """See `Collectives`. The result's bits depend on neither the kind of link nor the number of rows, unless
-        `limits` say that sums need no order."""
+        """Sums as `Collectives.sum`. The bits of the result do not depend on the kind of link or the number of rows,
+        unless `limits` allow sums in any order."""
         if self._rank_link is None:
             return
         with self._explain_failure("sum", x, self._ranks_of_stage):
@@ -128,7 +129,7 @@ class Mesh:
         self.traffic.sum += x.nbytes
 
     def gather(self, x: Tensor, total: int) -> Tensor | None:
-        """See `Collectives`."""
+        """Gathers as `Collectives.gather`."""
         whole = x.new_empty(len(x), total) if self.place.tensor_rank == 0 else None
         self.gather_into(x, whole, total)
         return whole
@@ -200,7 +201,7 @@ class Mesh:
         return range(self.place.stage * tensor, (self.place.stage + 1) * tensor)
 
     def _rank_of_stage(self, stages: int) -> range:
-        """The one rank with this tensor rank in the stage that is `stages` further on."""
+        """Returns the rank that has the same tensor rank as this one, `stages` stages later."""
         rank = self.place.rank + stages * self.place.split.tensor
         return range(rank, rank + 1)
 
@@ -232,7 +233,7 @@ class _Connector:
     timeout: float
 
     def rank_link(self) -> "RankLink | DeviceLink":
-        """The link between the tensor ranks of this rank's stage."""
+        """Returns the link between the tensor ranks of this rank's stage."""
         name, ranks = f"stage {self.place.stage}", (self.place.tensor_rank, self.place.split.tensor)
         memory = self._memory(name, *ranks, SharedRankLink.size(self.place.split.tensor))
         if memory:
@@ -241,7 +242,7 @@ class _Connector:
         return DeviceLink(group, *ranks, self.limits) if self.limits else GroupRankLink(group, *ranks, self.timeout)
 
     def stage_link(self, stage: int, rank: int, message_bytes: int) -> StageLink:
-        """The link from `stage` to the next one; the sender is rank 0 of the link, the receiver rank 1."""
+        """Returns the link from `stage` to the next one. The sender is rank 0 of the link, the receiver rank 1."""
         name, slots = f"stage {stage} to {stage + 1}, tensor rank {self.place.tensor_rank}", self.place.split.pipeline
         memory = self._memory(name, rank, 2, slots * message_bytes)
         if memory:
@@ -250,7 +251,7 @@ class _Connector:
         return GroupStageLink(self._join(name, rank, 2), slots, timeout)
 
     def _memory(self, name: str, rank: int, ranks: int, size: int) -> SharedMemory | None:
-        """The shared memory of a link; None when the ranks cannot share any, or tensors are on devices."""
+        """Returns the shared memory of a link, or None if the ranks cannot share memory or tensors are on devices."""
         memory = None if self.limits else open_shared_memory(PrefixStore(name, self.store), rank, ranks, size)
         if rank == self.place.tensor_rank == 0:
             log.info("%s: tensors go through %s", name, "shared memory" if memory else self.backend)
@@ -262,14 +263,14 @@ class _Connector:
 
 
 def collectives(mesh: Mesh | None, session: Session | None) -> Collectives | None:
-    """The collectives of a rank's model; None when the rank has whole layers."""
+    """Returns the collectives of a rank's model, or None if the rank has whole layers."""
     if mesh is None or mesh.place.split.tensor == 1:
         return None
     return mesh if session is None else SessionCollectives(mesh, session)
 
 
 class SessionCollectives:
-    """A mesh's collectives as ops of a session: called at once, or recorded while the session records."""
+    """Runs a mesh's collectives as ops of a session: at once, or recorded while the session records."""
 
     def __init__(self, mesh: Mesh, session: Session) -> None:
         self._mesh = mesh
@@ -288,7 +289,7 @@ class SessionCollectives:
 
 
 def _reason(error: Exception) -> str:
-    """The error's text without gloo's source location and its generic advice."""
+    """Returns the error's text without gloo's source location and its generic advice."""
     return str(error).split("] ", 1)[-1].split(". This is typically", 1)[0]
 
 
@@ -300,7 +301,7 @@ def _address(rendezvous: str) -> tuple[str, int]:
 
 
 def _store(host: str, port: int, place: Place, timeout: float) -> TCPStore:
-    """The store through which ranks exchange addresses. Rank 0 serves it, and listens at `host` only."""
+    """Returns the store through which ranks exchange addresses. Rank 0 serves it, and listens at `host` only."""
     seconds, world = timedelta(seconds=timeout), place.split.world
     if place.rank:
         return TCPStore(host, port, world, False, seconds)
@@ -310,7 +311,7 @@ def _store(host: str, port: int, place: Place, timeout: float) -> TCPStore:
 
 
 def _own_address(host: str, port: int) -> str:
-    """This machine's address on the route to `host`."""
+    """Returns this machine's address on the route to `host`."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # sends nothing

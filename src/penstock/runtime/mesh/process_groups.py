@@ -16,14 +16,15 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 
 class GroupRankLink:
-    """A RankLink over a process group."""
+    """Implements RankLink with a process group."""
 
     def __init__(self, group: Any, rank: int, ranks: int, timeout: float) -> None:
         self._group, self._rank, self._ranks, self._timeout = group, rank, ranks, timedelta(seconds=timeout)
         self._received = torch.empty(0, dtype=torch.uint8)  # the parts of a sum; grows as needed
 
     def sum(self, x: Tensor) -> None:
-        """Every rank gathers all parts and adds them in rank order, which gloo's allreduce would not do."""
+        """Sums as RankLink.sum. Every rank gathers all parts and adds them in rank order; gloo's allreduce would add in
+        another order."""
         size = self._ranks * x.nbytes
         if self._received.numel() < size:
             self._received = torch.empty(size, dtype=torch.uint8)
@@ -45,11 +46,11 @@ class GroupRankLink:
 
 
 class GroupStageLink:
-    """A StageLink over a process group of two: the sender is rank 0, the receiver rank 1."""
+    """Implements StageLink with a process group of two ranks: rank 0 sends, rank 1 receives."""
 
     def __init__(self, group: Any, slots: int, timeout: float | None) -> None:
-        """`slots`: how many sends may be unfinished at once. `timeout` is None for a backend that does not block the
-        host (NCCL): there, `wait` makes the device's stream block instead."""
+        """`slots` is the number of sends that may be unfinished at once. `timeout` is None for a backend that does not
+        block the host (NCCL): there, `wait` makes the device's stream block instead."""
         self._group, self._slots = group, slots
         self._timeout = () if timeout is None else (timedelta(seconds=timeout),)
         self._sending: deque[tuple[Any, Tensor]] = deque()  # unfinished sends: torch's work and the copy it reads
@@ -66,7 +67,7 @@ class GroupStageLink:
 
 
 class Transport(NamedTuple):
-    """A backend of torch.distributed."""
+    """Describes a backend of torch.distributed."""
 
     # (store, rank, ranks, this machine's address, seconds to connect, seconds per later operation) -> process group
     join: Callable[[Store, int, int, str, float, float], Any]
@@ -74,7 +75,7 @@ class Transport(NamedTuple):
 
 
 def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> ProcessGroupGloo:
-    """A gloo group over TCP. It binds to `address`, because the machine's host name may not resolve."""
+    """Creates a gloo group over TCP. It binds to `address`, because the machine's host name may not resolve."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._threads = 1  # one collective at a time
@@ -85,8 +86,8 @@ def _gloo(store: Store, rank: int, size: int, address: str, start_timeout: float
 
 
 def _nccl(store: Store, rank: int, size: int, address: str, start_timeout: float, timeout: float) -> Any:
-    """An NCCL group for tensors on the current GPU. NCCL chooses its network interfaces itself (NCCL_SOCKET_IFNAME) and
-    connects at the first exchange.
+    """Creates an NCCL group for tensors on the current GPU. NCCL chooses its network interfaces itself
+    (NCCL_SOCKET_IFNAME) and connects at the first exchange.
 
     The host never blocks on it. NCCL's watchdog ends this process when an operation is not done after `start_timeout`
     seconds; the limit is that long because another rank may still be loading or compiling. The watchdog does not cover
