@@ -199,7 +199,7 @@ def main(engine: "EngineChild | None" = None) -> None:
 
 
 def _status(error: Exception) -> int | None:
-    """Returns the exit status for an error that the user can correct, or None for a bug."""
+    """Returns the exit status for an error that is shown without a traceback, or None for a bug."""
     from penstock.messages import EngineError
 
     if isinstance(error, ValueError):  # a wrong setting, model or checkpoint

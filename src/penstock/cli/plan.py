@@ -92,7 +92,7 @@ def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple
 
 
 def _splits(found: FoundModel, machine: Hardware, devices: Devices, asked: Resolved | None) -> list[PlannedSplit]:
-    """Returns the possible splits that fit in memory, and the one that was asked for if it fits."""
+    """Returns the possible splits that fit in memory, and the split that was asked for."""
     settings = found.given.settings
     group = (settings.quantization_group or QUANTIZATION_GROUP) if settings.quantization == "int4" else 1
     splits = dict.fromkeys(possible_splits(found.spec, devices.count, group))

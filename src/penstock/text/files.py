@@ -8,7 +8,14 @@ import msgspec
 
 from penstock.text.errors import TokenizerError
 
-_JSON_TYPES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+_JSON_TYPES: Mapping[type, str] = {
+    list: "array",
+    str: "string",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
 # Tokenizer formats that Penstock cannot read. They are named in the error when tokenizer.json is missing.
 _UNCONVERTED = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "tiktoken.model")
 
