@@ -53,7 +53,7 @@ def test_the_end_of_a_process_is_news_once(tmp_path: Path) -> None:
 class Computing:
     """A runner on a device that has done a plan when it was asked `patient` times."""
 
-    ahead = 2
+    max_outstanding = 2
     capacity = Capacity(4, (KVGroup(5),), 2)
 
     def __init__(self, pulse: Pulse, patient: int) -> None:
