@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from results import parser, write
 
+from penstock.kernels.batch_arrays import LOGIT_LINES, ROW
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import SamplingParams
-from tests.runtime.samplers import Sampler
+from penstock.runtime.native_step import NativeStep
+from penstock.runtime.sampling.sampler import Sampler
+from penstock.runtime.step_kernels import ReferenceStep, StepKernels
 
 CASES: dict[str, dict[str, object]] = {
     "greedy": {"temperature": 0.0},
@@ -65,11 +68,32 @@ def step_times(step: Callable[[], object], steps: int) -> list[float]:
 
 def sampling(case: dict[str, object], logits: torch.Tensor, session: Session | None) -> Callable[[], object]:
     rows, vocab = logits.shape
-    sampler = Sampler(vocab, rows, session)
+    kernels: StepKernels = NativeStep(session, ()) if session else ReferenceStep()
+    sampler = Sampler(vocab, rows, torch.device("cpu"), shared=True)
     prompt = np.random.default_rng(1).integers(0, vocab, 500).tolist()
     for row in range(rows):
         sampler.add(row, SamplingParams(seed=row, max_tokens=1 << 20, **case), 0, prompt, prompt[:100])  # type: ignore[arg-type]
-    return lambda: sampler.sample(logits, range(rows))
+    for change in sampler.changes():
+        change.write([torch.from_numpy(array) for array in change.arrays])
+    which = np.arange(rows)
+    token_ids = torch.tensor([prompt + prompt[:100]] * rows, dtype=torch.int32)
+    lines = torch.zeros(LOGIT_LINES, rows, dtype=torch.int32)
+    lines[ROW] = torch.from_numpy(which)
+
+    def sample() -> object:
+        asked = sampler.plan(which, np.full(rows, 100))
+        return kernels.choose(
+            logits,
+            lines,
+            sampler.rows,
+            sampler.edits,
+            token_ids,
+            edited=torch.from_numpy(asked.edited) if len(asked.edited) else None,
+            filtered=asked.filtered,
+            logprobs=asked.most_logprobs,
+        )
+
+    return sample
 
 
 def measure(case: dict[str, object], logits: torch.Tensor, session: Session | None, steps: int) -> dict[str, float]:

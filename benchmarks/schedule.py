@@ -85,7 +85,7 @@ def scheduler_for(running: int, windows: tuple[int, ...], depth: int, drafts: in
         max_model_len=MAX_MODEL_LEN,
         num_drafts=drafts,
     )
-    return Scheduler(config, Capacity(BLOCK_SIZE, groups, depth, "benchmark"))
+    return Scheduler(config, Capacity(BLOCK_SIZE, groups, depth, "benchmark", vocab_size=1 << 20))
 
 
 def decode_time(running: int, steps: int, windows: tuple[int, ...], depth: int, drafts: int) -> dict[str, float]:
