@@ -5,7 +5,6 @@ but its uploaded inputs, reads a result too early, or has its result overwritten
 """
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from penstock.config import EngineConfig
 from penstock.kernels import Kernels, Needs, Platform, select_kernels
 from penstock.kernels.attention import AttentionBatch, ReferenceAttention, TorchPages
 from penstock.kernels.batch_arrays import StepSequences, order_units
-from penstock.runtime.device import CudaDevice, Device, Found, Job, pack, places, unpack
+from penstock.runtime.device import CudaDevice, Device, Found, HostDevice, Job, pack, places, unpack
 from penstock.runtime.loading.device_memory import DeviceMemory
 from penstock.runtime.loading.gpu import load_device_runner
 from penstock.runtime.runner import ModelRunner
@@ -28,14 +27,13 @@ from penstock.runtime.runner import ModelRunner
 PLAIN = Platform("cpu", "", True)  # torch's kernels
 
 
-class MirrorDevice:
-    """See Device."""
+class MirrorDevice(HostDevice):
+    """See Device. Time is the host's."""
 
     shared = False
 
     def __init__(self) -> None:
-        self.where = torch.device("cpu")
-        self.sent = 0
+        super().__init__()
         self._waiting: deque[_Deferred] = deque()
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
@@ -53,12 +51,6 @@ class MirrorDevice:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         run()
         return run
-
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def seconds(self, first: float, last: float) -> float:
-        return last - first
 
 
 class _Deferred:

@@ -16,7 +16,7 @@ SIDE = 1024  # of the square matrices that are multiplied
 
 
 class MachineRates(msgspec.Struct, frozen=True):
-    """What a machine reached."""
+    """The highest rates measured on a machine."""
 
     bandwidth: float  # bytes read per second, all threads
     flops: float  # multiply-adds counted twice, per second: the best product for the weights, see MachineProbe

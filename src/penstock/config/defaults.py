@@ -27,8 +27,8 @@ STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 QUANTIZATION_GROUP = 32
 
-# (split, number of values of a row that share a scale) to the sizes of each rank. Raises ValueError if the model has no
-# such split.
+# (split, number of values of a row that share a scale) to the sizes of each rank. Raises ValueError if the model cannot
+# be split like this.
 Divide = Callable[[Split, int], Sequence[ModelFacts]]
 
 

@@ -146,8 +146,8 @@ def fixed_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
 
 
 def kv_budget(engine: EngineConfig, left: int, wanted: int) -> int:
-    """The KV pool's share of the memory that everything else leaves: half, or `wanted` if that is more. On a GPU, all
-    of it: gpu_memory_utilization leaves memory for other programs."""
+    """How much of the memory that is left the KV pool gets: half, or `wanted` if that is more. On a GPU it gets all:
+    there gpu_memory_utilization keeps memory free for other programs."""
     return left if engine.device == "cuda" else max(int(left * KV_SHARE), min(wanted, left))
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Split:
-    """`tensor` ranks share every layer of a stage, `pipeline` stages share the layers. With `expert`, each tensor rank
-    of a stage holds whole experts instead of a part of every expert. Raises ValueError for sizes below 1."""
+    """The layers are divided among `pipeline` stages, and each layer among the `tensor` ranks of its stage. With
+    `expert`, a rank holds some experts whole instead of a part of each. Raises ValueError for sizes below 1."""
 
     tensor: int = 1
     pipeline: int = 1

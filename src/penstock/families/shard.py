@@ -37,7 +37,7 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
 
 
 class CannotSplit(ValueError):
-    """The model has no such split; the message names the size, what it would have to divide, and sizes that work."""
+    """The model cannot be split like this. The message names the size, what it must divide, and sizes that work."""
 
 
 def shard(spec: ModelSpec, place: Place) -> ModelSpec:

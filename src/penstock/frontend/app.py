@@ -78,7 +78,7 @@ class _Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class _RouteContext:
-    """What the routes of a model share."""
+    """The objects that every route of a model uses."""
 
     model: ServedModel
     limits: RequestLimits

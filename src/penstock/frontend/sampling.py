@@ -17,7 +17,7 @@ _INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """What a request sets for all of its prompts, under the names that error messages use."""
+    """Settings of a request that hold for all of its prompts. Error messages use these names."""
 
     n: int = 1  # choices for each prompt
     stop: tuple[str, ...] = ()

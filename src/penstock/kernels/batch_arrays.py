@@ -120,7 +120,7 @@ class SamplingRows:
 
 @dataclass(frozen=True)
 class EditRows:
-    """What changes the logits of each row of the batch before a token is chosen: arrays [rows] or [rows, most]."""
+    """Penalties, biases and bans, which edit a row's logits before a token is chosen: arrays [rows] or [rows, most]."""
 
     repetition: Tensor  # fp32; 1: none
     presence: Tensor  # fp32

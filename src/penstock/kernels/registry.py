@@ -1,4 +1,4 @@
-"""What an op is: one meaning, given in plain torch, and any number of providers that compute it faster somewhere.
+"""Ops and their providers. Plain torch defines an op; providers compute the same faster on some machines.
 
 Providers are chosen once, when a model is loaded, and the model sees only the functions chosen. To add a provider,
 append it to its op's providers in ops.py: the parametrised test then compares it with the reference.
@@ -24,7 +24,7 @@ class Platform:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model needs of its kernels."""
+    """Properties of a model that its kernels must support."""
 
     dtype: torch.dtype
     block_size: int = 16

@@ -101,7 +101,7 @@ class MemoryRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, array_like=True):
-    """What an executor can hold, as measured. It limits the scheduler and does not change the configuration."""
+    """How much an executor can hold, as measured. The scheduler keeps to it; the configuration stays as it is."""
 
     block_size: int
     groups: tuple[KVGroup, ...]

@@ -78,11 +78,11 @@ class InFlightStep:
 
     def gained(self, found: Found) -> NDArray[np.int64]:
         """How many tokens each unit of work gained."""
-        logits = self.work.units.logits
+        units = self.work.units
         if "accepted" not in found:
-            return logits
-        first = np.cumsum(logits) - logits
-        return np.where(logits > 0, np.asarray(found["accepted"])[np.minimum(first, len(found["accepted"]) - 1)], 0)
+            return units.logits
+        first = np.minimum(units.first_logit_rows, len(found["accepted"]) - 1)
+        return np.where(units.logits > 0, np.asarray(found["accepted"])[first], 0)
 
     def _logprobs(self, found: Found) -> list[bytes]:
         """Packed logprobs of each row of logits; empty where no row asks for any."""

@@ -98,11 +98,11 @@ class StepPlanner:
             [work.sample for work in plan.work],
             drafts,
         )
-        graph = self.graphs.smallest_for(len(occupants)) if self.graphs is not None and units.decodes else None
+        decodes = units.decodes
+        graph = self.graphs.smallest_for(len(occupants)) if self.graphs is not None and decodes else None
         shape, change = self._step.describe(units, 0 if graph is None else graph.size - len(occupants))
         attention, repeatable = self._plan_attention(units)
         unit, ahead = units.logit_rows
-        decodes = units.decodes
         repeatable = repeatable if decodes else 0
         self._last = StepWork(
             plan.work, occupants, units, decodes, units.rows[unit], ahead, shape, graph, attention, repeatable

@@ -2,7 +2,7 @@
 
 The batch lives on the device. To submit a plan the host needs the number of tokens, not their ids. On a GPU a sampled
 token stays there for the next step to read, and is copied to the host while that step runs. On a CPU the device reads
-the host's memory, and a plan is computed when its result is options for.
+the host's memory, and a plan is computed when its result is asked for.
 """
 
 import time
@@ -141,7 +141,6 @@ class ModelRunner:
         # other steps run outside it: no tensor here requires a gradient.
         self._job = self._run if self._step is not self._eager and mesh is None else torch.inference_mode()(self._run)
         self._graph_sizes = () if config.enforce_eager or shared else graph_sizes(rows)
-        self._graphs: DecodeGraphs | None = None
         self._vocab_size = spec.vocabulary
         self._planner = StepPlanner(
             self._batch,
@@ -164,7 +163,7 @@ class ModelRunner:
         """Capture decode steps of the usual sizes, where the device has graphs and the configuration wants them. Called
         before any plan, on all ranks."""
         if self._graph_sizes:
-            self._graphs = DecodeGraphs(
+            self._planner.graphs = DecodeGraphs(
                 self._device,
                 self._eager,
                 self._graph_sizes,
@@ -172,7 +171,6 @@ class ModelRunner:
                 samples=self._sampler is not None,
                 progress=progress,
             )
-            self._planner.graphs = self._graphs
 
     @property
     def bytes_sent(self) -> int:
@@ -285,7 +283,7 @@ class ModelRunner:
         while self._outstanding and not self._device.shared:
             self._outstanding.popleft()[1].wait()
         self._outstanding.clear()
-        del self._step, self._eager, self._graphs, self._planner, self._sampler, self.pages, self._batch
+        del self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
 
     # -- what a plan says -------------------------------------------------------------------------------------
 
@@ -342,8 +340,9 @@ class ModelRunner:
             self._proposer.propose(self._batch.state, self._eager.arrays, work.shape.sequences)
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
-        if work.graph is not None and self._graphs is not None:
-            found.update(self._graphs.run(work.graph, len(work.logit_rows), work.shape, step.options))
+        graphs = self._planner.graphs
+        if work.graph is not None and graphs is not None:
+            found.update(graphs.run(work.graph, len(work.logit_rows), work.shape, step.options))
         elif work.shape.in_place and step.options is not None:
             found.update(self._step.decode(work.shape, work.attention, step.options))
         else:

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import (
+    AHEAD,
     LOGIT_LINES,
+    ROW,
+    TOKEN,
     BatchRows,
     StepArrays,
     StepSequences,
@@ -142,8 +145,7 @@ class EagerStep:
         """What is sent of a step. `padding` adds so many sequences that only fill a captured step."""
         if not self.last:  # nothing is sampled at other stages
             units = units._replace(logits=np.zeros_like(units.logits))
-        before = np.cumsum(units.logits) - units.logits
-        first = np.where(units.logits > 0, before, -1)
+        first = np.where(units.logits > 0, units.first_logit_rows, -1)
         described, decodes = order_units(
             units.length,
             units.offset[:-1],
@@ -158,10 +160,10 @@ class EagerStep:
         unit, ahead = units.logit_rows
         count = len(unit) + (padding if self.last else 0)
         rows = np.zeros((LOGIT_LINES, count), np.int32)
-        rows[0] = self._spare
-        rows[0, : len(unit)] = units.rows[unit]
-        rows[1, : len(unit)] = units.offset[1:][unit] - units.logits[unit] + ahead
-        rows[2, : len(unit)] = ahead
+        rows[ROW] = self._spare
+        rows[ROW, : len(unit)] = units.rows[unit]
+        rows[TOKEN, : len(unit)] = units.offset[1:][unit] - units.logits[unit] + ahead
+        rows[AHEAD, : len(unit)] = ahead
         several = units.length[units.length > 1]
         shape = Shape(
             described.shape[1],

@@ -39,7 +39,12 @@ class Units(NamedTuple):
     def logit_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The unit of each row of logits, and how many drafts lie before the row."""
         unit = np.arange(len(self.logits)).repeat(self.logits)
-        return unit, np.arange(len(unit)) - (np.cumsum(self.logits) - self.logits)[unit]
+        return unit, np.arange(len(unit)) - self.first_logit_rows[unit]
+
+    @property
+    def first_logit_rows(self) -> NDArray[np.int64]:
+        """Where each unit's rows of logits begin among the step's. One without any has the place of the next ones."""
+        return np.cumsum(self.logits) - self.logits
 
     @property
     def in_place(self) -> bool:

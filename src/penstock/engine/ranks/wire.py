@@ -47,7 +47,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """What a rank is doing. A thread of its own sends it, so that a busy rank beats too."""
+    """Says that a rank lives and what it is doing. Its own thread sends it, also while the rank is busy."""
 
     rank: int
     plans: int  # it has been through so far

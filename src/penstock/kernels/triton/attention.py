@@ -31,8 +31,8 @@ LOG2_E = 1.4426950408889634
 
 
 class TritonAttention:
-    """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key or value in a row. In fp8 the scales
-    of a head's tokens lie behind its part of the block."""
+    """Provides PagedAttention (see kernels/attention.py). Pages hold a token's key or value in a row. In fp8 a head's
+    part of a block is followed by the scales of its tokens."""
 
     def __init__(self, *, fixed: bool = False) -> None:
         """With `fixed`, the bits of a query's result depend only on its own context, in a chunk of any length: all

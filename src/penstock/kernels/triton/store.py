@@ -33,8 +33,8 @@ def store(
     eps: float,
     offset: float,
 ) -> Tensor:
-    """PagedAttention.store. A token with a negative block is not stored. Pages have qkv's dtype or fp8. In fp8 the fp32
-    scales of a head's tokens lie behind its part of the block, which widens the pages' last dimension."""
+    """PagedAttention.store. A token with a negative block is not stored. Pages have qkv's dtype or fp8. In fp8 a head's
+    part of a block is followed by its tokens' fp32 scales, which widens the pages' last dimension."""
     _, kv_heads, block_size, _ = keys.shape
     tokens, head_dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
     query = qkv.new_empty(tokens, heads, head_dim)

@@ -21,12 +21,7 @@ def choose(
     filtered: bool,
     logprobs: int,
 ) -> Chosen:
-    """Returns the next token of each row of fp32 logits [n, vocab], which may be overwritten.
-
-    int32 `logit_rows` [LOGIT_LINES, n] are those of StepArrays, and int32 `token_ids` [rows of the batch, longest]
-    those of BatchRows. int32 `edited` [m] are the rows of logits that have edits; `filtered` is True if any row has
-    top_k, top_p or min_p. The result holds packed logprobs with `logprobs` alternatives per row; with -1 it holds none.
-    """
+    """The next token of each row of fp32 logits [n, vocab], which may be overwritten. See StepKernels.choose."""
     rows = logit_rows[ROW]
     outputs = sampling.outputs.index_select(0, rows) + logit_rows[AHEAD]
     raw, summary, finite = logits, None, None
