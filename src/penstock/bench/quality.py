@@ -64,7 +64,7 @@ class Score(msgspec.Struct, frozen=True):
         changes = [ours - theirs for ours, theirs in zip(self.window_means, dense.window_means, strict=True)]
         if len(changes) < 2:
             return None
-        return 196 * statistics.stdev(changes) / math.sqrt(len(changes)) * math.exp(self.nats - dense.nats)
+        return (100 + self.percent_over(dense)) * 1.96 * statistics.stdev(changes) / math.sqrt(len(changes))
 
 
 def english() -> str:

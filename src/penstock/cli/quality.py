@@ -1,7 +1,7 @@
 """Implements `penstock bench quality`: perplexity over a text, beside that of the model without quantisation."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,10 @@ def quality(model: str | None, options: QualityOptions, json_file: str | None, f
         dense = found.changed("to compare", quantization=None, quantization_group=None, kv_cache_dtype=None)
         prepared.insert(0, prepare_found(with_sizes(dense, sizes)))
     rows = asyncio.run(_score_all(prepared, windows, scored_bytes(tokenizer, windows)))
-    text = options.tokens_in or options.text or "pydoc_data.topics"
-    engine = prepared[-1].resolved.engine
-    shown = [
-        {**row, "change": _change(row), "weights_memory": format_bytes(row["weights_bytes"])}  # for people
-        for row in rows
-    ]
-    show_table(f"{engine.name}: {rows[0]['tokens']:,} tokens of {text}, in windows of {longest}", COLUMNS, shown)
-    header = {"model": engine.name, "text": text, "window_tokens": longest}
-    write_json(json_file, {**header, "results": rows})
+    name, text = prepared[0].resolved.engine.name, options.tokens_in or options.text or "pydoc_data.topics"
+    title = f"{name}: {rows[0]['tokens']:,} tokens of {text}, in windows of {longest}"
+    show_table(title, COLUMNS, [_for_people(row) for row in rows])
+    write_json(json_file, {"model": name, "text": text, "window_tokens": longest, "results": rows})
 
 
 def _given_windows(options: QualityOptions) -> list[Window]:
@@ -87,9 +82,7 @@ def _given_windows(options: QualityOptions) -> list[Window]:
         return []
     for flag, value in (("TEXT", options.text), ("--window-tokens", options.window_tokens)):
         if value is not None:
-            raise ValueError(
-                f"{flag} {value} has no effect with --tokens-in {options.tokens_in}: leave one of them out"
-            )
+            raise ValueError(f"{flag} {value} has no effect with --tokens-in {options.tokens_in}: leave one out")
     windows = read_windows(options.tokens_in)
     return windows[: options.windows]
 
@@ -154,9 +147,16 @@ async def _score_all(
     return rows
 
 
-def _change(row: dict[str, Any]) -> str | None:
-    """Returns the change of the perplexity as text: "+0.41% ±0.05"."""
-    if row["change_percent"] is None:
-        return None
-    margin = "" if row["change_margin"] is None else f" ±{row['change_margin']:.2f}"
-    return f"{row['change_percent']:+.2f}%{margin}"
+def _for_people(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row's figures as the table shows them: fewer digits, and the change as "+0.41% ±0.05"."""
+    change = None
+    if row["change_percent"] is not None:
+        margin = "" if row["change_margin"] is None else f" ±{row['change_margin']:.2f}"
+        change = f"{row['change_percent']:+.2f}%{margin}"
+    return {
+        **row,
+        "perplexity": f"{row['perplexity']:,.3f}",
+        "change": change,
+        "seconds": f"{row['seconds']:.1f}",
+        "weights_memory": format_bytes(row["weights_bytes"]),
+    }
