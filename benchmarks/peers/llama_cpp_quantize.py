@@ -13,6 +13,15 @@ from pathlib import Path
 
 import llama_cpp
 
+ERROR = 4  # llama.cpp's level of a message
+
+
+@llama_cpp.llama_log_callback
+def print_errors(level: int, text: bytes, user_data: object) -> None:
+    """Drops llama.cpp's messages that are not errors."""
+    if level == ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
 
 def file_type(name: str) -> int:
     """llama.cpp's number of a file type such as "Q4_K_M". Raises ValueError if there is none."""
@@ -53,6 +62,7 @@ def main() -> None:
     parser.add_argument("--types", default="Q8_0,Q4_0,Q4_K_M")
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     args = parser.parse_args()
+    llama_cpp.llama_log_set(print_errors, None)
     args.out.mkdir(parents=True, exist_ok=True)
     try:
         for name in args.types.split(","):

@@ -61,7 +61,8 @@ def write_gguf(folder: Path, out: Path, type_name: str) -> None:
     if config["model_type"] != "qwen3":
         raise ValueError(f"{folder}: model_type is {config['model_type']}, and only qwen3 can be written")
     file_type, tensor_type, dtype = TYPES[type_name]
-    writer = gguf.GGUFWriter(out, "qwen3")
+    partial = out.with_suffix(".partial")
+    writer = gguf.GGUFWriter(partial, "qwen3")
     add_sizes(writer, config)
     writer.add_file_type(file_type)
     add_tokenizer(writer, folder, config["vocab_size"], config["eos_token_id"])
@@ -77,6 +78,7 @@ def write_gguf(folder: Path, out: Path, type_name: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    partial.rename(out)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TEXTS = ("case", "op", "shape")  # columns that hold text; the others hold numbers
+TEXTS = ("case", "op", "shape", "type", "engine")  # columns that hold text; the others hold numbers
 LONG_TEXTS = ("weights",)  # columns whose text may take several lines
 SHARES = ("roofline_fraction", "share")
 
