@@ -50,8 +50,6 @@ def test_a_peer_is_a_command_whose_json_lines_are_rows(tmp_path: Path) -> None:
     script.write_text(
         "import json, sys\nprint('loading')\nprint(json.dumps({'case': sys.argv[2], 'elapsed_s': 2.0}))\n"
     )
-        "import sys\nprint('loading')\nprint('{\"case\": \"' + sys.argv[2] + '\", \"elapsed_s\": 2.0}')\n"
-    )
     assert peer(f"python3 {script}", "1x8/8") == [{"case": "1x8/8", "elapsed_s": 2.0}]
 
 
