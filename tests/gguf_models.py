@@ -170,7 +170,7 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
             tensor = permuted(tensor, count)
         if arch == "gemma3" and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
-        found[_mapped(names, name)] = tensor.reshape(-1) if "shared_expert_gate" in name else tensor
+        found[_mapped(names, name)] = tensor
     for name, each in experts.items():
         merged = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
         merged = name if arch != "llama" else merged

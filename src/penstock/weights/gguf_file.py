@@ -58,6 +58,8 @@ def _stored(tensor: GgufTensor) -> StoredTensor:
 
 def _experts(stored: StoredTensor) -> Iterator[StoredTensor]:
     """The matrices of a tensor [experts, rows, columns]."""
+    if len(stored.shape) == 2:  # of one expert: llama.cpp leaves out leading dimensions of size 1
+        stored = replace(stored, shape=(1, *stored.shape))
     if len(stored.shape) != 3 or stored.shape[0] > MAX_EXPERTS:
         raise CheckpointError(
             f"{stored.path}: tensor {short(stored.name)} has the shape {list(stored.shape)}; expected the matrices of "
