@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf_config import rotary_dim
 from penstock.families.gguf_names import ROPE_FACTORS, hf_tensor_name, is_interleaved
-from penstock.gguf import GgufFile, GgufTensor, read_gguf, short
+from penstock.gguf import GgufTensor, read_gguf, short
 from penstock.weights.stored import CheckpointError, StoredTensor
 
 _GEMMA = "gemma3"  # its norms are stored with 1 added
@@ -41,15 +41,6 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{path}: {short(tensor.name)} is also there by the name {short(twice.pop())}")
         found |= named
     return found
-
-
-def type_sizes(file: GgufFile) -> dict[str, tuple[int, int]]:
-    """(tensors, bytes) of each type of tensor, the largest first."""
-    sizes: dict[str, tuple[int, int]] = {}
-    for tensor in file.tensors.values():
-        count, size = sizes.get(tensor.type.name, (0, 0))
-        sizes[tensor.type.name] = (count + 1, size + tensor.size)
-    return dict(sorted(sizes.items(), key=lambda item: -item[1][1]))
 
 
 def _stored(tensor: GgufTensor) -> StoredTensor:
