@@ -12,21 +12,22 @@ ALLOWED = {
     "messages": set(),
     "config": {"messages"},
     "observe": {"messages"},
-    "families": LAYER0,
+    "gguf": set(),
+    "families": LAYER0 | {"gguf"},
     "schedule": LAYER0,
-    "text": LAYER0,
+    "text": LAYER0 | {"gguf"},
     "kernels": LAYER0,
-    "weights": LAYER0 | {"families", "kernels"},
-    "models": LAYER0 | {"families", "weights", "kernels"},
-    "runtime": LAYER0 | {"families", "kernels", "weights", "models"},
-    "engine": LAYER0 | {"schedule", "text", "families"},
+    "weights": LAYER0 | {"gguf", "families", "kernels"},
+    "models": LAYER0 | {"gguf", "families", "weights", "kernels"},
+    "runtime": LAYER0 | {"gguf", "families", "kernels", "weights", "models"},
+    "engine": LAYER0 | {"gguf", "schedule", "text", "families"},
     "frontend": LAYER0 | {"text"},
     "bench": None,  # composition roots import what they need
     "cli": None,
 }
 # The places where the engine meets what executes its plans, imported when a worker starts.
 EXCEPTIONS = {("engine/executor.py", "runtime"), ("engine/ranks/worker.py", "runtime")}
-TORCH_FREE = {"messages", "config", "observe", "families", "schedule", "text", "engine", "frontend"}
+TORCH_FREE = {"messages", "config", "observe", "gguf", "families", "schedule", "text", "engine", "frontend"}
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "torch.load"}
 IMPORTING_CALLS = {"import_module", "__import__"}

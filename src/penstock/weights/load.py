@@ -24,8 +24,8 @@ from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
-from penstock.weights.safetensors_file import CheckpointError, StoredTensor
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -126,6 +126,8 @@ def _read_all(
         buffer = own.buffer(read.bytes)
         read_into(files[source.path], buffer.numpy(), read)
         rows = buffer.view(DTYPES[source.dtype])
+        if source.shift:
+            rows += source.shift
         try:
             own.put(read.packer, read.target, rows.view(read.count, -1) if source.shape[1:] else rows)
         except ValueError as error:

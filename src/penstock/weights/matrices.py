@@ -11,7 +11,7 @@ from penstock.kernels.native.packer import STORED, NativePacker, NativePacking
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.reads import READERS, PlannedRead, open_files, plan_reads
-from penstock.weights.safetensors_file import CheckpointError
+from penstock.weights.stored import CheckpointError
 
 _STORED = dict(zip(("F32", "BF16", "F16"), STORED, strict=True))
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.families.spec import Parameter
-from penstock.weights.safetensors_file import ELEMENT_BITS, CheckpointError, StoredTensor
+from penstock.weights.safetensors_file import ELEMENT_BITS
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 if TYPE_CHECKING:
     from penstock.kernels import Packer
