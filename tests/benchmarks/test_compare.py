@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from compare import medians_of, over_best_peer, peer, run_in_turn, sizes_of
-from quality import LlamaCpp
+from quality import KnownFigures, LlamaCpp
 from quality import compare as compare_files
 
 
@@ -65,6 +65,27 @@ def test_a_file_is_compared_over_the_same_tokens(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="10 tokens were scored here and 9 by llama"):
         compare_files(file, ours, {**theirs, "tokens": 9})
     assert json.dumps(row)
+
+
+def test_the_figures_of_a_peer_are_measured_once_for_each_file_and_text(tmp_path: Path) -> None:
+    class Counting(LlamaCpp):
+        measured = 0
+
+        def perplexity(self, windows: Path, file: Path) -> dict[str, Any]:
+            self.measured += 1
+            return {"run": self.measured}
+
+    llama, file, windows = Counting("python3", None), tmp_path / "model.gguf", tmp_path / "windows.json"
+    file.write_bytes(b"12")
+    windows.write_text("[[1, 2]]\n")
+    for _ in range(2):
+        assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 1}
+    windows.write_text("[[1,2]]")  # the same ids, written differently
+    assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 1}
+    windows.write_text("[[1, 3]]")
+    assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 2}
+    file.write_bytes(b"123")
+    assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 3}
 
 
 def test_a_wrong_interpreter_is_one_line(tmp_path: Path) -> None:
