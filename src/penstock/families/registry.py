@@ -123,7 +123,7 @@ def _mixture(spec: ModelSpec) -> MixtureFacts | None:
 def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     names = {parameter.name for parameter in spec.parameters}
     counts = Counter(
-        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names)
+        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names, p.stored)
         for p in spec.parameters
         if p.kind != "vector"
     )
@@ -139,8 +139,9 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             router=kind == "router",
             experts=experts,
             share=mixture.per_token / mixture.experts if mixture and routed else 1.0,
+            stored=stored if any(stored) else (),
         )
-        for (shape, kind, experts, routed, bias), count in counts.items()
+        for (shape, kind, experts, routed, bias, stored), count in counts.items()
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from penstock.families.json_file import read_json_object
 from penstock.families.spec import ModelSpec
-from penstock.weights.safetensors_file import CheckpointError, StoredTensor, read_header
+from penstock.weights.safetensors_file import read_header
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
