@@ -41,6 +41,7 @@ SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to comp
     "isa/isa_avx512.cpp": AVX512,
     "isa/isa_avx2.cpp": AVX2,
     "isa/isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "gguf_rows.cpp": ("-mavx2", "-mf16c", "-ffp-contract=off"),
     "library.cpp": (),
     "pack.cpp": ("-mavx2", "-mf16c", "-ffp-contract=off"),
     "reading.cpp": (),

@@ -7,7 +7,25 @@
 
 namespace penstock {
 
-enum class Stored : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+// The types of tensors in files. From q4_0 on they are types of GGUF in blocks (see gguf_rows.h).
+enum class Stored : int32_t {
+  f32 = 0,
+  bf16 = 1,
+  f16 = 2,
+  q4_0 = 3,
+  q4_1 = 4,
+  q5_0 = 5,
+  q5_1 = 6,
+  q8_0 = 7,
+  q2_k = 8,
+  q3_k = 9,
+  q4_k = 10,
+  q5_k = 11,
+  q6_k = 12,
+  iq4_nl = 13,
+  iq4_xs = 14,
+  mxfp4 = 15,
+};
 
 // Some rows of a weight [n, k], and the packed weight that they go to (see `Scheme` in ops.h). If n or k is padded, the
 // last block of 16 columns must be zero beforehand.
