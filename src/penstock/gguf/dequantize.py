@@ -57,7 +57,7 @@ def dequantize(dtype: str, data: NDArray[np.uint8], rows: int, k: int) -> Floats
     blocks = np.ascontiguousarray(data).reshape(-1).view(LAYOUTS[dtype])
     out = np.empty((len(blocks), kind.block_values), np.float32)
     at_once = PIECE // kind.block_values
-    with np.errstate(invalid="ignore"):  # a scale may be infinite or NaN
+    with np.errstate(invalid="ignore", over="ignore"):  # of scales that are infinite, NaN or too large
         for start in range(0, len(blocks), at_once):
             piece = slice(start, start + at_once)
             out[piece] = _VALUES[dtype](blocks[piece])
