@@ -20,7 +20,9 @@ import torch
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.kernels import DensePacker, Packer, Packing
 from penstock.gguf import TYPES
-from penstock.kernels.native.gguf_rows import dequantize
+from penstock.gguf.dequantize import dequantize as numpy_dequantize
+from penstock.kernels.native import gguf_rows
+from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import NativePacker, NativePacking
 from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
@@ -152,8 +154,10 @@ def _read_all(
 
 
 def _dequantized(read: PlannedRead, buffer: torch.Tensor) -> torch.Tensor:
+    """The codes of a GGUF file as fp32, for kernels that do not read them."""
     kind = TYPES[read.source.dtype]
     columns = read.width // kind.block_bytes * kind.block_values
+    dequantize = gguf_rows.dequantize if instruction_sets() else numpy_dequantize
     return torch.from_numpy(dequantize(kind.name, buffer.numpy(), read.count, columns))
 
 

@@ -251,7 +251,6 @@ class RowPacker {
   // Expresses the codes of a file in the weight's format.
   void recode(const uint8_t* source) {
     const CodeTraits& traits = traits_of(job_.stored);
-    std::fill(codes_.begin(), codes_.end(), static_cast<uint8_t>(format_.zero));
     for (auto* factors : {&scales_, &mins_}) std::fill(factors->begin(), factors->end(), 0.0f);
     std::fill(sub_mins_.begin(), sub_mins_.end(), 0);
     std::fill(super_mins_.begin(), super_mins_.end(), 0);
