@@ -11,7 +11,7 @@ from penstock.cli.options import ENGINE, SERVER, Flags, takes
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
-MODEL = typer.Argument(metavar="MODEL", help="A checkpoint's folder or a Hugging Face id. Default: the embedded model.")
+MODEL = typer.Argument(metavar="MODEL", help="A folder, a GGUF file or a Hugging Face id. Default: the embedded model.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
+from penstock.families.gguf_config import WHERE, hf_config, sampling_defaults
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama
@@ -19,6 +20,7 @@ from penstock.families.qwen2_moe import qwen2_moe
 from penstock.families.qwen3 import qwen3
 from penstock.families.qwen3_moe import qwen3_moe
 from penstock.families.spec import ModelSpec
+from penstock.gguf import is_gguf, read_gguf
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
@@ -37,15 +39,16 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
 MAX_CONFIG_BYTES = 4 << 20
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a model from its config.json. Raises UnsupportedModel, which lists what is supported."""
-    fields = HFConfig(config)
+def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
+    """The spec of a model from its config.json. Raises UnsupportedModel, which lists what is supported. `where` is the
+    configuration's name in errors."""
+    fields = HFConfig(config, where)
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in FAMILIES]
     if not known:
         named = ", ".join(map(repr, architectures))
         what = f"architecture {named} is not supported" if named else "no architecture is named"
-        raise UnsupportedModel(f"config.json: {what}; supported: {', '.join(sorted(FAMILIES))}")
+        raise UnsupportedModel(f"{where}: {what}; supported: {', '.join(sorted(FAMILIES))}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")
@@ -55,11 +58,23 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def load_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in a folder. The eos_token_id of generation_config.json, if any, overrides config.json's.
+def load_spec(model: Path) -> ModelSpec:
+    """The spec of a model: a folder, or a GGUF file. The eos_token_id of generation_config.json, if any, overrides
+    config.json's.
 
-    Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read.
+    Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read, and GgufError.
     """
+    return _spec_of_gguf(model) if is_gguf(model) else _spec_of_folder(model)
+
+
+def _spec_of_gguf(path: Path) -> ModelSpec:
+    try:
+        return spec_from_config(hf_config(read_gguf(path)), WHERE)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{path}: {error}") from None
+
+
+def _spec_of_folder(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
         spec = spec_from_config(read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
@@ -73,9 +88,10 @@ def load_spec(folder: Path) -> ModelSpec:
     return replace(spec, eos_token_ids=eos) if eos else spec
 
 
-def load_generation_defaults(folder: Path) -> dict[str, float]:
-    """The sampling parameters of generation_config.json, named as in SamplingParams; empty without such a file."""
-    config = _generation_config(folder)
+def load_generation_defaults(model: Path) -> dict[str, float]:
+    """The sampling parameters that a model recommends, in generation_config.json or in a GGUF file's metadata, named as
+    in SamplingParams; empty without any."""
+    config = HFConfig(sampling_defaults(read_gguf(model)), str(model)) if is_gguf(model) else _generation_config(model)
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     defaults = {name: config.number(name, or_zero=True) for name in names if config.get(name) is not None}
     if config.get("top_k") is not None:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
-from penstock.kernels import DensePacker, Packer, Packing
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
+from penstock.kernels import DensePacker, Packer, Packing
 from penstock.kernels.native import gguf_rows
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.packer import NativePacker, NativePacking
@@ -28,8 +28,8 @@ from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
-from penstock.weights.stored import CheckpointError, StoredTensor
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -132,6 +132,8 @@ def _read_all(
         try:
             if source.dtype in DTYPES:
                 rows = buffer.view(DTYPES[source.dtype])
+                if source.shift:
+                    rows += source.shift
                 own.put(read.packer, read.target, rows.view(read.count, -1) if source.shape[1:] else rows)
             elif isinstance(read.packer, NativePacker):
                 read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)

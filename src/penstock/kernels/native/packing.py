@@ -56,6 +56,12 @@ def packed_weight(layout: Layout, parts: Parts) -> PackedWeight:
     lines = tensors.pop("lines")
     assert lines is not None
     return PackedWeight(
-        lines.view(-1), **tensors, bias=None, n=layout.n, k=layout.k, format=layout.format, gated=layout.gated,
+        lines.view(-1),
+        **tensors,
+        bias=None,
+        n=layout.n,
+        k=layout.k,
+        format=layout.format,
+        gated=layout.gated,
         count=layout.count,
     )
