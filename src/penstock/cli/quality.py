@@ -62,7 +62,7 @@ def quality(model: str | None, options: QualityOptions, json_file: str | None, f
     sizes = BenchSizes(f"--tokens-in {options.tokens_in}" if given else f"--window-tokens {longest}", longest, 4)
     found = find_model(model, flags)
     prepared = [prepare_found(with_sizes(found, sizes))]
-    tokenizer = Tokenizer.load(found.folder)
+    tokenizer = Tokenizer.load(found.path)
     windows = given or _text_windows(tokenizer, options)
     _check_vocabulary(windows, found)
     write_file("--tokens-out", options.tokens_out, windows_json(windows))

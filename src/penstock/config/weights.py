@@ -31,8 +31,8 @@ class WeightFormat:
     """How the native kernels hold a weight: floats, int16, or `grouped` integer codes.
 
     A grouped weight is scale * (code - zero) + minimum. Groups of values along k have a scale and, with `mins`, a
-    minimum. Codes have 8 bits, or 4 (nibbles), or 4 that are places in a table. Scales of two levels are an int8 for each
-    group times an fp16 for each 256 values.
+    minimum. Codes have 8 bits, or 4 (nibbles), or 4 that are places in a table. Scales of two levels are an int8 for
+    each group times an fp16 for each 256 values.
     """
 
     scheme: Scheme

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.gguf_config import WHERE, hf_config, sampling_defaults
+from penstock.families.gguf_names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama
@@ -68,10 +69,12 @@ def load_spec(model: Path) -> ModelSpec:
 
 
 def _spec_of_gguf(path: Path) -> ModelSpec:
+    file = read_gguf(path)
     try:
-        return spec_from_config(hf_config(read_gguf(path)), WHERE)
+        spec = spec_from_config(hf_config(file), WHERE)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{path}: {error}") from None
+    return with_stored_types(spec, file)
 
 
 def _spec_of_folder(folder: Path) -> ModelSpec:

@@ -137,9 +137,7 @@ def _ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
     return found
 
 
-def _values(
-    metadata: Mapping[str, Any], key: str, types: tuple[type, ...], what: str, least: int = 0
-) -> list[Any]:
+def _values(metadata: Mapping[str, Any], key: str, types: tuple[type, ...], what: str, least: int = 0) -> list[Any]:
     """An array of the metadata; an empty list if there is none. An array with fewer than `least` values is refused."""
     values = metadata.get(_PREFIX + key, [])
     if not isinstance(values, list) or not set(map(type, values)) <= set(types):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """Patterns that are applied in order, each to the pieces of the one before. What no pattern matches is a piece too."""
+    """Patterns that are applied in order, each to the pieces of the one before. The rest are pieces too."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False  # a piece that is a token is not built by merges

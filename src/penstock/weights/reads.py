@@ -31,7 +31,8 @@ READERS = 8
 
 @dataclass(frozen=True)
 class PlannedRead:
-    """`count` rows of a stored tensor, from row `first`, every `step`-th: of each row `width` bytes, from byte `skip`."""
+    """`count` rows of a stored tensor: every `step`-th from row `first` on. Of each it reads `width` bytes from byte
+    `skip`."""
 
     source: StoredTensor
     first: int
@@ -106,8 +107,8 @@ def _row_bytes(stored: StoredTensor, columns: int) -> int:
         return columns * (ELEMENT_BITS[stored.dtype] // 8)
     if columns % kind.block_values:
         raise CheckpointError(
-            f"{stored.path}: {stored.name} is {kind.name}, whose blocks of {kind.block_values} values cannot be divided "
-            f"at column {columns}: use fewer ranks (--tensor-parallel-size)"
+            f"{stored.path}: {stored.name} is {kind.name}, whose blocks of {kind.block_values} values cannot be "
+            f"divided at column {columns}: use fewer ranks (--tensor-parallel-size)"
         )
     return kind.row_bytes(columns)
 

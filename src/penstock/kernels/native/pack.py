@@ -15,8 +15,8 @@ from penstock.kernels.native.packing import PackedWeight
 def pack(
     weight: Tensor, bias: Tensor | None, fmt: WeightFormat, *, gated: bool = False, count: int = 1
 ) -> PackedWeight:
-    """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first. `weight`
-    may be `count` weights stacked below each other, without a bias."""
+    """Pack a dense weight [n, k] and its bias [n]. A gated one is two weights of the same size, the gate first.
+    `weight` may be `count` weights stacked below each other, without a bias."""
     shape = (weight.shape[0], weight.shape[1])
     packer = NativePacker(shape, fmt, gated=gated, memory=WeightMemory(), experts=count)
     packer.put(0, weight.contiguous())
