@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES
-from numpy.typing import NDArray
-
 from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
@@ -18,6 +15,8 @@ from gguf import (
     get_tensor_name_map,
     quants,
 )
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES
+from numpy.typing import NDArray
 
 ARCHITECTURES = {
     "llama": "llama",

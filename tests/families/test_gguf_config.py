@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH
 
-from gguf import GGUFWriter, get_tensor_name_map
 from penstock.families import RopeSpec, UnsupportedModel, load_generation_defaults, load_spec, spec_from_config
 from penstock.families.gguf_names import hf_tensor_name, is_interleaved
 from penstock.families.gguf_rope import llama3_scaling

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from penstock.families import UnsupportedModel, load_spec
 from penstock.gguf import TYPES, GgufError, parts, read_floats
 from penstock.gguf import header as limits

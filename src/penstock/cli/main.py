@@ -144,6 +144,42 @@ def latency(
     offline(model, cases, runs, json_file, flags, columns="latency")
 
 
+@bench.command(
+    short_help="Measure the perplexity of a text, with and without quantisation.",
+    help="Measure the perplexity of a text. With --quantization or --kv-cache-dtype, also that of the model without "
+    "them, and the change.",
+)
+@takes(ENGINE)
+def quality(
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="A UTF-8 file. Default: the help texts of Python, in English.")
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows of the text to score. Default: 32, or all of --tokens-in.")
+    ] = None,
+    window_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a window; each is scored by itself. Default: 512.")
+    ] = None,
+    dense: Annotated[
+        bool, typer.Option(help="If something is quantised, also score the model without that, to compare.")
+    ] = True,
+    tokens_in: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Score these token ids: a JSON list of windows, lists of ids.")
+    ] = None,
+    tokens_out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the scored token ids, for --tokens-in or another engine.")
+    ] = None,
+    json_file: Annotated[str | None, JSON] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.quality import QualityOptions
+    from penstock.cli.quality import quality as command
+
+    command(model, QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out), json_file, flags)
+
+
 @bench.command("serve", help="Load a running server over HTTP. Reports latencies, rates and goodput as users see them.")
 def bench_serve(
     *,

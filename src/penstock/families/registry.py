@@ -10,6 +10,7 @@ from typing import Any
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.gguf_config import WHERE, hf_config, sampling_defaults
+from penstock.families.gguf_names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama
@@ -68,10 +69,12 @@ def load_spec(model: Path) -> ModelSpec:
 
 
 def _spec_of_gguf(path: Path) -> ModelSpec:
+    file = read_gguf(path)
     try:
-        return spec_from_config(hf_config(read_gguf(path)), WHERE)
+        spec = spec_from_config(hf_config(file), WHERE)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{path}: {error}") from None
+    return with_stored_types(spec, file)
 
 
 def _spec_of_folder(folder: Path) -> ModelSpec:
@@ -139,7 +142,7 @@ def _mixture(spec: ModelSpec) -> MixtureFacts | None:
 def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     names = {parameter.name for parameter in spec.parameters}
     counts = Counter(
-        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names)
+        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names, p.stored)
         for p in spec.parameters
         if p.kind != "vector"
     )
@@ -155,8 +158,9 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             router=kind == "router",
             experts=experts,
             share=mixture.per_token / mixture.experts if mixture and routed else 1.0,
+            stored=stored if any(stored) else (),
         )
-        for (shape, kind, experts, routed, bias), count in counts.items()
+        for (shape, kind, experts, routed, bias, stored), count in counts.items()
     )
 
 

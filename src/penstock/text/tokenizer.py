@@ -1,14 +1,16 @@
 """Turns text into token ids and back, as the model's tokenizer files define."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as Backend
 
+from penstock.gguf import GgufError, read_gguf
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
+from penstock.text.gguf_tokenizer import build_tokenizer
 from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read_special_tokens
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import TokenBytes, read_decoder
@@ -42,12 +44,29 @@ class Tokenizer:
         self._plain_tokens = TokenBytes(backend.id_to_token, spelling, self.special_ids)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Tokenizer":
-        """Loads a tokenizer and its chat template from a folder.
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Loads a tokenizer and its chat template from a folder, or from the metadata of a GGUF file.
 
         Raises TokenizerError that names the missing or broken file.
         """
-        files = read_files(Path(folder))
+        path = Path(path)
+        return cls._from_gguf(path) if path.suffix == ".gguf" and not path.is_dir() else cls._from_folder(path)
+
+    @classmethod
+    def _from_gguf(cls, path: Path) -> "Tokenizer":
+        try:
+            metadata = read_gguf(path).metadata
+        except GgufError as error:  # its message begins with the path
+            raise TokenizerError(str(error)) from error
+        try:
+            backend, special, templates = build_tokenizer(metadata)
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"{path}: {error}") from error
+        return cls(backend, special, _compile_template(path, templates, special))
+
+    @classmethod
+    def _from_folder(cls, folder: Path) -> "Tokenizer":
+        files = read_files(folder)
         try:
             backend = Backend.from_str(files.tokenizer)
         except Exception as error:  # the library raises bare Exception
@@ -145,7 +164,10 @@ def _load_template(files: TokenizerFiles, special: SpecialTokens) -> ChatTemplat
 
     The places are chat_template.jinja and additional_chat_templates/, tokenizer_config.json, and chat_template.json.
     """
-    where, sources = _template_sources(files)
+    return _compile_template(*_template_sources(files), special)
+
+
+def _compile_template(where: Path, sources: Mapping[str, str], special: SpecialTokens) -> ChatTemplate | None:
     if not sources:
         return None
     default = sources.get("default") or sources.get("tool_use")

@@ -1,0 +1,163 @@
+"""The vocabulary in the metadata of a GGUF file: tokens, what each is, and the tokens that end a generation.
+
+Files give some tokens a wrong type or leave out their ids, so llama.cpp corrects both by the token's text. The rules
+here are those of `llama_vocab::impl::load` (llama.cpp, July 2026), so that prompts and stops are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from penstock.gguf.header import GgufError, short
+
+_PREFIX: Final = "tokenizer.ggml."
+_ID_KEYS: Final = {  # name -> metadata keys of its id; the later ones are of older files
+    "bos": ("bos_token_id",),
+    "eos": ("eos_token_id",),
+    "eot": ("eot_token_id",),
+    "eom": ("eom_token_id",),
+    "unk": ("unknown_token_id",),
+    "sep": ("seperator_token_id",),
+    "pad": ("padding_token_id",),
+    "mask": ("mask_token_id",),
+    "fim_pre": ("fim_pre_token_id", "prefix_token_id"),
+    "fim_suf": ("fim_suf_token_id", "suffix_token_id"),
+    "fim_mid": ("fim_mid_token_id", "middle_token_id"),
+    "fim_pad": ("fim_pad_token_id",),
+    "fim_rep": ("fim_rep_token_id",),
+    "fim_sep": ("fim_sep_token_id",),
+}
+_SENTENCEPIECE_IDS: Final = {"unk": 0, "bos": 1, "eos": 2}  # of files that do not name them
+_FIM_TEXTS: Final = {  # fill in the middle
+    "fim_pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+        "<|middle|>",
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_END_TEXTS: Final = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+)
+_END_IDS: Final = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_VISIBLE: Final = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # parts of an answer of gpt-oss
+
+
+class TokenKind(IntEnum):
+    """What a token is. The numbers are those of `tokenizer.ggml.token_type`."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2  # matched in a text like a control token
+    CONTROL = 3
+    USER_DEFINED = 4  # matched in a text before it is tokenised, and shown in an output
+    UNUSED = 5
+    BYTE = 6
+
+
+class Vocabulary(NamedTuple):
+    """Tokens by id, and the ids with a meaning."""
+
+    tokens: list[str]
+    kinds: list[TokenKind]
+    scores: list[float] | None
+    ids: dict[str, int]  # "bos", "eos", "eot", "eom", "unk", "sep", "pad", "mask", "fim_pre" …: only those that exist
+    end_ids: tuple[int, ...]  # a generation ends at any of these, in ascending order
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary in a file's metadata. Raises GgufError, without the file's name, if it is missing or broken."""
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_values(metadata, "tokens", (str,), "strings"))]
+    if not tokens:
+        raise GgufError("the file has no tokenizer: tokenizer.ggml.tokens is missing or empty. Use another conversion")
+    index = {token: i for i, token in enumerate(tokens)}
+    if len(index) != len(tokens):
+        raise _twice(tokens)
+    types = _values(metadata, "token_type", (int,), "integers", len(tokens))
+    scores = _values(metadata, "scores", (int, float), "numbers", len(tokens))
+    kinds = list(map(_kind, types)) if types else [TokenKind.NORMAL] * len(tokens)
+    ids = _ids(metadata, len(tokens))
+    for name, texts in _FIM_TEXTS.items():
+        found = [index[text] for text in texts if text in index]
+        if name not in ids and found:
+            ids[name] = min(found)
+            kinds[ids[name]] = TokenKind.CONTROL
+    end_ids = _mark_ends(index, kinds) | {ids[name] for name in _END_IDS if name in ids}
+    for text in _VISIBLE:
+        if text in index:
+            kinds[index[text]] = TokenKind.USER_DEFINED
+    _correct_ends(index, kinds, end_ids)
+    return Vocabulary(tokens, kinds, scores or None, ids, tuple(sorted(end_ids)))
+
+
+def _mark_ends(index: Mapping[str, int], kinds: list[TokenKind]) -> set[int]:
+    """The ids of tokens whose text means an end. Makes them control tokens."""
+    ends = {index[text] for text in _END_TEXTS if text in index}
+    for token_id in ends:
+        kinds[token_id] = TokenKind.CONTROL
+    return ends
+
+
+def _correct_ends(index: Mapping[str, int], kinds: list[TokenKind], end_ids: set[int]) -> None:
+    """Removes two tokens that end a generation in some models and are part of it in others."""
+
+    def ends(*texts: str) -> bool:
+        return any(index.get(text) in end_ids for text in texts)
+
+    channels = (ends("<|return|>") or ends("<|flush|>")) and ends("<|call|>", "<|calls|>")
+    for text, inside, kind in (
+        ("<|end|>", channels, TokenKind.USER_DEFINED),  # the end of a channel of gpt-oss and Solar
+        ("</s>", ends("<|tool_response>", "<|plamo:eos|>"), TokenKind.NORMAL),  # Gemma 4's HTML tag
+    ):
+        if inside and ends(text):
+            end_ids.discard(index[text])
+            kinds[index[text]] = kind
+
+
+def _ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
+    """The named ids. One outside the vocabulary counts as missing."""
+    defaults = _SENTENCEPIECE_IDS if metadata.get("tokenizer.ggml.model") == "llama" else {}
+    found = {name: token_id for name, token_id in defaults.items() if token_id < count}
+    for name, keys in _ID_KEYS.items():
+        for key in keys:
+            value = metadata.get(_PREFIX + key)
+            if type(value) is int and 0 <= value < count:
+                found[name] = value
+    return found
+
+
+def _values(metadata: Mapping[str, Any], key: str, types: tuple[type, ...], what: str, least: int = 0) -> list[Any]:
+    """An array of the metadata; an empty list if there is none. An array with fewer than `least` values is refused."""
+    values = metadata.get(_PREFIX + key, [])
+    if not isinstance(values, list) or not set(map(type, values)) <= set(types):
+        raise GgufError(f"{_PREFIX}{key} is {short(values)}; expected an array of {what}. Use another conversion")
+    if values and len(values) < least:
+        raise GgufError(f"{_PREFIX}{key} has {len(values)} values for {least} tokens. Use another conversion")
+    return values
+
+
+def _kind(number: int) -> TokenKind:
+    try:
+        return TokenKind(number)
+    except ValueError:
+        return TokenKind.UNDEFINED
+
+
+def _twice(tokens: Sequence[str]) -> GgufError:
+    seen: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        first = seen.setdefault(token, token_id)
+        if first != token_id:
+            return GgufError(f"tokens {first} and {token_id} are both {short(token)}. Use another conversion")
+    raise AssertionError("no token appears twice")
