@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from gguf import GGMLQuantizationType, quants
 from penstock.families import load_spec
 from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors

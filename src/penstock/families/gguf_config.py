@@ -128,6 +128,8 @@ def _common(keys: GgufKeys) -> dict[str, Any]:
     embedding = keys.tensors.get("token_embd.weight")
     if embedding is None:
         raise UnsupportedModel("there is no tensor token_embd.weight: a file with a vocabulary only has no model")
+    if "blk.0.attn_qkv.weight" in keys.tensors:
+        raise UnsupportedModel("blk.0.attn_qkv.weight: q, k and v are one tensor; convert the model without --fuse-qkv")
     heads = keys.integer("attention.head_count")
     return {
         "num_hidden_layers": keys.integer("block_count", most=MAX_LAYERS),
