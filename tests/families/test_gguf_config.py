@@ -13,8 +13,8 @@ from gguf import GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH
 
 from penstock.families import RopeSpec, UnsupportedModel, load_generation_defaults, load_spec, spec_from_config
-from penstock.families.gguf_names import hf_tensor_name, is_interleaved
-from penstock.families.gguf_rope import llama3_scaling
+from penstock.families.gguf.names import hf_tensor_name, is_interleaved
+from penstock.families.gguf.rope import llama3_scaling
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from tests.checkpoints import END, END_TURN
 from tests.gguf_models import REPRESENTABLE, llama3_factors, write_gguf

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf_names import INTERLEAVED, ROPE_FACTORS
-from penstock.families.gguf_rope import llama3_scaling, rope_scaling
+from penstock.families.gguf.names import INTERLEAVED, ROPE_FACTORS
+from penstock.families.gguf.rope import llama3_scaling, rope_scaling
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.llama_like import MAX_LAYERS
 from penstock.gguf import GgufFile, read_floats
