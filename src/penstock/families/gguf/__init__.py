@@ -1,1 +1,1 @@
-"""A model in a GGUF file as a Hugging Face model: its metadata as a config.json, its tensors by Hugging Face's names."""
+"""A model in a GGUF file as Hugging Face has it: the metadata as a config.json, the tensors by their names there."""
