@@ -11,7 +11,8 @@ from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from penstock.families import load_spec
+from penstock.config import Split
+from penstock.families import load_spec, shard
 from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
@@ -50,6 +51,60 @@ def test_every_value_is_the_checkpoints(written: Written, tiny_checkpoint: Calla
     assert rotated == {name for name in found if is_llama and (".q_proj." in name or ".k_proj." in name)}
     shifted_names = {name for name, stored in found.items() if stored.shift}
     assert shifted_names == {name for name in found if variant.startswith("gemma3") and name.endswith("norm.weight")}
+
+
+def loaded_equally(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Raises unless parameters are equal; Gemma's norms but for a rounding, as the file has them with 1 added."""
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        error = 1.2e-7 if name.endswith("norm.weight") else 0
+        torch.testing.assert_close(ours[name], expected, rtol=0, atol=error, msg=name)
+
+
+@pytest.mark.parametrize("variant", REPRESENTABLE)
+@pytest.mark.parametrize("split_tensors", [0, 9])
+def test_a_file_is_loaded_as_its_checkpoint(
+    written: Written, tiny_checkpoint: Callable[..., Path], variant: str, split_tensors: int
+) -> None:
+    folder, path = tiny_checkpoint(variant), written(variant, split_tensors=split_tensors)
+    ours = load_parameters(path, load_spec(path), torch.float32, progress=False)
+    loaded_equally(ours, load_parameters(folder, load_spec(folder), torch.float32, progress=False))
+
+
+@pytest.mark.parametrize("variant", [variant for variant in REPRESENTABLE if variant != "llama3"])  # one KV head
+def test_ranks_load_the_same_parts_of_a_file_as_of_its_checkpoint(
+    written: Written, tiny_checkpoint: Callable[..., Path], variant: str
+) -> None:
+    folder, path = tiny_checkpoint(variant), written(variant)
+    theirs, ours = load_spec(folder), load_spec(path)
+    for place in Split(2).places:
+        loaded_equally(
+            load_parameters(path, shard(ours, place), torch.float32, whole=ours, progress=False),
+            load_parameters(folder, shard(theirs, place), torch.float32, whole=theirs, progress=False),
+        )
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("variant", ["llama_bias", "mixtral", "qwen3"])
+def test_codes_are_loaded_as_their_values(
+    written: Written, tiny_checkpoint: Callable[..., Path], tmp_path: Path, variant: str, kind: str
+) -> None:
+    """Without native kernels: into a checkpoint of the values, by way of a file of type F32."""
+    number = GGMLQuantizationType[kind]
+
+    def round_off(tensors: dict[str, Any]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.ndim > 1 and ".ffn_gate_inp" not in name and tensor.shape[-1] % 32 == 0:
+                tensors[name] = quants.dequantize(quants.quantize(tensor, number), number)
+            elif tensor.ndim > 1 and ".ffn_gate_inp" not in name:
+                tensors[name] = tensor.astype(np.float16).astype(np.float32)
+
+    codes = written(variant, kind=kind)
+    values = write_gguf(tiny_checkpoint(variant), tmp_path / "values.gguf", edit=round_off)
+    loaded_equally(
+        load_parameters(codes, load_spec(codes), torch.float32, progress=False),
+        load_parameters(values, load_spec(values), torch.float32, progress=False),
+    )
 
 
 def test_gemmas_norms_are_loaded_as_the_checkpoint_has_them(
