@@ -1,6 +1,7 @@
 """Commands with a model in GGUF: its name, the types that `plan` shows, and the errors of broken files."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,24 @@ def test_the_name_is_the_files(written: Written) -> None:
         resolved = find_model(str(model), {}).resolve(detect_hardware())
         assert resolved.server.served_model_name == resolved.engine.name == "tiny.Q8_0"
         assert Path(resolved.engine.model).is_file()
+
+
+@pytest.mark.parametrize("variant", ["llama3", "gemma3"])
+def test_a_file_answers_as_its_checkpoint(
+    variant: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path, run_command: RunCommand
+) -> None:
+    """Tokenizer, weights and end tokens from the file alone."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint(variant), folder)
+    config = json.loads((folder / "config.json").read_text())
+    if variant == "gemma3":  # a file does not have it: it follows from the size of a head
+        config["query_pre_attn_scalar"] = config["head_dim"]
+    (folder / "config.json").write_text(json.dumps(config))
+    path = write_gguf(folder, tmp_path / "tiny.gguf")
+    flags = ("The pipe that keeps a turbine", "--max-tokens", "24", "--kv-cache-memory", "8MiB", "--dtype", "float32")
+    expected, found = (run_command("run", str(model), *flags) for model in (folder, path))
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout) > 24 and found.stdout == expected.stdout
 
 
 def _cut(path: Path) -> None:
