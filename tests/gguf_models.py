@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,13 @@ def write_gguf(
     kinds: Mapping[str, str] | None = None,
     split_tensors: int = 0,
     changes: Mapping[str, Any] | None = None,
+    edit: Callable[[dict[str, NDArray[np.float32]]], object] = lambda tensors: None,
 ) -> Path:
     """Write the float32 checkpoint in `folder` as a GGUF file, or as several with `split_tensors` in each; returns the
     first.
 
-    Matrices are of type `kind`, or of the type that `kinds` has for their name; of F16 where rows have no whole blocks.
-    Vectors and routers are F32. `changes` are keys to write instead; None: not at all.
+    Matrices are of type `kind`, or F16 if rows have no whole blocks of it; vectors and routers are F32. `kinds` has
+    other types, by name. `changes` are keys to write instead; None: not at all. `edit` may change the tensors.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
@@ -69,13 +70,13 @@ def write_gguf(
     for key, value in {**metadata(config, arch), **tokenizer_metadata(folder, config), **(changes or {})}.items():
         if value is not None:
             _add(writer, key, value)
-    for name, tensor in tensors(folder, config, arch).items():
-        wanted = (kinds or {}).get(name, kind)
-        if tensor.ndim == 1 or ".ffn_gate_inp" in name:
-            wanted = "F32"
-        elif tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[wanted]][0]:
+    stored = tensors(folder, config, arch)
+    edit(stored)
+    for name, tensor in stored.items():
+        wanted = "F32" if tensor.ndim == 1 or ".ffn_gate_inp" in name else kind
+        if tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[wanted]][0]:
             wanted = "F16"
-        raw = GGMLQuantizationType[wanted]
+        raw = GGMLQuantizationType[(kinds or {}).get(name, wanted)]
         writer.add_tensor(name, quants.quantize(tensor, raw), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

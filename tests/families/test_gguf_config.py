@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH
 
 from penstock.families import RopeSpec, UnsupportedModel, load_generation_defaults, load_spec, spec_from_config
-from penstock.families.gguf_names import hf_tensor_name, is_interleaved
-from penstock.families.gguf_rope import llama3_scaling
+from penstock.families.gguf.names import hf_tensor_name, is_interleaved
+from penstock.families.gguf.rope import llama3_scaling
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from tests.checkpoints import END, END_TURN
 from tests.gguf_models import REPRESENTABLE, llama3_factors, write_gguf
@@ -148,6 +149,15 @@ def test_what_is_not_supported_names_the_key(
     text = str(caught.value)
     assert text.startswith(f"{path}: ") and "\n" not in text
     assert all(word in text for word in words), text
+
+
+def test_q_k_and_v_in_one_tensor_are_refused(written: Written) -> None:
+    def fuse(tensors: dict[str, Any]) -> None:
+        parts = [tensors.pop(f"blk.0.attn_{part}.weight") for part in "qkv"]
+        tensors["blk.0.attn_qkv.weight"] = np.concatenate(parts)
+
+    with pytest.raises(UnsupportedModel, match="q, k and v are one tensor; convert the model without --fuse-qkv"):
+        load_spec(written("llama2", edit=fuse))
 
 
 def test_an_unknown_architecture_is_named_with_those_that_are_known(tmp_path: Path) -> None:

@@ -145,9 +145,13 @@ def test_several_quantisations_need_a_name(hub: StandInHub, fetch: Callable[...,
     assert not any("/resolve/" in path for _, path, _ in hub.requests)
 
 
-def test_the_only_one_needs_none(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("others", [{}, {"config.json": b"{}"}])
+def test_the_only_one_needs_none(hub: StandInHub, fetch: Callable[..., Path], others: dict[str, bytes]) -> None:
     for name in [name for name in hub.files if name.startswith("Q4_0")]:
         del hub.files[name]
+    hub.files |= others
+    assert fetch().name == "tiny-Q8_0.gguf"
+    hub.status = 503
     assert fetch().name == "tiny-Q8_0.gguf"
 
 
@@ -183,7 +187,10 @@ def test_a_file_and_a_folder_with_one_are_found(files: dict[str, bytes], tmp_pat
     (file.parent / "other.gguf").write_bytes(b"")
     with pytest.raises(HubError, match=r"models has 2 models in GGUF; name one of: other.gguf, tiny-Q8_0.gguf"):
         locate_model(str(file.parent))
-    (file.parent / "config.json").write_text("{}")
+    (file.parent / "config.json").write_text("{}")  # as many repositories have it beside their files
+    with pytest.raises(HubError, match="models has 2 models"):
+        locate_model(str(file.parent))
+    (file.parent / "model.safetensors").write_bytes(b"")
     assert locate_model(str(file.parent)) == file.parent
 
 

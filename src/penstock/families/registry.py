@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
-from penstock.families.gguf_config import WHERE, hf_config, sampling_defaults
-from penstock.families.gguf_names import with_stored_types
+from penstock.families.gguf.config import WHERE, hf_config, sampling_defaults
+from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from penstock.gguf import is_gguf, part_name
+from penstock.gguf import part_name
 
 _SHOWN = 12  # names in an error
 _OTHER_KINDS = ("mmproj", "imatrix")  # files that hold no language model, by the beginning of their name
@@ -49,17 +49,20 @@ def choose_gguf(where: str, files: Sequence[str], tag: str | None) -> list[str]:
     raise HubError(f"{where} has {len(found)} models in GGUF named {tag}; name the file, one of: {_listed(found)}")
 
 
+def holds_gguf(files: Sequence[str]) -> bool:
+    """Whether files are those of a model in GGUF: some are GGUF, and no model in safetensors is beside them."""
+    safetensors = "config.json" in files and any(name.endswith(".safetensors") for name in files)
+    return not safetensors and any(map(_may_be_model, files))
+
+
 def model_in_folder(folder: Path) -> Path:
-    """The one GGUF file in a folder without config.json, the first of several parts; else the folder itself.
+    """The GGUF file of the one model in a folder that holds no other format, the first of several parts; else the
+    folder itself.
 
     Raises HubError if there are several models.
     """
-    if (folder / "config.json").is_file():
-        return folder
-    files = [path.name for path in folder.glob("*") if path.is_file() and is_gguf(path)]
-    if not any(map(_may_be_model, files)):
-        return folder
-    return folder / choose_gguf(str(folder), files, None)[0]
+    files = [path.name for path in folder.glob("*") if path.is_file()]
+    return folder / choose_gguf(str(folder), files, None)[0] if holds_gguf(files) else folder
 
 
 def _has(name: str, tag: str) -> bool:

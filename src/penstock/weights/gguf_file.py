@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf_config import rotary_dim
-from penstock.families.gguf_names import ROPE_FACTORS, hf_tensor_name, is_interleaved
+from penstock.families.gguf.config import rotary_dim
+from penstock.families.gguf.names import ROPE_FACTORS, hf_tensor_name, is_interleaved
 from penstock.gguf import GgufTensor, read_gguf, short
 from penstock.weights.stored import CheckpointError, StoredTensor
 

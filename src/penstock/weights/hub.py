@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.gguf import is_gguf
-from penstock.weights.gguf_choice import HubError, choose_gguf, gguf_models, model_in_folder
+from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf, model_in_folder
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
@@ -54,7 +54,7 @@ def locate_model(
     """The folder of a model, or its GGUF file. A hub id is downloaded: `org/name`, without its weights if `weights` is
     false, or `org/name:Q4_K_M`, the GGUF file of that quantisation.
 
-    A folder without config.json that holds one model in GGUF stands for its file. If the hub cannot be reached, a
+    A folder that holds one model in GGUF and no safetensors stands for its file. If the hub cannot be reached, a
     complete snapshot in the cache is used. Raises HubError. `endpoint` and `cache` replace HF_ENDPOINT and
     HF_HUB_CACHE, which huggingface_hub reads only once.
     """
@@ -147,10 +147,8 @@ class _Snapshot:
     def _cached_gguf(self) -> Path | None:
         """The GGUF file in the cache; None if this is a model of another format."""
         folder = self._snapshot_folder(_FOLDER_ALONE, local_files_only=True)
-        if self.tag is None and (folder / "config.json").is_file():
-            return None
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-        if self.tag is None and not gguf_models(files):
+        if self.tag is None and not holds_gguf(files):
             return None
         return folder / choose_gguf(f"the cache of {self.name}", files, self.tag)[0]
 
@@ -198,7 +196,7 @@ class _Snapshot:
 
     def _gguf_files(self, names: Sequence[str]) -> list[str]:
         """The files of a model in GGUF among a repository's files; none if this is a model of another format."""
-        if self.tag is None and ("config.json" in names or not gguf_models(names)):
+        if self.tag is None and not holds_gguf(names):
             return []
         return choose_gguf(f"{self.name} on the hub", names, self.tag)
 

@@ -63,7 +63,7 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
-ROPE_FACTORS = "rope_freqs.weight"  # part of the configuration: see gguf_rope.py
+ROPE_FACTORS = "rope_freqs.weight"  # part of the configuration: see rope.py
 
 # Architectures whose q and k llama.cpp's conversion permutes, so that the pairs that rope rotates lie side by side.
 INTERLEAVED = frozenset({"llama", "mistral3"})

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf_names import INTERLEAVED, ROPE_FACTORS
-from penstock.families.gguf_rope import llama3_scaling, rope_scaling
+from penstock.families.gguf.names import INTERLEAVED, ROPE_FACTORS
+from penstock.families.gguf.rope import llama3_scaling, rope_scaling
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.llama_like import MAX_LAYERS
 from penstock.gguf import GgufFile, read_floats
@@ -128,6 +128,8 @@ def _common(keys: GgufKeys) -> dict[str, Any]:
     embedding = keys.tensors.get("token_embd.weight")
     if embedding is None:
         raise UnsupportedModel("there is no tensor token_embd.weight: a file with a vocabulary only has no model")
+    if "blk.0.attn_qkv.weight" in keys.tensors:
+        raise UnsupportedModel("blk.0.attn_qkv.weight: q, k and v are one tensor; convert the model without --fuse-qkv")
     heads = keys.integer("attention.head_count")
     return {
         "num_hidden_layers": keys.integer("block_count", most=MAX_LAYERS),
