@@ -10,6 +10,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
 _ALPHABET = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(0x100 + i) for i, byte in enumerate(_OTHERS)}
+_UTF8_BYTES = 0xF5  # higher ones are in no text
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -20,8 +21,8 @@ def pairs_of_bytes(pre: str) -> dict[str, Any]:
     """
     draw = random.Random("pairs")
     pairs = []
-    for a in range(256):
-        for b in range(256):
+    for a in range(_UTF8_BYTES):
+        for b in range(_UTF8_BYTES):
             both_ascii, none_ascii = max(a, b) < 0x80, min(a, b) >= 0x80
             if draw.random() < (0.5 if both_ascii else 0.2 if none_ascii else 0.05):
                 pairs.append((_ALPHABET[a], _ALPHABET[b]))
@@ -42,6 +43,21 @@ def pairs_of_bytes(pre: str) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": tokens.index("<|bos|>"),
         "tokenizer.ggml.eos_token_id": tokens.index("<|end|>"),
     }
+
+
+def channels() -> dict[str, Any]:
+    """Tokens whose kind llama.cpp corrects by their text, and some whose text looks like the spelling of bytes."""
+    made = pairs_of_bytes("gpt-4o")
+    added = {
+        **dict.fromkeys(("<|return|>", "<|call|>", "<|channel|>", "<|message|>", "<|eot_id|>"), CONTROL),
+        **dict.fromkeys(("<fim_prefix>", "<|fim_pad|>", "<|file_sep|>", "</s>", "<|done|>", "<EOT>"), NORMAL),
+        **dict.fromkeys(("<|tool_response>", "naïve", "<|start|>"), USER_DEFINED),
+    }
+    made["tokenizer.ggml.tokens"] += added
+    made["tokenizer.ggml.token_type"] += added.values()
+    made["tokenizer.ggml.token_type"][made["tokenizer.ggml.tokens"].index("ü")] = USER_DEFINED  # not the byte 0xFC
+    made["tokenizer.ggml.eom_token_id"] = made["tokenizer.ggml.tokens"].index("<|done|>")
+    return made
 
 
 def sentencepiece() -> dict[str, Any]:
@@ -107,4 +123,8 @@ def _pieces(space: str, count: int) -> list[str]:
     return list(pieces)
 
 
-MADE: Mapping[str, Callable[[], dict[str, Any]]] = {"sentencepiece": sentencepiece, "gemma3": gemma3}
+MADE: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "channels": channels,
+    "sentencepiece": sentencepiece,
+    "gemma3": gemma3,
+}

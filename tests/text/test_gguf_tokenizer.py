@@ -63,9 +63,19 @@ def path_of(name: str) -> Path:
     return Path(str(found[0].locate()))
 
 
+def metadata_of(name: str) -> Mapping[str, Any]:
+    return MADE[name]() if name in MADE else read_gguf(path_of(name)).metadata
+
+
+def record_of(name: str) -> dict[str, Any]:
+    """What llama.cpp makes of a vocabulary."""
+    record: dict[str, Any] = STORED["made" if name in MADE else "vocabularies"][name]
+    return record
+
+
 @cache
 def loaded(name: str) -> Tokenizer:
-    return Tokenizer.load(path_of(name))
+    return made(MADE[name]()) if name in MADE else Tokenizer.load(path_of(name))
 
 
 def made(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -82,17 +92,9 @@ def ids_digests(tokenizer: Tokenizer, texts: list[str], mode: str) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", [*VOCABULARIES, *MADE])
 def test_ids_are_those_of_llama_cpp(name: str, mode: str) -> None:
-    texts = inputs(read_gguf(path_of(name)).metadata)
-    assert different(ids_digests(loaded(name), texts, mode), STORED["vocabularies"][name][mode]) == []
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MADE)
-def test_ids_of_kinds_without_a_file_are_those_of_llama_cpp(name: str, mode: str) -> None:
-    metadata = MADE[name]()
-    assert different(ids_digests(made(metadata), inputs(metadata), mode), STORED["made"][name][mode]) == []
+    assert different(ids_digests(loaded(name), inputs(metadata_of(name)), mode), record_of(name)[mode]) == []
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
@@ -102,24 +104,24 @@ def test_every_pre_tokenizer_splits_as_llama_cpp_does(pre: str) -> None:
     assert different(ids_digests(made(metadata), texts, "parsed"), STORED["pre_tokenizers"][pre]) == []
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", [*VOCABULARIES, *MADE])
 def test_generations_end_where_they_end_in_llama_cpp(name: str) -> None:
-    assert list(read_vocabulary(read_gguf(path_of(name)).metadata).end_ids) == STORED["vocabularies"][name]["end_ids"]
+    assert list(read_vocabulary(metadata_of(name)).end_ids) == record_of(name)["end_ids"]
 
 
 @pytest.mark.parametrize("skip", [False, True], ids=["with_special", "without_special"])
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", [*VOCABULARIES, *MADE])
 def test_every_token_has_the_bytes_that_it_has_in_llama_cpp(name: str, skip: bool) -> None:
     tokenizer = loaded(name)
     table = tokenizer.token_table(skip_special_tokens=skip)
-    expected = STORED["vocabularies"][name]["pieces_without_special" if skip else "pieces_with_special"]
+    expected = record_of(name)["pieces_without_special" if skip else "pieces_with_special"]
     assert pieces_digest(tokenizer.vocab_size, table.__getitem__) == expected
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("name", [*VOCABULARIES, *MADE])
 def test_texts_stream_token_by_token(name: str) -> None:
     tokenizer = loaded(name)
-    for text in inputs(read_gguf(path_of(name)).metadata, 500, seed=3):
+    for text in inputs(metadata_of(name), 500, seed=3):
         ids = tokenizer.encode(text, add_special_tokens=False)
         detokenizer = Detokenizer(tokenizer, [], skip_special_tokens=False)
         streamed = "".join([*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()])
@@ -128,7 +130,7 @@ def test_texts_stream_token_by_token(name: str) -> None:
 
 def test_texts_come_back() -> None:
     tokenizer = loaded(SMOLLM2)
-    for text in inputs(read_gguf(path_of(SMOLLM2)).metadata, 1000, seed=3):
+    for text in inputs(metadata_of(SMOLLM2), 1000, seed=3):
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 

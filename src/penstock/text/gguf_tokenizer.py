@@ -17,7 +17,10 @@ from penstock.text.gguf_pretokenizers import PRE_TOKENIZERS
 from penstock.text.special_tokens import SpecialTokens
 
 _SPACE = "▁"  # in the tokens of SentencePiece
-_MAX_PIECE = 512  # characters of a token with a score: the number of its splits grows with them
+# Limits of untrusted files, far above those of models: work grows with their product.
+_MAX_PIECE = 512  # characters of a token with a score
+_MAX_PIECES = 16 << 20  # characters of all tokens with a score
+_MAX_RESPELLED = 256  # tokens
 _MATCHED: Final = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 _NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "mask")
 # Phi-3 drops white space after special tokens. Files do not say so: llama.cpp goes by the model's name.
@@ -85,7 +88,9 @@ def _respellings(vocabulary: Vocabulary) -> list[decoders.Decoder]:
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=False)
         if kind in _MATCHED and not token.isascii() and alphabet.issuperset(token)
     }
-    every = "\0".join([*vocabulary.tokens, *spelled.values()]) if spelled else ""
+    if not 0 < len(spelled) <= _MAX_RESPELLED:
+        return []
+    every = "\0".join([*vocabulary.tokens, *spelled.values()])
     return [decoders.Replace(token, text) for token, text in spelled.items() if every.count(token) == 1]
 
 
@@ -164,6 +169,8 @@ def _merges_by_score(vocabulary: Vocabulary, index: Mapping[str, int]) -> list[t
     """
     if vocabulary.scores is None:
         raise TokenizerError("tokenizer.ggml.scores is missing, but a tokenizer of type llama needs it")
+    if sum(map(len, vocabulary.tokens)) > _MAX_PIECES:
+        raise TokenizerError(f"the tokens have more than {_MAX_PIECES} characters in all. Use another conversion")
     ranked = []
     for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=False):
         if len(token) > _MAX_PIECE:
