@@ -66,6 +66,9 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
+_KINDS: Final = {int(kind): kind for kind in TokenKind}
+
+
 class Vocabulary(NamedTuple):
     """Tokens by id, and the ids with a meaning."""
 
@@ -86,7 +89,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise _twice(tokens)
     types = _values(metadata, "token_type", (int,), "integers", len(tokens))
     scores = _values(metadata, "scores", (int, float), "numbers", len(tokens))
-    kinds = list(map(_kind, types)) if types else [TokenKind.NORMAL] * len(tokens)
+    kinds = [_KINDS.get(number, TokenKind.UNDEFINED) for number in types] or [TokenKind.NORMAL] * len(tokens)
     ids = _ids(metadata, len(tokens))
     for name, texts in _FIM_TEXTS.items():
         found = [index[text] for text in texts if text in index]
@@ -145,13 +148,6 @@ def _values(metadata: Mapping[str, Any], key: str, types: tuple[type, ...], what
     if values and len(values) < least:
         raise GgufError(f"{_PREFIX}{key} has {len(values)} values for {least} tokens. Use another conversion")
     return values
-
-
-def _kind(number: int) -> TokenKind:
-    try:
-        return TokenKind(number)
-    except ValueError:
-        return TokenKind.UNDEFINED
 
 
 def _twice(tokens: Sequence[str]) -> GgufError:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """Patterns that are applied in order, each to the pieces of the one before. The rest are pieces too."""
+    """Patterns in order: each splits the pieces of the one before. What a pattern does not match is a piece as well."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False  # a piece that is a token is not built by merges
@@ -48,7 +48,7 @@ _GPT4O = rf"{_LOWER_WORD}(?:{_SHORT_FORM})?|{_UPPER_WORD}(?:{_SHORT_FORM})?|\p{{
 _MARKED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+(?:{_SHORT_FORM})?"
 _TINY_AYA = rf"{_MARKED_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
 _YOUTU = rf"{_MARKED_WORD}|\p{{N}}|{_TAIL}"
-_THREES_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_THREES_FROM_THE_RIGHT = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # the first with the text before it
 _CJK = r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+"
 _CJK_PUNCTUATION = r"[\uFF01\u2026\u201C\u201D\u2018\u2019\u2014\uFF1A\uFF1B\uFF0C\u3001-\u303F\uFE30-\uFE4F]+"
 _HANGUL, _BOPOMOFO = r"[\uAC00-\uD7A3\u3131-\u318E]+", r"[\u3105-\u312F]+"

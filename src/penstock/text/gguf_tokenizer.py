@@ -4,6 +4,7 @@ A file has either byte-level BPE with merges (`gpt2`), BPE over characters with 
 BPE, where a token has a score in place of merges (`llama`, Gemma 3's too).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +17,10 @@ from penstock.text.gguf_pretokenizers import PRE_TOKENIZERS
 from penstock.text.special_tokens import SpecialTokens
 
 _SPACE = "▁"  # in the tokens of SentencePiece
-_MAX_PIECE = 512  # characters of a token with a score: the number of its splits grows with them
+# Limits of untrusted files, far above those of models: work grows with their product.
+_MAX_PIECE = 512  # characters of a token with a score
+_MAX_PIECES = 16 << 20  # characters of all tokens with a score
+_MAX_RESPELLED = 256  # tokens
 _MATCHED: Final = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 _NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "mask")
 # Phi-3 drops white space after special tokens. Files do not say so: llama.cpp goes by the model's name.
@@ -60,13 +64,34 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[To
             f"{', '.join(sorted(PRE_TOKENIZERS))}"
         )
     index = _index(vocabulary)
-    backend = Tokenizer(models.BPE(index, _merges(metadata, index), ignore_merges=kind.whole_words))
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns]
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    backend.decoder = decoders.ByteLevel()
+    backend = Tokenizer(_bpe(index, _merges(metadata, index), ignore_merges=kind.whole_words))
+    steps: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns
+    ]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    missing = "".join(sorted(char for char in pre_tokenizers.ByteLevel.alphabet() if char not in index))
+    if missing:  # a byte without a token is left out, and the tokens on both sides of it are not merged
+        steps.append(pre_tokenizers.Split(Regex(f"[{re.escape(missing)}]"), "removed"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.decoder = decoders.Sequence([*_respellings(vocabulary), decoders.ByteLevel()])
     return backend, kind.adds_bos
+
+
+def _respellings(vocabulary: Vocabulary) -> list[decoders.Decoder]:
+    """Decoder steps for tokens that are matched as they are, but look like byte-level spelling: "ü" is no byte 0xFC.
+
+    A step replaces a text in any token, so a text that is part of another token gets none.
+    """
+    alphabet, spell = set(pre_tokenizers.ByteLevel.alphabet()), pre_tokenizers.ByteLevel(False, use_regex=False)
+    spelled = {
+        token: spell.pre_tokenize_str(token)[0][0]
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=False)
+        if kind in _MATCHED and not token.isascii() and alphabet.issuperset(token)
+    }
+    if not 0 < len(spelled) <= _MAX_RESPELLED:
+        return []
+    every = "\0".join([*vocabulary.tokens, *spelled.values()])
+    return [decoders.Replace(token, text) for token, text in spelled.items() if every.count(token) == 1]
 
 
 def _gemma4(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
@@ -101,7 +126,14 @@ def _index(vocabulary: Vocabulary) -> dict[str, int]:
 
 def _character_bpe(vocabulary: Vocabulary, index: dict[str, int], merges: list[tuple[str, str]]) -> models.BPE:
     unknown = vocabulary.tokens[vocabulary.ids["unk"]] if "unk" in vocabulary.ids else None
-    return models.BPE(index, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    return _bpe(index, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+
+
+def _bpe(index: dict[str, int], merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
+    try:
+        return models.BPE(index, merges, **settings)
+    except Exception as error:  # a merge of a string that is no token
+        raise TokenizerError(f"tokenizer.ggml.merges: {error}. Use another conversion") from error
 
 
 def _sentencepiece_decoder(*, strips: bool) -> decoders.Decoder:
@@ -112,21 +144,21 @@ def _sentencepiece_decoder(*, strips: bool) -> decoders.Decoder:
 def _merges(metadata: Mapping[str, Any], index: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges in order. A pair that is listed twice has its first place."""
     lines = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+    if not isinstance(lines, list) or not set(map(type, lines)) <= {str}:
         raise TokenizerError(
             f"tokenizer.ggml.merges is {short(lines)}; expected an array of strings. Use another conversion"
         )
-    merges: dict[tuple[str, str], None] = {}
-    for line in lines:
+    merges = []
+    for line in dict.fromkeys(lines):
         at = line.find(" ", 1)
         left, right = line[:at], line[at + 1 :]
-        if at < 0 or not (left in index and right in index and left + right in index):
+        if at < 0 or left + right not in index:  # the library panics where the sum is longer than all tokens
             raise TokenizerError(
                 f"tokenizer.ggml.merges has {short(line)}, but a merge is two tokens that make a third. "
                 "Use another conversion"
             )
-        merges[left, right] = None
-    return list(merges)
+        merges.append((left, right))
+    return merges
 
 
 def _merges_by_score(vocabulary: Vocabulary, index: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -137,6 +169,8 @@ def _merges_by_score(vocabulary: Vocabulary, index: Mapping[str, int]) -> list[t
     """
     if vocabulary.scores is None:
         raise TokenizerError("tokenizer.ggml.scores is missing, but a tokenizer of type llama needs it")
+    if sum(map(len, vocabulary.tokens)) > _MAX_PIECES:
+        raise TokenizerError(f"the tokens have more than {_MAX_PIECES} characters in all. Use another conversion")
     ranked = []
     for token, score in zip(vocabulary.tokens, vocabulary.scores, strict=False):
         if len(token) > _MAX_PIECE:

@@ -18,7 +18,9 @@ from penstock.text.tokenizer_classes import tokenizer_class
 
 
 class Tokenizer:
-    """Produces the ids that transformers' AutoTokenizer produces for the same folder. Threads can share it.
+    """Produces the ids of transformers' AutoTokenizer for the same folder, or of llama.cpp for the same GGUF file.
+
+    Threads can share it.
 
     Other threads run while it encodes or decodes: it uses the backend's batch methods, which release Python's lock.
     """
@@ -60,7 +62,9 @@ class Tokenizer:
             raise TokenizerError(str(error)) from error
         try:
             backend, special, templates = build_tokenizer(metadata)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if not _failed(error):
+                raise
             raise TokenizerError(f"{path}: {error}") from error
         return cls(backend, special, _compile_template(path, templates, special))
 
