@@ -7,6 +7,14 @@ and "elapsed_s". Penstock may run several times, with flags of `penstock bench t
         --ours "bf16=" --ours "int8=--quantization int8 --kv-cache-dtype int8" \\
         --peer "vllm 0.32.0=/path/to/python vllm_cpu_bench.py MODEL_DIR"
 
+The same GGUF file in both engines:
+
+    python benchmarks/compare.py MODEL.gguf \\
+        --peer "llama.cpp 0.3.36=/path/to/python benchmarks/peers/llama_cpp_bench.py MODEL.gguf"
+
+A peer may also print "bits_per_weight" and "peak_memory_bytes". The latter is the peak resident memory of its process.
+Prompts are random and runs start with an empty prefix cache, so that nothing is found there.
+
 The rate of a case counts output tokens. A case with one output token is a prefill: its rate counts prompt tokens.
 """
 
@@ -16,12 +24,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from results import parser, write
+from results import parser, save
+
+from penstock.cli.output import show_table
+from penstock.config import format_bytes
+from penstock.families import load_spec, model_facts
 
 Row = dict[str, Any]
 
@@ -50,9 +62,71 @@ def tokens_counted(case: str) -> int:
     return int(count) * int(prompt if output == "1" else output)
 
 
-def medians_of(runs: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """The median of each engine's runs of each case."""
-    return {name: {case: statistics.median(values) for case, values in by.items()} for name, by in runs.items()}
+def run_in_turn(engines: Mapping[str, Callable[[], list[Row]]], runs: int) -> dict[str, dict[str, list[Row]]]:
+    """The rows of each engine and case. Engines take turns. Each row gets its "rate", in tokens per second."""
+    found: dict[str, dict[str, list[Row]]] = {name: {} for name in engines}
+    for run in range(runs):
+        for name, measure in engines.items():
+            for row in measure():
+                case = str(row["case"])
+                rate = round(tokens_counted(case) / float(row["elapsed_s"]), 2)
+                found[name].setdefault(case, []).append({**row, "rate": rate})
+                print(f"run {run + 1}: {name} {case}: {rate} tok/s", file=sys.stderr, flush=True)
+    return found
+
+
+def medians_of(rows: Mapping[str, Mapping[str, Sequence[Row]]], key: str) -> dict[str, dict[str, float]]:
+    """The median of one figure, for each engine and case."""
+    return {
+        name: {case: round(statistics.median(float(row[key]) for row in each), 4) for case, each in by_case.items()}
+        for name, by_case in rows.items()
+    }
+
+
+def over_best_peer(
+    medians: Mapping[str, Mapping[str, float]], mine: Sequence[str], cases: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Our rates over the highest of a peer's, for each of our engines and each case that a peer ran."""
+    best = {
+        case: max((by[case] for name, by in medians.items() if name not in mine and case in by), default=None)
+        for case in cases
+    }
+    return {
+        name: {case: round(value / top, 2) for case, value in medians[name].items() if (top := best.get(case))}
+        for name in mine
+    }
+
+
+def sizes_of(rows: Mapping[str, Mapping[str, Sequence[Row]]], parameters: int) -> dict[str, Row]:
+    """The bits of a weight and the peak memory of each engine, None if it does not report them."""
+    sizes = {}
+    for name, by_case in rows.items():
+        every = [row for each in by_case.values() for row in each]
+        bits = {row.get("bits_per_weight") or _bits(row.get("weights_bytes"), parameters) for row in every}
+        memory = [row["peak_memory_bytes"] for row in every if row.get("peak_memory_bytes")]
+        sizes[name] = {
+            "bits_per_weight": max((each for each in bits if each), default=None),
+            "peak_memory_bytes": max(memory, default=None),
+        }
+    return sizes
+
+
+def show(result: Row, cases: Sequence[str]) -> None:
+    """Prints each engine's rates, sizes, and its ratios to the best peer."""
+    columns = [("engine", "engine"), ("bits/weight", "bits"), ("memory", "memory"), *((case, case) for case in cases)]
+    rows = []
+    for name, rates in result["tok_s"].items():
+        size = result["sizes"][name]
+        memory = size["peak_memory_bytes"]
+        sizes = {"bits": size["bits_per_weight"], "memory": None if memory is None else format_bytes(memory)}
+        rows.append({"engine": name, **sizes, **{case: round(rate, 1) for case, rate in rates.items()}})
+        if ratios := result["over_best_peer"].get(name):
+            rows.append({"engine": "  / best peer", "bits": "", "memory": "", **ratios})
+    show_table("tokens per second, medians", columns, rows)
+
+
+def _bits(weights_bytes: int | None, parameters: int) -> float | None:
+    return None if weights_bytes is None else round(weights_bytes * 8 / parameters, 3)
 
 
 def main() -> None:
@@ -77,34 +151,23 @@ def main() -> None:
         if not versions[name] or not command:
             arguments.error(f"--peer {text!r} is not NAME VERSION=COMMAND")
         engines[name] = partial(peer, command, args.cases)
-    rates: dict[str, dict[str, list[float]]] = {name: {} for name in engines}
-    # Share of the roofline, and of the roofline with torch's GEMM, for each run.
-    fractions: dict[str, dict[str, dict[str, list[float]]]] = {
-        key: {name: {} for name in mine} for key in ("roofline_fraction", "gemm_roofline_fraction")
+    parameters = model_facts(load_spec(Path(args.model))).num_parameters
+    cases = args.cases.split(",")
+    rows = run_in_turn(engines, args.runs)
+    ours = {name: rows[name] for name in mine}
+    medians = medians_of(rows, "rate")
+    result = {
+        "benchmark": "compare",
+        "tok_s": medians,
+        "runs": {name: {case: [row["rate"] for row in each] for case, each in by.items()} for name, by in rows.items()},
+        "over_best_peer": over_best_peer(medians, mine, cases),
+        "sizes": sizes_of(rows, parameters),
+        # Shares of the roofline, and of the roofline with torch's GEMM.
+        **{key: medians_of(ours, key) for key in ("roofline_fraction", "gemm_roofline_fraction")},
+        "last_run": {name: {case: each[-1] for case, each in by.items()} for name, by in ours.items()},
     }
-    details: dict[str, dict[str, Row]] = {name: {} for name in mine}
-    for run in range(args.runs):
-        for name, measure in engines.items():
-            for row in measure():
-                case = str(row["case"])
-                rates[name].setdefault(case, []).append(round(tokens_counted(case) / float(row["elapsed_s"]), 2))
-                print(f"run {run + 1}: {name} {case}: {rates[name][case][-1]} tok/s", file=sys.stderr, flush=True)
-                if name in mine:
-                    details[name][case] = row
-                    for key, by_name in fractions.items():
-                        by_name[name].setdefault(case, []).append(float(row[key]))
-    medians = medians_of(rates)
-    best = {
-        case: max((by[case] for name, by in medians.items() if name not in mine and case in by), default=None)
-        for case in args.cases.split(",")
-    }
-    over_best = {
-        name: {case: round(value / top, 2) for case, value in medians[name].items() if (top := best.get(case))}
-        for name in mine
-    }
-    result = {"benchmark": "compare", "tok_s": medians, "runs": rates, "over_best_peer": over_best}
-    shares = {key: medians_of(by_name) for key, by_name in fractions.items()}
-    write({**result, **shares, "last_run": details}, args.json, peers=versions)
+    show(result, cases)
+    save(result, args.json, peers=versions)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_window_layers": 2,
         },
     ),
+    "qwen2_moe_plain": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 64}),
     "qwen3_moe": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True, "head_dim": 48, "tie_word_embeddings": True}),
     "qwen3_moe_window": (
         "Qwen3Moe",

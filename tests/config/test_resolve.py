@@ -132,6 +132,14 @@ def test_the_served_name_is_the_folder_or_the_hub_id(model: str | None, folder: 
     assert resolve(model=model, folder=folder).server.served_model_name == name
 
 
+@pytest.mark.parametrize("model", ["/models/tiny-Q8_0.gguf", "/models"])
+def test_the_served_name_of_a_file_is_given(model: str) -> None:
+    given = read_settings({"model": model})
+    path = "/models/tiny-Q8_0.gguf"
+    resolved = resolve_settings(given, whole(SMALL), machine(16), folder=path, local_name="tiny-Q8_0")
+    assert resolved.server.served_model_name == "tiny-Q8_0"
+
+
 def test_a_model_may_have_several_names() -> None:
     resolved = resolve(served_model_name="mine, yours,org/theirs")
     assert (resolved.server.served_model_name, resolved.server.aliases) == ("mine", ("yours", "org/theirs"))

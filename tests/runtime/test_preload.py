@@ -20,7 +20,7 @@ from penstock.runtime.loading.load import load_runner
 from penstock.runtime.loading.preload import Preload
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.safetensors_file import CheckpointError
+from penstock.weights.stored import CheckpointError
 
 Checkpoint = Callable[..., Path]
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")

@@ -203,9 +203,25 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
         locate_model(str(tmp_path), "v1")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "/no/such/folder", "./a/b", "a/b/c", "../b", "a/..", "a/b\0", "", "-a/b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nowhere",
+        "nowhere.gguf",
+        "a/b:",
+        "a/b:c:d",
+        "/no/such/folder",
+        "./a/b",
+        "a/b/c",
+        "../b",
+        "a/..",
+        "a/b\0",
+        "",
+        "-a/b",
+    ],
+)
 def test_what_is_neither_a_folder_nor_an_id(name: str) -> None:
-    with pytest.raises(HubError, match="neither a folder nor a hub id"):
+    with pytest.raises(HubError, match="neither a folder, a GGUF file nor a hub id"):
         locate_model(name)
 
 

@@ -20,7 +20,7 @@ from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import pack
 from penstock.weights import load, matrices, reads
 from penstock.weights.load import load_parameters
-from penstock.weights.safetensors_file import CheckpointError
+from penstock.weights.stored import CheckpointError
 from tests.checkpoints import VARIANTS, split_checkpoint, tiny_model
 from tests.weights.files import edit
 

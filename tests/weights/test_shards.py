@@ -23,7 +23,7 @@ from penstock.kernels.native.packing import PackedWeight
 from penstock.weights import load, reads
 from penstock.weights.load import load_parameters
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.safetensors_file import CheckpointError
+from penstock.weights.stored import CheckpointError
 from tests.families.divisible import CONFIGS, spec_of
 from tests.weights.files import edit
 

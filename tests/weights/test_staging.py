@@ -12,8 +12,8 @@ from penstock.kernels import DensePacker, Needs, Packing, Platform, select_packi
 from penstock.kernels.triton.weights import dense, pack
 from penstock.weights import reads
 from penstock.weights.load import load_parameters
-from penstock.weights.safetensors_file import CheckpointError
 from penstock.weights.staging import DeviceStaging
+from penstock.weights.stored import CheckpointError
 from tests.weights.files import edit
 
 Checkpoint = Callable[..., Path]

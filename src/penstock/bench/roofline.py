@@ -8,7 +8,7 @@ import msgspec
 from penstock.bench.workload import Case
 from penstock.config import EngineConfig, ModelFacts
 from penstock.config.memory import token_bytes
-from penstock.config.weights import Scheme, cpu_schemes, matmul_bytes
+from penstock.config.weights import WeightFormat, cpu_format, matmul_bytes
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.team import ThreadTeam
 
@@ -47,14 +47,14 @@ class MachineProbe:
             left = torch.rand(SIDE, SIDE).to(getattr(torch, kind))
             self._gemms.append(lambda left=left: left @ left)  # type: ignore[misc]
         self._native: Callable[[], object] | None = None
-        if scheme := _integers(dtype, quantization):
+        if fmt := _integers(dtype, quantization):
             from penstock.kernels.native.linear import NativeLinear
-            from penstock.kernels.native.packing import pack
+            from penstock.kernels.native.pack import pack
             from penstock.kernels.native.session import Session
 
             # A separate team of threads: the process's own team is pinned, and engines started here would inherit that.
             linear = NativeLinear(Session(ThreadTeam(instruction_sets()[0], torch.get_num_threads())))
-            weight, x = pack(torch.rand(SIDE, SIDE), None, scheme), left.float()
+            weight, x = pack(torch.rand(SIDE, SIDE), None, fmt), left.float()
             self._native = lambda: linear(x, weight)
 
     def __call__(self, seconds: float = 0.5) -> MachineRates:
@@ -73,11 +73,14 @@ def measure(dtype: str, threads: int = 0, quantization: str = "none") -> Machine
     return MachineProbe(dtype, threads, quantization)()
 
 
-def _integers(dtype: str, quantization: str) -> Scheme | None:
-    """The integer type in which the native kernels multiply a layer's matrices, if any. int4 becomes int8."""
+def _integers(dtype: str, quantization: str) -> WeightFormat | None:
+    """The integers in which the native kernels multiply a layer's matrices, if any: of int4 the bytes it becomes."""
     found = instruction_sets()
-    scheme = cpu_schemes(dtype, quantization, found[0])[0] if found else "f32"
-    return None if scheme in ("f32", "bf16") else "int16" if scheme == "int16" else "int8"
+    if not found:
+        return None
+    quantization = "int8" if quantization == "int4" else quantization
+    fmt = cpu_format("matrix", (), dtype, quantization, 0, found[0])
+    return None if fmt.scheme in ("f32", "bf16") else fmt
 
 
 def _rate(work: float, run: Callable[[], object], seconds: float) -> float:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from penstock.cli.options import Flags
-from penstock.cli.prepare import PreparedModel, find_model, prepare_found
+from penstock.cli.prepare import FoundModel, PreparedModel, find_model, prepare_found
 from penstock.config import ConfigError
 from penstock.families import model_facts
 
@@ -23,7 +23,14 @@ def prepare_sized(model: str | None, flags: Flags, sizes: BenchSizes) -> Prepare
 
     Raises what `prepare` raises, and ConfigError if a limit of the model or of the user is too small for `sizes`.
     """
-    found = find_model(model, flags)
+    return prepare_found(with_sizes(find_model(model, flags), sizes))
+
+
+def with_sizes(found: FoundModel, sizes: BenchSizes) -> FoundModel:
+    """Returns a copy with `sizes` as the default of the limits that the user did not set.
+
+    Raises ConfigError if a limit of the model or of the user is too small for `sizes`.
+    """
     given, sources = found.given.settings, found.given.sources
     longest = model_facts(found.spec).max_position
     most, limit = longest, f"the model allows {longest}"
@@ -43,4 +50,4 @@ def prepare_sized(model: str | None, flags: Flags, sizes: BenchSizes) -> Prepare
             )
         wanted["max_num_batched_tokens"] = sizes.step_tokens
     unset = {name: value for name, value in wanted.items() if getattr(given, name) is None}
-    return prepare_found(found.changed(f"for {sizes.asked_by}", **unset))
+    return found.changed(f"for {sizes.asked_by}", **unset)

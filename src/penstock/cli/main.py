@@ -11,7 +11,7 @@ from penstock.cli.options import ENGINE, SERVER, Flags, takes
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
-MODEL = typer.Argument(metavar="MODEL", help="A checkpoint's folder or a Hugging Face id. Default: the embedded model.")
+MODEL = typer.Argument(metavar="MODEL", help="A folder, a GGUF file or a Hugging Face id. Default: the embedded model.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
@@ -142,6 +142,42 @@ def latency(
     from penstock.cli.bench import offline
 
     offline(model, cases, runs, json_file, flags, columns="latency")
+
+
+@bench.command(
+    short_help="Measure the perplexity of a text, with and without quantisation.",
+    help="Measure the perplexity of a text. With --quantization or --kv-cache-dtype, also that of the model without "
+    "them, and the change.",
+)
+@takes(ENGINE)
+def quality(
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="A UTF-8 file. Default: the help texts of Python, in English.")
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows of the text to score. Default: 32, or all of --tokens-in.")
+    ] = None,
+    window_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a window; each is scored by itself. Default: 512.")
+    ] = None,
+    dense: Annotated[
+        bool, typer.Option(help="If something is quantised, also score the model without that, to compare.")
+    ] = True,
+    tokens_in: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Score these token ids: a JSON list of windows, lists of ids.")
+    ] = None,
+    tokens_out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the scored token ids, for --tokens-in or another engine.")
+    ] = None,
+    json_file: Annotated[str | None, JSON] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.quality import QualityOptions
+    from penstock.cli.quality import quality as command
+
+    command(model, QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out), json_file, flags)
 
 
 @bench.command("serve", help="Load a running server over HTTP. Reports latencies, rates and goodput as users see them.")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TEXTS = ("case", "op", "shape")  # columns that hold text; the others hold numbers
+TEXTS = ("case", "op", "shape", "type", "engine")  # columns that hold text; the others hold numbers
+LONG_TEXTS = ("weights",)  # columns whose text may take several lines
 SHARES = ("roofline_fraction", "share")
 
 
@@ -45,7 +46,8 @@ def show_table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Ma
 
     table = Table(title=title, title_justify="left")
     for heading, _ in columns:
-        table.add_column(heading, justify="left" if heading in TEXTS else "right", no_wrap=heading in TEXTS)
+        is_text = heading in TEXTS or heading in LONG_TEXTS
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading in TEXTS)
     for row in rows:
         table.add_row(*(cell(key, row.get(key)) for _, key in columns))
     Console().print(table)

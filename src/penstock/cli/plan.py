@@ -5,6 +5,7 @@ It loads neither weights nor torch.
 
 import json
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.families import model_facts
 from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
+from penstock.gguf import GgufFile, is_gguf, read_gguf
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
     found = find_model(model, flags, weights=False)
     machine, devices = _devices(found, hardware, link)
     console, facts = Console(), model_facts(found.spec)
+    file = read_gguf(found.path) if is_gguf(found.path) else None
     try:
         resolved = found.resolve(machine)
     except DoesNotFit as error:
@@ -62,6 +65,8 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         markup=False,
     )
     splits = _splits(found, machine, devices, resolved)
+    if file is not None:
+        _show_types(console, file)
     console.print(memory_table(resolved))
     _show_splits(console, splits, devices)
     table = Table(title="Settings", title_justify="left")
@@ -71,7 +76,7 @@ def plan(model: str | None, hardware: str | None, link: str | None, json_file: s
         table.add_row(name, _text(value), source)
     console.print(table)
     if json_file is not None:
-        figures = _as_json(found, resolved, splits, devices)
+        figures = _as_json(found, resolved, splits, devices) | ({} if file is None else {"types": _types(file)})
         write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
 
 
@@ -146,6 +151,29 @@ def _show_splits(console: Console, splits: list[PlannedSplit], devices: Devices)
     )
     console.print(memory)
     console.print(steps)
+
+
+def _show_types(console: Console, file: GgufFile) -> None:
+    """Prints the types of a file's tensors."""
+    table = Table(title=f"Types in {file.path.name}", title_justify="left")
+    for heading in ("type", "tensors", "size", "bits per weight"):
+        table.add_column(heading, justify="left" if heading == "type" else "right")
+    for row in _types(file):
+        bits = 8 * row["bytes"] / row["weights"]
+        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}")
+    console.print(table)
+
+
+def _types(file: GgufFile) -> list[dict[str, Any]]:
+    """Returns the number of tensors, weights and bytes of each type, the largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for tensor in file.tensors.values():
+        name = tensor.type.name
+        row = rows.setdefault(name, {"type": name, "tensors": 0, "weights": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["weights"] += prod(tensor.shape)
+        row["bytes"] += tensor.size
+    return sorted(rows.values(), key=lambda row: -int(row["bytes"]))
 
 
 def _table(title: str, *figures: str) -> Table:

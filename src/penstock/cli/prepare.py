@@ -13,6 +13,7 @@ from penstock.config import ConfigError, Given, Hardware, ModelFacts, Resolved, 
 from penstock.config.defaults import Divide
 from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
+from penstock.gguf import is_gguf, model_name
 from penstock.weights.hub import locate_model
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """Holds a model's folder and config, and the settings that it will run with."""
+    """Holds a model's path and config, and the settings that it will run with."""
 
-    folder: Path
+    path: Path  # a folder, or a GGUF file
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
@@ -31,12 +32,12 @@ class PreparedModel:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """Holds a model's folder and config, and the settings that the user gave.
+    """Holds a model's path and config, and the settings that the user gave.
 
     `divide` gives the facts of each rank for a split.
     """
 
-    folder: Path
+    path: Path  # a folder, or a GGUF file
     spec: ModelSpec
     divide: Divide
     given: Given
@@ -48,28 +49,30 @@ class FoundModel:
 
     def resolve(self, hardware: Hardware) -> Resolved:
         """Resolves every setting. Raises ConfigError, CannotSplit and DoesNotFit."""
-        return resolve(self.given, self.divide, hardware, folder=str(self.folder))
+        name = model_name(self.path) if is_gguf(self.path) else self.path.name
+        return resolve(self.given, self.divide, hardware, folder=str(self.path), local_name=name)
 
 
 def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
     """Finds the model and the settings that the user gave.
 
-    A Hugging Face model is downloaded, without the weights if `weights` is false. Raises ConfigError, UnsupportedModel
-    and HubError.
+    A Hugging Face model is downloaded, without the weights if `weights` is false and they are not in GGUF. Raises
+    ConfigError, UnsupportedModel, GgufError and HubError.
     """
     settings = dict(flags)
     file = settings.pop("config", None)
     given = read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
     named = given.settings.model
-    folder = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
-    spec = load_spec(folder)
-    return FoundModel(folder, spec, lru_cache(partial(rank_facts, spec)), given)
+    path = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
+    spec = load_spec(path)
+    return FoundModel(path, spec, lru_cache(partial(rank_facts, spec)), given)
 
 
 def prepare(model: str | None, flags: Flags) -> PreparedModel:
     """Finds the model and resolves every setting. Starts no process and reads no weights.
 
-    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel and HubError: ValueErrors that say what to change.
+    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, GgufError and HubError: ValueErrors that say what to
+    change.
     """
     return prepare_found(find_model(model, flags))
 
@@ -79,7 +82,7 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
     check_runs(resolved, hardware)
-    return PreparedModel(found.folder, found.spec, model_facts(found.spec), resolved)
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved)
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:

@@ -123,7 +123,7 @@ async def _interactive(session: ChatSession, name: str) -> None:
 
 async def _main(model: str | None, prompt: str | None, options: RunOptions, flags: Flags) -> None:
     prepared = prepare(model, flags)
-    tokenizer = Tokenizer.load(prepared.folder)
+    tokenizer = Tokenizer.load(prepared.path)
     async with own_engine(replace(prepared.resolved.engine, log_level="warning")) as client:
         session = ChatSession(client, tokenizer, options)
         if prompt is None and sys.stdin.isatty():

@@ -73,8 +73,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        tokenizer = Tokenizer.load(prepared.folder)
-        defaults = load_generation_defaults(prepared.folder)
+        tokenizer = Tokenizer.load(prepared.path)
+        defaults = load_generation_defaults(prepared.path)
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)

@@ -38,7 +38,8 @@ class DefaultInputs:
 
     facts: ModelFacts
     hardware: Hardware
-    folder: str
+    folder: str  # of the model, or its file
+    local_name: str  # of the model if it is not from a hub
     values: Mapping[str, Any]  # settings decided so far, given or not
     divide: Divide
 
@@ -96,9 +97,9 @@ def _constant(value: Any, reason: str) -> Callable[[DefaultInputs], Default]:
 
 
 def _served_model_name(inputs: DefaultInputs) -> Default:
-    model = inputs.values.get("model")
-    if model is None or Path(model).expanduser() == Path(inputs.folder):
-        return Default(Path(inputs.folder).name or "model", "the model's folder")
+    model, path = inputs.values.get("model"), Path(inputs.folder)
+    if model is None or Path(model).expanduser() in (path, path.parent):
+        return Default(inputs.local_name, "the model's folder or file")
     return Default(model, "the model's id on the hub")
 
 

@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
@@ -35,9 +36,10 @@ class Resolved:
         return min(self.ranks, key=lambda plan: plan.rows[-1].bytes)
 
 
-def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) -> Resolved:
+def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, local_name: str = "") -> Resolved:
     """Choose the settings that were not given. `divide` returns the model's sizes, whole or divided among ranks;
-    `folder` has its files.
+    `folder` has its files, or is its file. `local_name` is the model's name if it is not from a hub; without one, the
+    folder's.
 
     Raises ConfigError for settings that contradict the model, the machine or each other, DoesNotFit, and what `divide`
     raises.
@@ -49,7 +51,8 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str) ->
     values.setdefault("kv_cache_memory", None)
     _check_given(values, sources, facts)
     check_device_settings(values, sources, hardware)
-    inputs = DefaultInputs(facts, hardware, folder, values, divide)
+    local_name = local_name or Path(folder).name or "model"
+    inputs = DefaultInputs(facts, hardware, folder, local_name, values, divide)
     for name, default in DEFAULTS.items():
         if values.get(name) is None:
             values[name], reason = default(inputs)

@@ -34,7 +34,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    model: str | None = Field(None, description="A folder or a hub id; none: the small model that comes with Penstock")
+    model: str | None = Field(
+        None,
+        description="A folder, a GGUF file or a hub id; none: the small model that comes with Penstock",
+    )
     served_model_name: str | None = Field(
         None, min_length=1, description="The names clients ask for, with commas between them"
     )

@@ -1,34 +1,146 @@
-"""Bytes of weights in memory, as the native kernels pack them and as a GPU's kernels do. The native kernels allocate by
-these sizes.
+"""The formats and the bytes of weights in memory, as the native kernels pack them and as a GPU's kernels do. The native
+kernels allocate by these sizes.
 
-`Scheme` in kernels/native/cpp/ops.h describes the native layout: blocks of 16 columns, lines of 64 bytes.
+`Scheme` and `Format` in kernels/native/cpp/ops.h describe the native layout: blocks of 16 columns, lines of 64 bytes.
 kernels/triton/weights.py describes a GPU's layout.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import MatrixFacts, ModelFacts
 
-Scheme = Literal["f32", "bf16", "int16", "int8", "int4", "fp8"]
+Scheme = Literal["f32", "bf16", "int16", "grouped"]
+Codes = Literal["bytes", "nibbles", "iq4", "mxfp4"]
+Scales = Literal["f16", "f32", "two_levels"]
+DeviceScheme = Literal["f32", "bf16", "int8", "int4", "fp8"]  # on a GPU
 
 COLUMNS = 16  # of a block
 LINE_BYTES = 64
+GROUP_OF_X = 32  # values of an activation that share a scale
+SUPER = 256  # values along k that share the second level of scales
 INT4_MULTIPLE = 128  # k is padded to a multiple of this on a GPU
-# Values along k, of each column, in a line.
-VALUES: dict[Scheme, int] = {"f32": 1, "bf16": 2, "int16": 2, "int8": 4, "int4": 8}
-_MULTIPLES: dict[Scheme, int] = {
-    "f32": 1,
-    "bf16": 32,
-    "int16": 32,
-    "int8": 64,
-}  # k is padded to a multiple of these; int4: of a group
+_BITS: dict[Scheme, int] = {"f32": 32, "bf16": 16, "int16": 16}
+_SCALE_BYTES: dict[Scales, int] = {"f16": 2, "f32": 4, "two_levels": 1}
 
 
-def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
-    """The schemes of (the layers' matrices, the embedding and the head). With int4, embedding and head are int8,
-    because the choice of a token is more sensitive. Only a GPU supports fp8."""
-    pairs: dict[str, tuple[Scheme, Scheme]] = {
+@dataclass(frozen=True)
+class WeightFormat:
+    """How the native kernels hold a weight: floats, int16, or `grouped` integer codes.
+
+    A grouped weight is scale * (code - zero) + minimum. Groups of values along k have a scale and, with `mins`, a
+    minimum. Codes have 8 bits, or 4 (nibbles), or 4 that are places in a table. Scales of two levels are an int8 for
+    each group times an fp16 for each 256 values.
+    """
+
+    scheme: Scheme
+    codes: Codes = "bytes"
+    scales: Scales = "f16"
+    mins: bool = False
+    group: int = 32
+    zero: int = 128
+
+    @property
+    def bits(self) -> int:
+        """The bits of a value, without its share of scales."""
+        return _BITS.get(self.scheme) or (8 if self.codes == "bytes" else 4)
+
+    @property
+    def values(self) -> int:
+        """Values along k, of each column, in a line."""
+        return 8 * LINE_BYTES // COLUMNS // self.bits
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a group's scale, at the first level."""
+        return _SCALE_BYTES[self.scales]
+
+    def padded_width(self, k: int) -> int:
+        """k with its padding."""
+        if self.scheme == "f32":
+            return k
+        multiple = 32 if self.scheme != "grouped" else max(self.group, GROUP_OF_X)
+        return -(-k // multiple) * multiple
+
+    def groups(self, k: int) -> int:
+        """The number of groups along k; 0 unless grouped."""
+        return self.padded_width(k) // self.group if self.scheme == "grouped" else 0
+
+    def supers(self, k: int) -> int:
+        """The number of second-level scales along k."""
+        return -(-self.padded_width(k) // SUPER) if self.groups(k) and self.scales == "two_levels" else 0
+
+
+F32, BF16, INT16 = WeightFormat("f32"), WeightFormat("bf16"), WeightFormat("int16")
+INT8 = WeightFormat("grouped")
+# What a GGUF file's types of blocks become, without loss.
+GGUF_FORMATS: dict[str, WeightFormat] = {
+    "Q4_0": replace(INT8, codes="nibbles", zero=8),
+    "Q4_1": replace(INT8, codes="nibbles", zero=0, mins=True),
+    "Q5_0": INT8,
+    "Q5_1": replace(INT8, mins=True),
+    "Q8_0": INT8,
+    "Q2_K": replace(INT8, codes="nibbles", zero=0, scales="two_levels", mins=True, group=16),
+    "Q3_K": replace(INT8, codes="nibbles", zero=4, scales="two_levels", group=16),
+    "Q4_K": replace(INT8, codes="nibbles", zero=0, scales="two_levels", mins=True),
+    "Q5_K": replace(INT8, scales="two_levels", mins=True),
+    "Q6_K": replace(INT8, scales="two_levels", group=16),
+    "IQ4_NL": replace(INT8, codes="iq4"),
+    "IQ4_XS": replace(INT8, codes="iq4", scales="two_levels"),
+    "MXFP4": replace(INT8, codes="mxfp4"),
+}
+
+
+def int4_format(group: int) -> WeightFormat:
+    """The format of --quantization int4."""
+    return WeightFormat("grouped", "nibbles", "two_levels", mins=True, group=group, zero=0)
+
+
+def format_of(stored: Sequence[str]) -> WeightFormat:
+    """The smallest format that holds tensors of GGUF types without loss, stacked in one matrix."""
+    formats = {GGUF_FORMATS[name] for name in stored}
+    if len(formats) == 1:
+        return formats.pop()
+    same_codes = len({(one.codes, one.zero) for one in formats}) == 1
+    scales = {one.scales for one in formats}
+    return WeightFormat(
+        "grouped",
+        next(iter(formats)).codes if same_codes else "bytes",
+        scales.pop() if len(scales) == 1 else "f32",
+        mins=any(one.mins for one in formats),
+        group=min(one.group for one in formats),
+        zero=next(iter(formats)).zero if same_codes else 128,
+    )
+
+
+def cpu_format(
+    kind: str, stored: Sequence[str], dtype: str, quantization: str, group: int, isa: str = ""
+) -> WeightFormat:
+    """The format of a matrix for the native kernels of an instruction set. `kind`: see families.Parameter.kind.
+    `stored` has the GGUF types of the tensors that it is made of, "" for floats.
+
+    Codes stay as they are. Routers are never quantised, because they choose a token's experts. With int4, embedding and
+    head are int8, because the choice of a token is more sensitive. Without AMX, a CPU multiplies integers faster than
+    floats, so matrices of bf16 become int16, but for embedding and head.
+    """
+    floats = F32 if dtype == "float32" else BF16
+    if kind == "router":
+        return floats
+    if stored and all(stored):
+        return format_of(stored)
+    if quantization == "int8" or (quantization == "int4" and kind == "vocabulary"):
+        return INT8
+    if quantization == "int4":
+        return int4_format(group)
+    return INT16 if floats == BF16 and kind != "vocabulary" and isa != "amx" else floats
+
+
+def schemes(dtype: str, quantization: str) -> tuple[DeviceScheme, DeviceScheme]:
+    """The schemes on a GPU of (the layers' matrices, the embedding and the head). With int4, embedding and head are
+    int8, because the choice of a token is more sensitive."""
+    pairs: dict[str, tuple[DeviceScheme, DeviceScheme]] = {
         "int8": ("int8", "int8"),
         "int4": ("int4", "int8"),
         "fp8": ("fp8", "fp8"),
@@ -36,22 +148,9 @@ def schemes(dtype: str, quantization: str) -> tuple[Scheme, Scheme]:
     return pairs.get(quantization) or (unquantized(dtype), unquantized(dtype))
 
 
-def cpu_schemes(dtype: str, quantization: str, isa: str = "") -> tuple[Scheme, Scheme]:
-    """The same for the native kernels of an instruction set. Without AMX, a CPU multiplies integers faster than floats,
-    so bf16 matrices become int16. The embedding, the head and routers, which look up or choose, stay bf16."""
-    matrices, vocabulary = schemes(dtype, quantization)
-    return "int16" if matrices == "bf16" and isa != "amx" else matrices, vocabulary
-
-
-def unquantized(dtype: str) -> Scheme:
-    """The scheme of weights that are not quantised. Routers never are, because they choose a token's experts."""
+def unquantized(dtype: str) -> Literal["f32", "bf16"]:
+    """The scheme of weights that are not quantised."""
     return "f32" if dtype == "float32" else "bf16"
-
-
-def padded_width(k: int, scheme: Scheme, group: int) -> int:
-    """k with its padding."""
-    multiple = group if scheme == "int4" else _MULTIPLES[scheme]
-    return -(-k // multiple) * multiple
 
 
 def num_blocks(n: int, *, gated: bool) -> int:
@@ -59,20 +158,15 @@ def num_blocks(n: int, *, gated: bool) -> int:
     return -(-(n // 2) // (COLUMNS // 2)) if gated else -(-n // COLUMNS)
 
 
-def packed_bytes(n: int, k: int, scheme: Scheme, group: int, *, gated: bool = False, bias: bool = False) -> int:
-    """Bytes of a packed weight [n, k]: lines, scales, sums and fp32 bias, all padded."""
-    blocks, width = num_blocks(n, gated=gated), padded_width(k, scheme, group)
-    size = blocks * (width // VALUES[scheme]) * LINE_BYTES
-    if scheme == "int8":
-        size += blocks * COLUMNS * (4 + 4)
-    if scheme == "int16":
-        size += blocks * COLUMNS * 4
-    if scheme == "int4":
-        size += blocks * (width // group) * COLUMNS * 2
-    return size + (blocks * COLUMNS * 4 if bias else 0)
+def packed_bytes(n: int, k: int, fmt: WeightFormat, *, gated: bool = False, bias: bool = False) -> int:
+    """Bytes of a packed weight [n, k]: lines, scales, minima and fp32 bias, all padded."""
+    columns = num_blocks(n, gated=gated) * COLUMNS
+    by_column = fmt.padded_width(k) * fmt.bits // 8 + (4 if fmt.scheme == "int16" else 0)
+    factors = fmt.groups(k) * fmt.scale_bytes + fmt.supers(k) * 2
+    return columns * (by_column + factors * (2 if fmt.mins else 1) + (4 if bias else 0))
 
 
-def device_bytes(n: int, k: int, scheme: Scheme, group: int, *, bias_size: int = 0) -> int:
+def device_bytes(n: int, k: int, scheme: DeviceScheme, group: int, *, bias_size: int = 0) -> int:
     """Bytes of a weight [n, k] on a GPU, its scales, and its bias of `bias_size` bytes an element."""
     if scheme in ("int8", "fp8"):
         size = n * k + 4 * n
@@ -90,7 +184,7 @@ def stored_as(engine: EngineConfig, isa: str = "") -> str:
         return f"int4 in groups of {engine.quantization_group}, embedding and head int8"
     if engine.quantization != "none":
         return engine.quantization
-    integers = isa and cpu_schemes(engine.dtype, engine.quantization, isa)[0] == "int16"
+    integers = isa and cpu_format("matrix", (), engine.dtype, "none", 0, isa) == INT16
     return f"{engine.dtype}, matrices as int16" if integers else engine.dtype
 
 
@@ -114,12 +208,12 @@ def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:
 
 
 def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
-    matrices, vocabulary = (schemes if engine.device == "cuda" else cpu_schemes)(engine.dtype, engine.quantization)
-    scheme = vocabulary if matrix.vocabulary else unquantized(engine.dtype) if matrix.router else matrices
     shape = (matrix.rows, matrix.columns)
     if engine.device == "cuda":
+        matrices, vocabulary = schemes(engine.dtype, engine.quantization)
+        scheme = vocabulary if matrix.vocabulary else unquantized(engine.dtype) if matrix.router else matrices
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, scheme, engine.quantization_group, bias_size=bias)
-    return matrix.experts * packed_bytes(
-        *shape, scheme, engine.quantization_group, gated=matrix.gated, bias=matrix.bias
-    )
+    kind = "vocabulary" if matrix.vocabulary else "router" if matrix.router else "matrix"
+    fmt = cpu_format(kind, matrix.stored, engine.dtype, engine.quantization, engine.quantization_group)
+    return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

@@ -9,6 +9,8 @@ from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
+from penstock.families.gguf.config import WHERE, hf_config, sampling_defaults
+from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama
@@ -19,6 +21,7 @@ from penstock.families.qwen2_moe import qwen2_moe
 from penstock.families.qwen3 import qwen3
 from penstock.families.qwen3_moe import qwen3_moe
 from penstock.families.spec import ModelSpec
+from penstock.gguf import is_gguf, read_gguf
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
@@ -37,15 +40,16 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
 MAX_CONFIG_BYTES = 4 << 20
 
 
-def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a model from its config.json. Raises UnsupportedModel, which lists what is supported."""
-    fields = HFConfig(config)
+def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
+    """The spec of a model from its config.json. Raises UnsupportedModel, which lists what is supported. `where` is the
+    configuration's name in errors."""
+    fields = HFConfig(config, where)
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in FAMILIES]
     if not known:
         named = ", ".join(map(repr, architectures))
         what = f"architecture {named} is not supported" if named else "no architecture is named"
-        raise UnsupportedModel(f"config.json: {what}; supported: {', '.join(sorted(FAMILIES))}")
+        raise UnsupportedModel(f"{where}: {what}; supported: {', '.join(sorted(FAMILIES))}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")
@@ -55,11 +59,25 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def load_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in a folder. The eos_token_id of generation_config.json, if any, overrides config.json's.
+def load_spec(model: Path) -> ModelSpec:
+    """The spec of a model: a folder, or a GGUF file. The eos_token_id of generation_config.json, if any, overrides
+    config.json's.
 
-    Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read.
+    Raises UnsupportedModel, which names the file, also if the file is missing or cannot be read, and GgufError.
     """
+    return _spec_of_gguf(model) if is_gguf(model) else _spec_of_folder(model)
+
+
+def _spec_of_gguf(path: Path) -> ModelSpec:
+    file = read_gguf(path)
+    try:
+        spec = spec_from_config(hf_config(file), WHERE)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{path}: {error}") from None
+    return with_stored_types(spec, file)
+
+
+def _spec_of_folder(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
         spec = spec_from_config(read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
@@ -73,9 +91,10 @@ def load_spec(folder: Path) -> ModelSpec:
     return replace(spec, eos_token_ids=eos) if eos else spec
 
 
-def load_generation_defaults(folder: Path) -> dict[str, float]:
-    """The sampling parameters of generation_config.json, named as in SamplingParams; empty without such a file."""
-    config = _generation_config(folder)
+def load_generation_defaults(model: Path) -> dict[str, float]:
+    """The sampling parameters that a model recommends, in generation_config.json or in a GGUF file's metadata, named as
+    in SamplingParams; empty without any."""
+    config = HFConfig(sampling_defaults(read_gguf(model)), str(model)) if is_gguf(model) else _generation_config(model)
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     defaults = {name: config.number(name, or_zero=True) for name in names if config.get(name) is not None}
     if config.get("top_k") is not None:
@@ -123,7 +142,7 @@ def _mixture(spec: ModelSpec) -> MixtureFacts | None:
 def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     names = {parameter.name for parameter in spec.parameters}
     counts = Counter(
-        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names)
+        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names, p.stored)
         for p in spec.parameters
         if p.kind != "vector"
     )
@@ -139,8 +158,9 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             router=kind == "router",
             experts=experts,
             share=mixture.per_token / mixture.experts if mixture and routed else 1.0,
+            stored=stored if any(stored) else (),
         )
-        for (shape, kind, experts, routed, bias), count in counts.items()
+        for (shape, kind, experts, routed, bias, stored), count in counts.items()
     )
 
 

@@ -67,6 +67,7 @@ class TensorSource:
     first_row: int = 0
     first_column: int = 0
     columns: int = 0
+    stored: str = ""  # the tensor's type, if it holds codes (see penstock.gguf); else ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Parameter:
         if self.name.endswith((".router.weight", ".shared.gate.weight")):
             return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The types of the tensors that it is made of, each once: see TensorSource.stored."""
+        return tuple(sorted({source.stored for source in self.sources}))
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
-"""GGUF, the file format of llama.cpp: metadata and a table of tensors, checked. No tensor is read here."""
+"""GGUF, the file format of llama.cpp: metadata and a table of tensors, checked. Tensors are not read here."""
 
-from penstock.gguf.header import GgufError, GgufTensor
-from penstock.gguf.parts import GgufFile, PartName, model_name, part_name, read_gguf
+from penstock.gguf.header import GgufError, GgufTensor, read_floats, short
+from penstock.gguf.parts import GgufFile, PartName, is_gguf, model_name, part_name, read_gguf
 from penstock.gguf.types import TYPES, TensorType
 
 __all__ = [
@@ -11,7 +11,10 @@ __all__ = [
     "GgufTensor",
     "PartName",
     "TensorType",
+    "is_gguf",
     "model_name",
     "part_name",
+    "read_floats",
     "read_gguf",
+    "short",
 ]

@@ -78,6 +78,16 @@ def read_header(path: Path) -> Header:
         raise GgufError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def read_floats(tensor: GgufTensor) -> tuple[float, ...]:
+    """The values of a small tensor of type F32. Raises GgufError if the file has become shorter."""
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.offset)
+        data = file.read(tensor.size)
+    if len(data) < tensor.size:
+        raise GgufError(f"{tensor.path}: ended while {short(tensor.name)} was read")
+    return struct.unpack(f"<{tensor.size // 4}f", data)
+
+
 class _Parser:
     """Reads a header from front to back. `at` is the offset of the next byte."""
 

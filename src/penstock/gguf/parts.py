@@ -9,6 +9,8 @@ from typing import Any
 
 from penstock.gguf.header import GgufError, GgufTensor, Header, read_header, short
 
+SUFFIX = ".gguf"
+
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _REMEMBERED = 16  # files
 
@@ -40,6 +42,11 @@ def part_name(name: str) -> PartName | None:
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return None
     return PartName(match["stem"], int(match["number"]), int(match["count"]))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a model's path is that of a GGUF file, by its name, and not that of a folder."""
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def model_name(path: Path) -> str:

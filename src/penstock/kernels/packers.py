@@ -1,13 +1,14 @@
 """Packers, which store weights in a provider's layout while a checkpoint is read."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import Scheme, schemes, unquantized
+from penstock.config.weights import DeviceScheme, schemes, unquantized
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.ops import LINEAR
@@ -39,9 +40,9 @@ class Packer(Protocol):
 class Packing(Protocol):
     """Makes the packer of each of a model's weights."""
 
-    def __call__(self, shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
+    def __call__(self, shape: tuple[int, ...], kind: Kind, experts: int = 1, stored: Sequence[str] = ()) -> Packer:
         """A packer for a weight of a shape and kind (see families.Parameter.kind), of `experts` stacked below each
-        other."""
+        other. `stored`: see config.weights.cpu_format."""
         ...
 
 
@@ -74,7 +75,7 @@ class QuantizedPacker:
     """Quantises a weight [n, k] on the device, for a GPU's products (see triton/weights.py). Rows that cannot be
     quantised are found by `finish`: an earlier check would block on the device."""
 
-    def __init__(self, shape: tuple[int, int], scheme: Scheme, group: int, device: torch.device) -> None:
+    def __init__(self, shape: tuple[int, int], scheme: DeviceScheme, group: int, device: torch.device) -> None:
         with torch.inference_mode(False):
             self._weight = empty_weight(*shape, scheme, group, device)
 
@@ -118,14 +119,14 @@ def select_packing(
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
         )
     weights = WeightMemory()
-    return lambda shape, kind, experts=1: DensePacker(shape, needs.dtype, memory=weights)
+    return lambda shape, kind, experts=1, stored=(): DensePacker(shape, needs.dtype, memory=weights)
 
 
 def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
     matrices, vocabulary = schemes(dtype, quantization)
     by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
 
-    def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1) -> Packer:
+    def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1, stored: Sequence[str] = ()) -> Packer:
         scheme = by_kind.get(kind, matrices)
         if scheme == "bf16" or scheme == "f32":
             return DensePacker(shape, getattr(torch, dtype), device)

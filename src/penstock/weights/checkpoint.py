@@ -7,17 +7,25 @@ from pathlib import Path
 
 from penstock.families.json_file import read_json_object
 from penstock.families.spec import ModelSpec
-from penstock.weights.safetensors_file import CheckpointError, StoredTensor, read_header
+from penstock.gguf import TYPES, is_gguf
+from penstock.weights.gguf_file import read_gguf_tensors
+from penstock.weights.safetensors_file import read_header
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LOADABLE = ("F32", "BF16", "F16")
+LOADABLE = ("F32", "BF16", "F16")  # and in GGUF files all of penstock.gguf.TYPES
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _NAMED = 5  # tensors that an error names; it counts the others
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of the checkpoint in a folder, by name: from the index's shards, else from model.safetensors."""
+def stored_tensors(model: Path) -> dict[str, StoredTensor]:
+    """The tensors of a model, by Hugging Face's names: of a GGUF file, or of the checkpoint in a folder: from the
+    index's shards, else from model.safetensors. Raises CheckpointError, GgufError or UnsupportedModel."""
+    return read_gguf_tensors(model) if is_gguf(model) else _of_folder(model)
+
+
+def _of_folder(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).is_file():
         return _sharded(folder)
     if (folder / SINGLE).is_file():
@@ -28,13 +36,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
-    """Raise CheckpointError unless the tensors are exactly those the spec names, in shape and in a dtype we load."""
+    """Raise CheckpointError unless the tensors are exactly those the spec names, in shape and in a type we load."""
     sources = {source.name: (source.rows, *p.shape[1:]) for p in spec.parameters for source in p.sources}
     allowed = {tensor for tensor, _ in spec.duplicates}
+    config = "metadata" if any(is_gguf(tensor.path) for tensor in tensors.values()) else "config.json"
     _refuse(
         "has no tensor",
         [name for name in sources if name not in tensors],
-        f"a {spec.family} model with this config.json needs",
+        f"a {spec.family} model with this {config} needs",
     )
     _refuse(
         "has the unexpected tensor",
@@ -43,16 +52,28 @@ def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
             for name in tensors
             if name not in sources and name not in allowed and not _matches(name, spec.ignored_tensors)
         ],
-        f"no {spec.family} model with this config.json has",
+        f"no {spec.family} model with this {config} has",
     )
     wrong = [
         f"{name} {list(tensors[name].shape)} (expected {list(shape)})"
         for name, shape in sources.items()
         if tensors[name].shape != shape
     ]
-    _refuse("has tensors of another shape than config.json says:", wrong)
-    dtypes = [f"{name} ({tensors[name].dtype})" for name in sources if tensors[name].dtype not in LOADABLE]
-    _refuse(f"has tensors of a dtype that is not supported (supported: {', '.join(LOADABLE)}):", dtypes)
+    _refuse(f"has tensors of another shape than {config} says:", wrong)
+    _check_types(spec, tensors)
+
+
+def _check_types(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
+    """Only matrices may be quantised, and only float32 values can be shifted."""
+    loadable = {*LOADABLE, *TYPES}
+    vectors = {source.name for p in spec.parameters if p.kind == "vector" for source in p.sources}
+    types = {source.name: tensors[source.name].dtype for p in spec.parameters for source in p.sources}
+    unknown = [f"{name} ({kind})" for name, kind in types.items() if kind not in loadable]
+    _refuse(f"has tensors of a dtype that is not supported (supported: {', '.join(LOADABLE)}):", unknown)
+    quantized = [f"{name} ({kind})" for name, kind in types.items() if kind not in LOADABLE and name in vectors]
+    _refuse(f"has norms or biases that are quantised (supported: {', '.join(LOADABLE)}):", quantized)
+    shifted = [f"{name} ({kind})" for name, kind in types.items() if kind != "F32" and tensors[name].shift]
+    _refuse("has norms with 1 added in another type than F32:", shifted)
 
 
 def _refuse(what: str, names: list[str], why: str = "") -> None:

@@ -1,9 +1,10 @@
-"""Finds the folder of a model's files. huggingface_hub downloads those of a hub id into its cache.
+"""Finds a model's files: a folder, or a GGUF file. huggingface_hub downloads those of a hub id into its cache.
 
 HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE mean what they mean there. huggingface_hub resumes a download whose
 connection breaks and checks each file's size; digests are checked here.
 """
 
+import glob
 import hashlib
 import logging
 import re
@@ -14,6 +15,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from penstock.gguf import is_gguf
+from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf, model_in_folder
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
@@ -29,13 +33,13 @@ UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
 TIMEOUT = 10.0  # seconds for the hub to describe a model
 VERIFIERS = 4
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_FOLDER_ALONE = ("\0",)  # a pattern that no file matches
+
+_HUB_ID = re.compile(
+    r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(:(?P<tag>[A-Za-z0-9][A-Za-z0-9._/-]{0,255}))?"
+)
 
 logger = logging.getLogger(__name__)
-
-
-class HubError(ValueError):
-    """The model's files are not available; the message says why and what to do."""
 
 
 def locate_model(
@@ -47,33 +51,50 @@ def locate_model(
     endpoint: str | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The folder of a model. A hub id (`org/name`) is downloaded; without its weights if `weights` is false.
+    """The folder of a model, or its GGUF file. A hub id is downloaded: `org/name`, without its weights if `weights` is
+    false, or `org/name:Q4_K_M`, the GGUF file of that quantisation.
 
-    If the hub cannot be reached, a complete snapshot in the cache is used. Raises HubError. `endpoint` and `cache`
-    replace HF_ENDPOINT and HF_HUB_CACHE, which huggingface_hub reads only once.
+    A folder that holds one model in GGUF and no safetensors stands for its file. If the hub cannot be reached, a
+    complete snapshot in the cache is used. Raises HubError. `endpoint` and `cache` replace HF_ENDPOINT and
+    HF_HUB_CACHE, which huggingface_hub reads only once.
     """
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
+    path = Path(name).expanduser()
+    if name and path.exists():
         if revision is not None:
-            raise HubError(f"{name} is a folder, which has no revisions; leave --revision {revision} out")
-        return folder
-    if name and folder.is_file():
-        raise HubError(f"{name} is a file; name the folder of a model's config.json and safetensors")
-    if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
-        raise HubError(f"{name!r} is neither a folder nor a hub id such as 'org/model'; check the path")
+            kind = "folder" if path.is_dir() else "file"
+            raise HubError(f"{name} is a {kind}, which has no revisions; leave --revision {revision} out")
+        if path.is_dir():
+            return model_in_folder(path)
+        if is_gguf(path):
+            return path
+        raise HubError(f"{name} is a file; name a GGUF file, or the folder of a model's config.json and safetensors")
+    match = _HUB_ID.fullmatch(name)
+    if match is None or ".." in name or "--" in name:
+        raise HubError(
+            f"{name!r} is neither a folder, a GGUF file nor a hub id such as 'org/model' or 'org/model:Q4_K_M'; check "
+            "the path"
+        )
     patterns = CONFIG_FILES + TOKENIZER_FILES + (WEIGHT_FILES if weights else ())
-    return _Snapshot(name, revision, patterns, endpoint, cache).locate(progress)
+    return _Snapshot(match["id"], match["tag"], revision, patterns, endpoint, cache).locate(progress)
 
 
 class _Snapshot:
-    """One revision of a model, on the hub or in the cache."""
+    """One revision of a model, on the hub or in the cache. `patterns` match the files of a model that is not in GGUF;
+    `tag` is the quantisation of one that is."""
 
     def __init__(
-        self, name: str, revision: str | None, patterns: Sequence[str], endpoint: str | None, cache: Path | None
+        self,
+        name: str,
+        tag: str | None,
+        revision: str | None,
+        patterns: Sequence[str],
+        endpoint: str | None,
+        cache: Path | None,
     ) -> None:
         from huggingface_hub import HfApi  # imported here: it takes a while, and a folder does not need it
 
         self.name = name
+        self.tag = tag
         self.revision = revision
         self.patterns = patterns
         self.cache = cache
@@ -114,23 +135,31 @@ class _Snapshot:
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
-            folder = self._snapshot_folder(local_files_only=True)
+            model = self._cached_gguf() or self._snapshot_folder(self.patterns, local_files_only=True)
         except LocalEntryNotFoundError:
             raise HubError(
                 f"the hub at {self.api.endpoint} cannot be reached ({_brief(reason)}), and "
                 f"{self.name} is not complete in the cache; connect, or give a model's folder"
             ) from reason
-        logger.warning("the hub cannot be reached (%s); using the cached snapshot %s", _brief(reason), folder)
-        return folder
+        logger.warning("the hub cannot be reached (%s); using the cached snapshot %s", _brief(reason), model)
+        return model
 
-    def _snapshot_folder(self, *, local_files_only: bool = False) -> Path:
+    def _cached_gguf(self) -> Path | None:
+        """The GGUF file in the cache; None if this is a model of another format."""
+        folder = self._snapshot_folder(_FOLDER_ALONE, local_files_only=True)
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        if self.tag is None and not holds_gguf(files):
+            return None
+        return folder / choose_gguf(f"the cache of {self.name}", files, self.tag)[0]
+
+    def _snapshot_folder(self, patterns: Sequence[str], *, local_files_only: bool = False) -> Path:
         return Path(
             self.api.snapshot_download(
                 self.name,
                 revision=self.revision,
                 cache_dir=self.cache,
                 local_files_only=local_files_only,
-                allow_patterns=list(self.patterns),
+                allow_patterns=list(patterns),
             )
         )
 
@@ -138,10 +167,14 @@ class _Snapshot:
         from huggingface_hub import try_to_load_from_cache
 
         names = [file.rfilename for file in info.siblings or []]
-        wanted = [file for file in info.siblings or [] if _matches(file.rfilename, self.patterns)]
-        _check_files(
-            self.name, names, [file.rfilename for file in wanted], weights="model.safetensors" in self.patterns
-        )
+        gguf = self._gguf_files(names)
+        if gguf:
+            wanted = [file for file in info.siblings or [] if file.rfilename in gguf]
+            patterns: Sequence[str] = [glob.escape(name) for name in gguf]
+        else:
+            wanted = [file for file in info.siblings or [] if _matches(file.rfilename, self.patterns)]
+            patterns = self.patterns
+            _check_files(self.name, names, [file.rfilename for file in wanted], weights="model.safetensors" in patterns)
         fresh = [
             file
             for file in wanted
@@ -151,7 +184,7 @@ class _Snapshot:
         ]
         try:
             with _progress_bars(progress and sys.stderr.isatty()):
-                folder = self._snapshot_folder()
+                folder = self._snapshot_folder(patterns)
         except Exception as error:  # as above, and a full disk
             raise HubError(
                 f"{self.name} could not be downloaded ({_brief(error)}); run it again, files that are complete are kept"
@@ -159,7 +192,13 @@ class _Snapshot:
         if folder.name != info.sha:
             raise HubError(f"{self.name} changed on the hub while it was downloaded; run it again")
         _verify(self.name, folder, fresh)
-        return folder
+        return folder / gguf[0] if gguf else folder
+
+    def _gguf_files(self, names: Sequence[str]) -> list[str]:
+        """The files of a model in GGUF among a repository's files; none if this is a model of another format."""
+        if self.tag is None and not holds_gguf(names):
+            return []
+        return choose_gguf(f"{self.name} on the hub", names, self.tag)
 
 
 def _check_files(name: str, present: list[str], wanted: list[str], *, weights: bool) -> None:

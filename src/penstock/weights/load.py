@@ -18,14 +18,18 @@ from typing import Any
 import torch
 
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
+from penstock.gguf import TYPES
+from penstock.gguf.dequantize import dequantize as numpy_dequantize
 from penstock.kernels import DensePacker, Packer, Packing
-from penstock.kernels.native.packer import NativePacking
+from penstock.kernels.native import gguf_rows
+from penstock.kernels.native.loader import instruction_sets
+from penstock.kernels.native.packer import NativePacker, NativePacking
 from penstock.observe.progress import progress_bar
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
-from penstock.weights.safetensors_file import CheckpointError, StoredTensor
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -95,7 +99,7 @@ def load_parameters(
 def _packer(parameter: Parameter, dtype: torch.dtype, packing: Packing | None, device: torch.device | None) -> Packer:
     if packing is None or parameter.kind == "vector":
         return DensePacker(parameter.shape, dtype, device)
-    return packing(parameter.shape, parameter.kind, parameter.experts)
+    return packing(parameter.shape, parameter.kind, parameter.experts, parameter.stored)
 
 
 def _finish(folder: Path, name: str, packer: Packer) -> Any:
@@ -125,9 +129,16 @@ def _read_all(
         source, own = read.source, staging()
         buffer = own.buffer(read.bytes)
         read_into(files[source.path], buffer.numpy(), read)
-        rows = buffer.view(DTYPES[source.dtype])
         try:
-            own.put(read.packer, read.target, rows.view(read.count, -1) if source.shape[1:] else rows)
+            if source.dtype in DTYPES:
+                rows = buffer.view(DTYPES[source.dtype])
+                if source.shift:
+                    rows += source.shift
+                own.put(read.packer, read.target, rows.view(read.count, -1) if source.shape[1:] else rows)
+            elif isinstance(read.packer, NativePacker):
+                read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)
+            else:
+                own.put(read.packer, read.target, _dequantized(read, buffer))
         except ValueError as error:
             raise CheckpointError(f"{source.path}: {source.name!r}: {error}") from None
         advance(read.bytes)
@@ -142,6 +153,14 @@ def _read_all(
             future.result()
     for each in made:
         each.close()
+
+
+def _dequantized(read: PlannedRead, buffer: torch.Tensor) -> torch.Tensor:
+    """The codes of a GGUF file as fp32, for kernels that do not read them."""
+    kind = TYPES[read.source.dtype]
+    columns = read.width // kind.block_bytes * kind.block_values
+    dequantize = gguf_rows.dequantize if instruction_sets() else numpy_dequantize
+    return torch.from_numpy(dequantize(kind.name, buffer.numpy(), read.count, columns))
 
 
 def _check_duplicate(

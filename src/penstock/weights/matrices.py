@@ -7,13 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.families.spec import ModelSpec
-from penstock.kernels.native.packer import STORED, NativePacker, NativePacking
+from penstock.kernels.native.packer import NativePacker, NativePacking
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.reads import READERS, PlannedRead, open_files, plan_reads
-from penstock.weights.safetensors_file import CheckpointError
-
-_STORED = dict(zip(("F32", "BF16", "F16"), STORED, strict=True))
+from penstock.weights.stored import CheckpointError
 
 
 class MatrixReader:
@@ -29,7 +27,7 @@ class MatrixReader:
         self.tensors = stored_tensors(folder)
         check_tensors(whole or spec, self.tensors)
         self.packers: dict[str, NativePacker] = {
-            p.name: packing(p.shape, p.kind, p.experts) for p in spec.parameters if p.kind != "vector"
+            p.name: packing(p.shape, p.kind, p.experts, p.stored) for p in spec.parameters if p.kind != "vector"
         }
         matrices = [p for p in spec.parameters if p.name in self.packers]
         self.unread: list[PlannedRead] = []  # reads of the matrices that the caller must do: columns
@@ -38,7 +36,7 @@ class MatrixReader:
             files = open_files(self.tensors, held)
             jobs: list[ReadJob] = []
             for read in plan_reads(matrices, self.tensors, self.packers):
-                if read.whole_rows:
+                if read.full_rows:
                     jobs += self._jobs(read, files[read.source.path])
                 else:
                     self.unread.append(read)
@@ -70,8 +68,8 @@ class MatrixReader:
         packer, source = read.packer, read.source
         assert isinstance(packer, NativePacker)
         jobs = [
-            ReadJob(job, read.begin + first * source.row_bytes, job.count * source.row_bytes, file)
-            for first, job in packer.jobs(read.target, read.count, _STORED[source.dtype])
+            ReadJob(job, read.begin + first * read.stride, (job.count - 1) * read.stride + source.row_bytes, file)
+            for first, job in packer.jobs(read.target, read.count, source.dtype, read.stride)
         ]
         self._reads += [read] * len(jobs)
         return jobs

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.families.spec import Parameter
-from penstock.weights.safetensors_file import ELEMENT_BITS, CheckpointError, StoredTensor
+from penstock.families.spec import Parameter, TensorSource
+from penstock.gguf import TYPES
+from penstock.weights.safetensors_file import ELEMENT_BITS
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 if TYPE_CHECKING:
     from penstock.kernels import Packer
@@ -29,7 +31,8 @@ READERS = 8
 
 @dataclass(frozen=True)
 class PlannedRead:
-    """`count` rows of a stored tensor, from row `first`: of each row `width` bytes, from byte `skip`."""
+    """`count` rows of a stored tensor: every `step`-th from row `first` on. Of each it reads `width` bytes from byte
+    `skip`."""
 
     source: StoredTensor
     first: int
@@ -38,6 +41,7 @@ class PlannedRead:
     width: int
     packer: "Packer"  # takes the rows,
     target: int  # the first of which becomes this row of the parameter
+    step: int = 1
 
     @property
     def bytes(self) -> int:
@@ -49,8 +53,13 @@ class PlannedRead:
         return self.source.offset + self.first * self.source.row_bytes + self.skip
 
     @property
-    def whole_rows(self) -> bool:
-        """Whether the bytes lie together in the file."""
+    def stride(self) -> int:
+        """Bytes in the file from one row to the next."""
+        return self.step * self.source.row_bytes
+
+    @property
+    def full_rows(self) -> bool:
+        """Whether rows are read from end to end."""
         return self.width == self.source.row_bytes
 
 
@@ -66,13 +75,42 @@ def plan_reads(
     for parameter in parameters:
         for source in parameter.sources:
             stored = tensors[source.name]
-            element = ELEMENT_BITS[stored.dtype] // 8
-            skip, width = source.first_column * element, source.columns * element or stored.row_bytes
+            skip = _row_bytes(stored, source.first_column)
+            width = _row_bytes(stored, source.columns) if source.columns else stored.row_bytes
             count = size // width
             count = max(count // READ_ROWS * READ_ROWS, min(count, READ_ROWS), 1)
-            for done in range(0, source.rows, count):
-                rows, target = min(count, source.rows - done), source.start + done
-                yield PlannedRead(stored, source.first_row + done, rows, skip, width, packers[parameter.name], target)
+            for first, target, rows, step in _runs(source, stored.rotary_dim):
+                for done in range(0, rows, count):
+                    place = (first + done * step, min(count, rows - done), skip, width)
+                    yield PlannedRead(stored, *place, packers[parameter.name], target + done, step)
+
+
+def _runs(source: TensorSource, rotary_dim: int) -> Iterator[tuple[int, int, int, int]]:
+    """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step).
+
+    With `rotary_dim`, the rows of each head are interleaved in the file: row 2 i + s of a head is its row
+    s * rotary_dim / 2 + i. Ranks have whole heads.
+    """
+    if not rotary_dim:
+        yield source.first_row, source.start, source.rows, 1
+        return
+    half = rotary_dim // 2
+    for head in range(0, source.rows, rotary_dim):
+        for s in range(2):
+            yield source.first_row + head + s, source.start + head + s * half, half, 2
+
+
+def _row_bytes(stored: StoredTensor, columns: int) -> int:
+    """Bytes of the first `columns` of a row."""
+    kind = TYPES.get(stored.dtype)
+    if kind is None or not kind.quantized:
+        return columns * (ELEMENT_BITS[stored.dtype] // 8)
+    if columns % kind.block_values:
+        raise CheckpointError(
+            f"{stored.path}: {stored.name} is {kind.name}, whose blocks of {kind.block_values} values cannot be "
+            f"divided at column {columns}: use fewer ranks (--tensor-parallel-size)"
+        )
+    return kind.row_bytes(columns)
 
 
 def open_files(tensors: Mapping[str, StoredTensor], stack: ExitStack) -> dict[Path, int]:
@@ -86,10 +124,10 @@ def open_files(tensors: Mapping[str, StoredTensor], stack: ExitStack) -> dict[Pa
 
 def read_into(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
     """Fill `target` [read.bytes]."""
-    if read.whole_rows:
+    if read.full_rows and read.step == 1:
         _read_rows(descriptor, target, read)
     else:
-        _read_columns(descriptor, target, read)
+        _read_parts(descriptor, target, read)
 
 
 def _read_rows(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
@@ -101,9 +139,10 @@ def _read_rows(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) ->
         view, offset = view[count:], offset + count
 
 
-def _read_columns(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
-    """Copy a part of each row. The file's size is checked first: touching a page beyond its end kills the process."""
-    stride, begin = read.source.row_bytes, read.begin
+def _read_parts(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
+    """Copy rows, or a part of each, that do not lie together. The file's size is checked first: touching a page beyond
+    its end kills the process."""
+    stride, begin = read.stride, read.begin
     end = begin + (read.count - 1) * stride + read.width
     if (size := os.fstat(descriptor).st_size) < end:
         raise _truncated(read, size)

@@ -5,11 +5,11 @@ Files are untrusted: every number in the header is checked against the file's si
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from penstock.families.json_file import parse_json_object
+from penstock.weights.stored import CheckpointError, StoredTensor
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -35,27 +35,6 @@ ELEMENT_BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-
-
-class CheckpointError(ValueError):
-    """The checkpoint is broken or is not of this model; the message names the file or the tensors."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file: `size` bytes from `offset` of `path`, row-major."""
-
-    name: str
-    path: Path
-    dtype: str  # as the format names it: F32, BF16, ...
-    shape: tuple[int, ...]
-    offset: int
-    size: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one entry along dimension 0, which must not be empty."""
-        return self.size // self.shape[0]
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

@@ -42,7 +42,9 @@ SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to comp
     "isa/isa_avx2.cpp": AVX2,
     "isa/isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "library.cpp": (),
-    "pack.cpp": ("-mavx2", "-mf16c", "-ffp-contract=off"),
+    "pack.cpp": ("-mavx2", "-mf16c"),
+    "quantize.cpp": ("-mavx2", "-mf16c"),
+    "gguf_rows.cpp": ("-mavx2", "-mf16c"),
     "reading.cpp": (),
     "team.cpp": (),
 }

@@ -3,13 +3,16 @@
 import torch
 from torch import Tensor
 
-from penstock.config.weights import Scheme
-from penstock.kernels.native.packing import PackedWeight, pack, with_bias
+from penstock.config.weights import BF16 as BF16_FORMAT
+from penstock.config.weights import F32 as F32_FORMAT
+from penstock.config.weights import WeightFormat
+from penstock.kernels.native.pack import pack, with_bias
+from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
-UNQUANTIZED: dict[torch.dtype, Scheme] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+UNQUANTIZED: dict[torch.dtype, WeightFormat] = {torch.float32: F32_FORMAT, torch.bfloat16: BF16_FORMAT}
 
 
 class NativeLinear:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.linear import DTYPES, UNQUANTIZED
-from penstock.kernels.native.packing import PackedWeight, pack_stack
+from penstock.kernels.native.pack import pack
+from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import EPILOGUES, ExpertsOp, RouteOp
 from penstock.kernels.routing import Routing, SharedExpertOutput
@@ -19,7 +20,7 @@ class NativeExperts:
     def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
         if isinstance(weight, PackedWeight):
             return weight
-        return pack_stack(weight, count, UNQUANTIZED[weight.dtype], gated=gated)
+        return pack(weight, None, UNQUANTIZED[weight.dtype], gated=gated, count=count)
 
     def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
         routing = Routing(

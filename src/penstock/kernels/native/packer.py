@@ -1,53 +1,46 @@
 """Packs a weight while it is read: by rows, in any order, from several threads. Torch is imported only by `finish`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.config.weights import Scheme, cpu_schemes, unquantized
-from penstock.kernels.native.layout import Layout
+from penstock.config.weights import GGUF_FORMATS, WeightFormat, cpu_format
+from penstock.kernels.native.layout import Layout, native_format
 from penstock.kernels.native.loader import pack_rows
 from penstock.kernels.native.memory import WeightMemory
-from penstock.kernels.native.structs import SCHEMES, PackJob
+from penstock.kernels.native.structs import Matrix, PackJob
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.kernels.native.packing import PackedWeight
 
-STORED = ("float32", "bfloat16", "float16")  # in the order of Stored in cpp/pack.h
+STORED = ("F32", "BF16", "F16", *GGUF_FORMATS)  # element types in files, in the order of Stored in cpp/pack.h
 DTYPES = ("float32", "bfloat16")  # that native kernels compute in
+_NAMES = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 
 
 class NativePacker:
-    """Provides Packer (see kernels/packers.py), with the bits of packing.pack."""
+    """Provides Packer (see kernels/packers.py)."""
 
     def __init__(
-        self,
-        shape: tuple[int, int],
-        scheme: Scheme,
-        group: int,
-        *,
-        gated: bool,
-        memory: WeightMemory,
-        experts: int = 1,
+        self, shape: tuple[int, int], fmt: WeightFormat, *, gated: bool, memory: WeightMemory, experts: int = 1
     ) -> None:
         """`shape` is that of `experts` weights stacked below each other."""
-        self._layout = Layout(shape[0] // experts, shape[1], scheme, group, gated, experts)
+        self._layout = Layout(shape[0] // experts, shape[1], fmt, gated, experts)
         self._parts = self._layout.empty(memory.empty)
 
     def put(self, start: int, rows: "Tensor") -> None:
-        layout = self._layout
-        total = layout.n * layout.count
-        if rows.shape[1:] != (layout.k,) or not 0 <= start <= start + len(rows) <= total or not rows.is_contiguous():
-            raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{total}, {layout.k}]")
-        for first, job in self.jobs(start, len(rows), str(rows.dtype).removeprefix("torch.")):
-            job.rows = rows.data_ptr() + first * layout.k * rows.itemsize
-            if bad := pack_rows(job):
-                raise ValueError(cannot_quantise(bad))
+        self._check(start, rows, self._layout.k)
+        self._pack(start, rows, _NAMES[str(rows.dtype)])
 
-    def jobs(self, start: int, count: int, stored: str) -> Iterator[tuple[int, PackJob]]:
-        """Jobs that pack `count` rows of a dtype from row `start` on, one for each expert, as (first of these rows,
-        job). The caller sets the address of the rows."""
+    def put_stored(self, start: int, rows: "Tensor", stored: str) -> None:
+        """Like `put`, for rows as a GGUF file holds them: uint8 [rows, bytes of a row]."""
+        self._check(start, rows, rows.shape[1])
+        self._pack(start, rows, stored)
+
+    def jobs(self, start: int, count: int, stored: str, row_stride: int) -> Iterator[tuple[int, PackJob]]:
+        """Jobs that pack `count` rows of an element type from row `start` on, one for each expert, as (first of these
+        rows, job). The rows are `row_stride` bytes apart. The caller sets their address."""
         layout, done = self._layout, 0
         while done < count:
             expert, first = divmod(start + done, layout.n)
@@ -57,10 +50,22 @@ class NativePacker:
                 None if whole is None else whole.ctypes.data + expert * (whole.nbytes // layout.count)
                 for whole in self._parts.values()
             )
-            scheme, dtype = SCHEMES.index(layout.scheme), STORED.index(stored)
-            shape = (layout.n, layout.k)
-            yield done, PackJob(None, *parts, first, of_it, *shape, scheme, layout.group, dtype, layout.gated)
+            matrix = Matrix(*parts, layout.n, layout.k, native_format(layout.format))
+            yield done, PackJob(None, row_stride, matrix, first, of_it, STORED.index(stored), layout.gated)
             done += of_it
+
+    def _check(self, start: int, rows: "Tensor", width: int) -> None:
+        layout = self._layout
+        total = layout.n * layout.count
+        if rows.shape[1:] != (width,) or not 0 <= start <= start + len(rows) <= total or not rows.is_contiguous():
+            raise ValueError(f"rows {start} + {list(rows.shape)} do not belong to a weight [{total}, {layout.k}]")
+
+    def _pack(self, start: int, rows: "Tensor", stored: str) -> None:
+        stride = rows.shape[1] * rows.itemsize
+        for first, job in self.jobs(start, len(rows), stored, stride):
+            job.rows = rows.data_ptr() + first * stride
+            if bad := pack_rows(job):
+                raise ValueError(cannot_quantise(bad))
 
     def finish(self) -> "PackedWeight":
         from penstock.kernels.native.packing import packed_weight
@@ -72,15 +77,13 @@ class NativePacking:
     """Provides Packing (see kernels/packers.py) for the native linear."""
 
     def __init__(self, dtype: str, quantization: str, group: int, isa: str) -> None:
-        self._matrices, vocabulary = cpu_schemes(dtype, quantization, isa)
-        self._by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
-        self._group = group
+        self._settings = (dtype, quantization, group, isa)
         self._memory = WeightMemory()
 
-    def __call__(self, shape: tuple[int, ...], kind: str, experts: int = 1) -> NativePacker:
-        scheme, gated = self._by_kind.get(kind, self._matrices), kind == "gated"
+    def __call__(self, shape: tuple[int, ...], kind: str, experts: int = 1, stored: Sequence[str] = ()) -> NativePacker:
+        fmt, gated = cpu_format(kind, stored, *self._settings), kind == "gated"
         rows, columns = shape
-        return NativePacker((rows, columns), scheme, self._group, gated=gated, memory=self._memory, experts=experts)
+        return NativePacker((rows, columns), fmt, gated=gated, memory=self._memory, experts=experts)
 
 
 def cannot_quantise(rows: int) -> str:

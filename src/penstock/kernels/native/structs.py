@@ -4,20 +4,34 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
 F32, BF16, I8 = range(3)
-SCHEMES = ("f32", "bf16", "int8", "int4", "int16")
+SCHEMES = ("f32", "bf16", "int16", "grouped")
+CODES = ("bytes", "nibbles", "iq4", "mxfp4")
+SCALES = ("f16", "f32", "two_levels")
 EPILOGUES = ("", "silu", "gelu_tanh")
+
+
+class Format(ctypes.Structure):
+    _fields_ = (
+        ("scheme", c_int32),
+        ("codes", c_int32),
+        ("scales", c_int32),
+        ("mins", c_int32),
+        ("group", c_int32),
+        ("zero", c_int32),
+    )
 
 
 class Matrix(ctypes.Structure):
     _fields_ = (
         ("lines", c_void_p),
         ("column_scales", c_void_p),
-        ("column_sums", c_void_p),
-        ("group_scales", c_void_p),
+        ("scales", c_void_p),
+        ("mins", c_void_p),
+        ("super_scales", c_void_p),
+        ("super_mins", c_void_p),
         ("n", c_int64),
         ("k", c_int64),
-        ("scheme", c_int32),
-        ("group", c_int32),
+        ("format", Format),
     )
 
 
@@ -160,16 +174,10 @@ class AttentionOp(ctypes.Structure):
 class PackJob(ctypes.Structure):
     _fields_ = (
         ("rows", c_void_p),
-        ("lines", c_void_p),
-        ("column_scales", c_void_p),
-        ("column_sums", c_void_p),
-        ("group_scales", c_void_p),
+        ("row_stride", c_int64),
+        ("weight", Matrix),
         ("first", c_int64),
         ("count", c_int64),
-        ("n", c_int64),
-        ("k", c_int64),
-        ("scheme", c_int32),
-        ("group", c_int32),
         ("stored", c_int32),
         ("gated", c_int32),
     )

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.config.weights import INT4_MULTIPLE, Scheme
+from penstock.config.weights import INT4_MULTIPLE
+from penstock.config.weights import DeviceScheme as Scheme
 from penstock.kernels.linear import DenseWeight
 
 HALF = 32  # values in one half of a run of bytes

@@ -9,6 +9,7 @@
 
 #include "batch.h"
 #include "finite.h"
+#include "gguf_rows.h"
 #include "isa.h"
 #include "pack.h"
 #include "reading.h"
@@ -188,6 +189,29 @@ void penstock_wake(ThreadTeam* engine) { engine->team.wake(); }
 void penstock_stop(ThreadTeam* engine) { delete engine; }
 
 int64_t penstock_pack(const PackJob* job) { return pack_rows(*job); }
+
+// Writes rows of a GGUF type as fp32 [rows_count][k]. A row starts every row_bytes. Returns 0. Returns -1 and writes
+// nothing if the type has no codes, k is not a whole number of blocks, a row is too short, or the processor lacks AVX2.
+int64_t penstock_dequantize(int32_t type, const void* rows, int64_t rows_count, int64_t k, int64_t row_bytes,
+                            float* out) {
+  if (!has_avx2() || rows_count < 0 || !is_coded_row(type, k, row_bytes)) return -1;
+  for (int64_t i = 0; i < rows_count; ++i) {
+    dequantize_row(Stored{type}, static_cast<const uint8_t*>(rows) + i * row_bytes, k, out + i * k);
+  }
+  return 0;
+}
+
+// Writes a row's codes and scales. Returns 0 or -1 as penstock_dequantize does.
+int64_t penstock_decode(int32_t type, const void* row, int64_t k, int64_t row_bytes, const CodedRow* out) {
+  if (!has_avx2() || !is_coded_row(type, k, row_bytes)) return -1;
+  decode_row(Stored{type}, static_cast<const uint8_t*>(row), k, *out);
+  return 0;
+}
+
+// Null if the type has no codes.
+const CodeTraits* penstock_code_traits(int32_t type) {
+  return is_coded_row(type, 0, 0) ? &traits_of(Stored{type}) : nullptr;
+}
 
 // Null if memory is refused.
 WeightReader* penstock_read(const ReadJob* jobs, int64_t count, int threads) {

@@ -12,8 +12,26 @@ namespace penstock {
 enum class Dtype : int32_t { f32 = 0, bf16 = 1, i8 = 2 };  // i8: only for pages
 
 // How a weight [n, k] is packed: in blocks of 16 output columns. A line of 64 bytes holds, for each of the 16 columns,
-// the next 1 (f32), 2 (bf16, int16), 4 (int8) or 8 (int4) values along k. n and k are padded with zeros.
-enum class Scheme : int32_t { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int16 = 4 };
+// the next 1 (f32), 2 (bf16, int16), 4 (codes of 8 bits) or 8 (of 4 bits) values along k. n and k are padded with zeros.
+enum class Scheme : int32_t { f32 = 0, bf16 = 1, int16 = 2, grouped = 3 };
+
+// The codes of a grouped weight: bytes, four bits, or four bits that are places in a table.
+enum class Codes : int32_t { bytes = 0, nibbles = 1, iq4 = 2, mxfp4 = 3 };
+
+// How scales and minima of groups are stored: fp16, fp32, or as an int8 times an fp16 for each kSuper values along k.
+enum class Scales : int32_t { f16 = 0, f32 = 1, two_levels = 2 };
+
+// A grouped weight is scale * (code - zero) + minimum, with a scale and perhaps a minimum for each group of values
+// along k. A code that is a place in a table stands for its value there plus 128.
+struct Format {
+  Scheme scheme;
+  // Of grouped weights:
+  Codes codes;
+  Scales scales;
+  int32_t mins;   // whether groups have minima
+  int32_t group;  // 16, 32, 64 or 128
+  int32_t zero;   // of nibbles 0 or 8; else 128
+};
 
 enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
 
@@ -35,12 +53,14 @@ enum class OpCode : int32_t {
 
 struct Matrix {  // a packed weight
   const uint8_t* lines;
-  const float* column_scales;    // int8, int16: [n]
-  const int32_t* column_sums;    // int8: the sum of a column's bytes, [n]
-  const uint16_t* group_scales;  // int4: fp16 [n / 16][k / group][16]
+  const float* column_scales;  // int16: [n]
+  // Grouped: [n / 16][k / group][16], and for two levels [n / 16][k / kSuper][16]. Minima are null if there are none.
+  const void* scales;
+  const void* mins;
+  const uint16_t* super_scales;
+  const uint16_t* super_mins;
   int64_t n, k;
-  Scheme scheme;
-  int32_t group;  // int4: values along k that share a scale
+  Format format;
 };
 
 struct EmbeddingOp {
@@ -289,35 +309,46 @@ struct Op {
   };
 };
 
-// The bits of a packed value.
-inline int64_t bits_of(Scheme scheme) {
-  switch (scheme) {
-    case Scheme::f32:
-      return 32;
-    case Scheme::bf16:
-    case Scheme::int16:
-      return 16;
-    case Scheme::int8:
-      return 8;
-    case Scheme::int4:
-      break;
-  }
-  return 4;
-}
-
-// k with padding: whole lines, and whole AMX tiles, whose rows are 64 bytes.
-inline int64_t padded_k(const Matrix& weight) {
-  const int64_t multiple = weight.scheme == Scheme::f32    ? 1
-                           : weight.scheme == Scheme::int4 ? weight.group
-                                                           : 512 / bits_of(weight.scheme);
-  return (weight.k + multiple - 1) / multiple * multiple;
-}
-
 constexpr int64_t kColumns = 16;     // of a block of a packed weight
 constexpr int64_t kLineBytes = 64;   // the values of 16 columns for one step along k
 constexpr int64_t kSegment = 512;    // positions of a context whose results are merged one after the other
 // int16, see packing.py: values along k whose products are summed as integers, and their bounds.
 constexpr int64_t kSpan = 256;
 constexpr double kMostNorm = 46300.0, kMostInt16 = 32767.0;
+constexpr int64_t kGroupOfX = 32;  // values of a row of x that share a scale where they meet grouped weights
+constexpr int64_t kSuper = 256;    // values along k that share the second level of scales
+
+// The values of the codes that are places in a table, by the table's owner: llama.cpp's IQ4_NL and IQ4_XS, and the
+// values of MXFP4 (OCP Microscaling formats, FP4 E2M1) times two.
+inline const int8_t* table_of(Codes codes) {
+  static constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  static constexpr int8_t kMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  return codes == Codes::iq4 ? kIq4 : codes == Codes::mxfp4 ? kMxfp4 : nullptr;
+}
+
+// The bits of a packed value.
+inline int64_t bits_of(const Format& format) {
+  switch (format.scheme) {
+    case Scheme::f32:
+      return 32;
+    case Scheme::bf16:
+    case Scheme::int16:
+      return 16;
+    case Scheme::grouped:
+      break;
+  }
+  return format.codes == Codes::bytes ? 8 : 4;
+}
+
+// k with padding: whole groups, or lines that fill an AMX tile, whose rows are 64 bytes.
+inline int64_t padded_k(int64_t k, const Format& format) {
+  const int64_t multiple = format.scheme == Scheme::f32       ? 1
+                           : format.scheme != Scheme::grouped ? 32
+                           : format.group < kGroupOfX         ? kGroupOfX
+                                                              : format.group;
+  return (k + multiple - 1) / multiple * multiple;
+}
+
+inline int64_t padded_k(const Matrix& weight) { return padded_k(weight.k, weight.format); }
 
 }  // namespace penstock

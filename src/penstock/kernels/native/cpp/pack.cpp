@@ -1,24 +1,23 @@
-// Packing, compiled once for all processors: for AVX2, and without fused operations, so that it gives the bits of
-// packing.py.
+// Packing, compiled once for all processors, for AVX2.
 #include "pack.h"
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <new>
 #include <cstring>
+#include <vector>
+
+#include "gguf_rows.h"
+#include "quantize.h"
 
 namespace penstock {
 namespace {
 
 constexpr int64_t kOctet = 8;  // rows that are packed together: half of a block's columns
-constexpr float kMostSummed = 126.0f;  // see packing.py, as for the next constants
 constexpr double kLeastScale = 0x1p-126;
 constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
-
-int64_t values_per_line(Scheme scheme) {
-  return 32 / bits_of(scheme);
-}
 
 // -- a row to fp32, padded with zeros ----------------------------------------------------------------------------
 
@@ -64,52 +63,9 @@ int32_t largest_bits(const float* x, int64_t count) {
   return most;
 }
 
-// 32 values, divided or multiplied by `by`, rounded to the nearest (ties to even), within [low, 127], as bytes.
-template <bool kDivide>
-__m256i to_bytes(const float* x, __m256 by, __m256i low) {
-  __m256i rounded[4];
-  for (int i = 0; i < 4; ++i) {
-    const __m256 v = _mm256_loadu_ps(x + 8 * i);
-    rounded[i] = _mm256_max_epi32(_mm256_cvtps_epi32(kDivide ? _mm256_div_ps(v, by) : _mm256_mul_ps(v, by)), low);
-  }
-  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]),
-                                           _mm256_packs_epi32(rounded[2], rounded[3]));
-  // The packs work on halves of a register: this puts the dwords back in order.
-  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-
-// The largest sum of positive values, or of negative ones, among four values that AVX2 sums in 16 bits. Of every eight
-// these are the first two of each half, and the last two of each half.
-float largest_sum(const float* x, int64_t padded) {
-  __m128 most = _mm_setzero_ps();
-  for (int64_t i = 0; i < padded; i += 8) {
-    const __m256 v = _mm256_loadu_ps(x + i), zero = _mm256_setzero_ps();
-    const __m256 pairs = _mm256_hadd_ps(_mm256_max_ps(v, zero), _mm256_max_ps(_mm256_sub_ps(zero, v), zero));
-    most = _mm_max_ps(_mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)), most);
-  }
-  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
-}
-
-int32_t sum_of_bytes(const uint8_t* bytes, int64_t count) {
-  int32_t sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += static_cast<int8_t>(bytes[i]);
-  return sum;
-}
-
-// Returns the scale (see packing.py), which is not finite if a value is not.
-float to_int8(const float* x, int64_t padded, uint8_t* out) {
-  const float most = __builtin_bit_cast(float, largest_bits(x, padded)) / 127.0f;
-  const float room = largest_sum(x, padded) / kMostSummed, scale = room > most ? room : most;
-  const __m256 divisor = _mm256_set1_ps(scale < 1e-30f ? 1e-30f : scale);
-  for (int64_t i = 0; i < padded; i += 32) {
-    const __m256i bytes = to_bytes<true>(x + i, divisor, _mm256_set1_epi32(-128));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), bytes);
-  }
-  return scale;
-}
-
-// Returns the scale, a power of two (see packing.py), or NaN if a value is not finite.
+// Returns the scale, or NaN if a value is not finite. It is the least power of two for which the products of kSpan
+// values can be summed in 32 bits: in a row of x and in a row of a weight the root of the sum of their squares is at most
+// kMostNorm. Rounding adds 8 at most: 46308^2 < 2^31.
 float to_int16(const float* x, int64_t padded, uint8_t* out) {
   const int32_t largest = largest_bits(x, padded);
   if (largest >= kInfinity) {
@@ -147,27 +103,17 @@ float to_int16(const float* x, int64_t padded, uint8_t* out) {
   return most > 0.0f ? scale : 0.0f;
 }
 
-// A group's values, two per byte, the first in the lower half. Returns the scale as fp16.
-uint16_t to_int4(const float* x, int32_t group, uint8_t* out) {
-  const int32_t most = largest_bits(x, group);
-  float largest = x[0];
-  for (int32_t i = 0; i < group; ++i) {
-    if ((__builtin_bit_cast(int32_t, x[i]) & kMagnitude) == most) {
-      largest = x[i];
-      break;
-    }
+// -- codes to words ----------------------------------------------------------------------------------------------
+
+// Eight codes of four bits become four bytes: the first four are the low nibbles.
+void to_nibbles(const uint8_t* codes, int64_t padded, uint8_t* out) {
+  for (int64_t i = 0; i < padded; i += 8, out += 4) {
+    uint32_t low, high;
+    std::memcpy(&low, codes + i, 4);
+    std::memcpy(&high, codes + i + 4, 4);
+    low |= high << 4;
+    std::memcpy(out, &low, 4);
   }
-  const uint16_t scale = _cvtss_sh(largest / -8.0f + 0.0f, _MM_FROUND_TO_NEAREST_INT);
-  const float wide = _cvtsh_ss(scale);
-  const __m256 factor = _mm256_set1_ps(wide == 0.0f ? 0.0f : 1.0f / wide);
-  for (int32_t i = 0; i < group; i += 32) {
-    __m256i bytes = to_bytes<false>(x + i, factor, _mm256_set1_epi32(-8));
-    bytes = _mm256_and_si256(_mm256_min_epi8(bytes, _mm256_set1_epi8(7)), _mm256_set1_epi8(15));
-    const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));  // first + 16 * second
-    const __m128i low = _mm256_castsi256_si128(pairs), high = _mm256_extracti128_si256(pairs, 1);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i / 2), _mm_packus_epi16(low, high));
-  }
-  return scale;
 }
 
 // -- words to lines ----------------------------------------------------------------------------------------------
@@ -207,26 +153,32 @@ void place(const uint8_t* const* rows, int64_t count, int64_t words, uint8_t* ou
 
 // -- a job -------------------------------------------------------------------------------------------------------
 
+bool is_finite(float x) { return (__builtin_bit_cast(int32_t, x) & kMagnitude) < kInfinity; }
+
 class RowPacker {
  public:
   explicit RowPacker(const PackJob& job)
       : job_(job),
-        padded_(padded_k(Matrix{nullptr, nullptr, nullptr, nullptr, job.n, job.k, job.scheme, job.group})),
-        lines_(padded_ / values_per_line(job.scheme)),
-        half_(job.gated ? job.n / 2 : job.n),
-        as_stored_(padded_ == job.k && ((job.scheme == Scheme::bf16 && job.stored == Stored::bf16) ||
-                                        (job.scheme == Scheme::f32 && job.stored == Stored::f32))),
-        wide_(static_cast<float*>(std::malloc(padded_ * sizeof(float)))),
-        words_(static_cast<uint8_t*>(std::malloc(kOctet * lines_ * 4))) {}
-  ~RowPacker() {
-    std::free(wide_);
-    std::free(words_);
-  }
-  RowPacker(const RowPacker&) = delete;
-  RowPacker& operator=(const RowPacker&) = delete;
+        format_(job.weight.format),
+        k_(job.weight.k),
+        padded_(padded_k(job.weight)),
+        word_bytes_(padded_ * bits_of(format_) / 8),
+        groups_(format_.scheme == Scheme::grouped ? padded_ / format_.group : 0),
+        supers_(format_.scheme == Scheme::grouped ? (padded_ + kSuper - 1) / kSuper : 0),
+        half_(job.gated ? job.weight.n / 2 : job.weight.n),
+        as_stored_(padded_ == k_ && ((format_.scheme == Scheme::bf16 && job.stored == Stored::bf16) ||
+                                     (format_.scheme == Scheme::f32 && job.stored == Stored::f32))),
+        wide_(padded_),
+        words_(kOctet * word_bytes_),
+        codes_(groups_ == 0 ? 0 : padded_),
+        scales_(groups_),
+        mins_(groups_),
+        sub_scales_(groups_),
+        sub_mins_(groups_),
+        super_scales_(supers_),
+        super_mins_(supers_) {}
 
   int64_t run() {
-    if (wide_ == nullptr || words_ == nullptr) return -1;
     int64_t bad = 0;
     for (int64_t row = job_.first; row < job_.first + job_.count;) {
       const int64_t within = row % half_, left = job_.first + job_.count - row;
@@ -240,64 +192,154 @@ class RowPacker {
   }
 
  private:
-  // Packs rows that go to the same half of the same block. Returns how many cannot be quantised.
+  // Packs rows that go to the same half of the same block. Returns how many cannot be packed.
   int64_t pack_octet(int64_t row, int64_t count) {
     const int64_t within = row % half_, octet = within / kOctet;
     const int64_t block = job_.gated ? octet : octet / 2;
     const int64_t column = (job_.gated ? row / half_ : octet % 2) * kOctet + within % kOctet;
-    const int64_t size = job_.stored == Stored::f32 ? 4 : 2;
     const uint8_t* rows[kOctet];
     int64_t bad = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const uint8_t* source = static_cast<const uint8_t*>(job_.rows) + (row - job_.first + i) * job_.k * size;
-      rows[i] = as_stored_ ? source : words_ + i * lines_ * 4;
-      if (!as_stored_) bad += !convert(source, block, column + i, words_ + i * lines_ * 4);
+      const uint8_t* source = static_cast<const uint8_t*>(job_.rows) + (row - job_.first + i) * job_.row_stride;
+      uint8_t* words = words_.data() + i * word_bytes_;
+      rows[i] = as_stored_ ? source : words;
+      if (!as_stored_) bad += !convert(source, block, column + i, words);
     }
-    place(rows, count, lines_, job_.lines + block * lines_ * kLineBytes + column * 4);
+    auto* lines = const_cast<uint8_t*>(job_.weight.lines);
+    place(rows, count, word_bytes_ / 4, lines + block * word_bytes_ * kColumns + column * 4);
     return bad;
   }
 
-  // Converts a row to words. False if it cannot be quantised.
+  // Converts a row to words. False if it cannot be packed.
   bool convert(const uint8_t* source, int64_t block, int64_t column, uint8_t* words) {
-    widen(source, job_.stored, job_.k, padded_, wide_);
-    switch (job_.scheme) {
+    if (format_.scheme == Scheme::grouped) return convert_grouped(source, block, column, words);
+    widen_stored(source);
+    switch (format_.scheme) {
       case Scheme::f32:
-        std::memcpy(words, wide_, padded_ * sizeof(float));
+        std::memcpy(words, wide_.data(), padded_ * sizeof(float));
         return true;
       case Scheme::bf16:
-        to_bf16(wide_, padded_, reinterpret_cast<uint16_t*>(words));
+        to_bf16(wide_.data(), padded_, reinterpret_cast<uint16_t*>(words));
         return true;
-      case Scheme::int16:
-        job_.column_scales[block * kColumns + column] = to_int16(wide_, padded_, words);
+      default:
+        const_cast<float*>(job_.weight.column_scales)[block * kColumns + column] =
+            to_int16(wide_.data(), padded_, words);
         return true;
-      case Scheme::int8: {
-        const float scale = to_int8(wide_, padded_, words);
-        job_.column_scales[block * kColumns + column] = scale;
-        job_.column_sums[block * kColumns + column] = sum_of_bytes(words, padded_);
-        return (__builtin_bit_cast(int32_t, scale) & kMagnitude) < kInfinity;
+    }
+  }
+
+  void widen_stored(const uint8_t* source) {
+    if (job_.stored <= Stored::f16) return widen(source, job_.stored, k_, padded_, wide_.data());
+    dequantize_row(job_.stored, source, k_, wide_.data());
+    std::fill(wide_.begin() + k_, wide_.end(), 0.0f);
+  }
+
+  bool convert_grouped(const uint8_t* source, int64_t block, int64_t column, uint8_t* words) {
+    if (job_.stored <= Stored::f16) {
+      widen_stored(source);
+      if (largest_bits(wide_.data(), padded_) >= kInfinity) return false;
+      const GroupedRow row{codes_.data(), scales_.data(), mins_.data(), super_scales_.data(), super_mins_.data()};
+      quantize_row(wide_.data(), padded_, format_, row);
+    } else {
+      recode(source);
+    }
+    if (format_.codes == Codes::bytes) std::memcpy(words, codes_.data(), padded_);
+    else to_nibbles(codes_.data(), padded_, words);
+    return put_factors(block, column);
+  }
+
+  // Expresses the codes of a file in the weight's format.
+  void recode(const uint8_t* source) {
+    const CodeTraits& traits = traits_of(job_.stored);
+    for (auto* factors : {&scales_, &mins_}) std::fill(factors->begin(), factors->end(), 0.0f);
+    std::fill(sub_mins_.begin(), sub_mins_.end(), 0);
+    std::fill(super_mins_.begin(), super_mins_.end(), 0);
+    decode_row(job_.stored, source, k_,
+               {codes_.data(), scales_.data(), mins_.data(), sub_scales_.data(), sub_mins_.data(),
+                super_scales_.data(), super_mins_.data()});
+    if (format_.codes == Codes::bytes) {
+      for (int64_t i = 0; i < k_; ++i) {
+        const int value = traits.table == nullptr ? codes_[i] - traits.zero : traits.table[codes_[i]];
+        codes_[i] = static_cast<uint8_t>(value + format_.zero);
       }
-      case Scheme::int4:
-        break;
     }
-    const int64_t groups = padded_ / job_.group;
-    bool finite = true;
-    for (int64_t group = 0; group < groups; ++group) {
-      const uint16_t scale = to_int4(wide_ + group * job_.group, job_.group, words + group * job_.group / 2);
-      job_.group_scales[(block * groups + group) * kColumns + column] = scale;
-      finite &= (scale & 0x7c00) != 0x7c00;
+    const int64_t groups = k_ / traits.group, finer = traits.group / format_.group;
+    if (traits.two_levels) {
+      for (int64_t i = 0; i < groups; ++i) {
+        scales_[i] = sub_scales_[i];
+        mins_[i] = sub_mins_[i];
+      }
+      if (format_.scales != Scales::two_levels) {
+        for (int64_t i = 0; i < groups; ++i) {
+          scales_[i] *= _cvtsh_ss(super_scales_[i * traits.group / kSuper]);
+          mins_[i] *= _cvtsh_ss(super_mins_[i * traits.group / kSuper]);
+        }
+      }
     }
-    return finite;
+    for (int64_t i = groups - 1; finer > 1 && i >= 0; --i) {  // from the end, in place
+      for (int64_t part = finer - 1; part >= 0; --part) {
+        scales_[i * finer + part] = scales_[i];
+        mins_[i * finer + part] = mins_[i];
+      }
+    }
+  }
+
+  // Writes the factors of the row's groups. False if one is not finite, or not exact as it is stored.
+  bool put_factors(int64_t block, int64_t column) {
+    bool good = put(job_.weight.scales, scales_, block, column);
+    if (job_.weight.mins != nullptr) good &= put(job_.weight.mins, mins_, block, column);
+    if (format_.scales != Scales::two_levels) return good;
+    good &= put_super(job_.weight.super_scales, super_scales_, block, column);
+    if (job_.weight.mins != nullptr) good &= put_super(job_.weight.super_mins, super_mins_, block, column);
+    return good;
+  }
+
+  bool put(const void* target, const std::vector<float>& factors, int64_t block, int64_t column) const {
+    bool good = true;
+    for (int64_t i = 0; i < groups_; ++i) {
+      const int64_t at = (block * groups_ + i) * kColumns + column;
+      good &= is_finite(factors[i]);
+      if (format_.scales == Scales::f16) {
+        const uint16_t half = _cvtss_sh(factors[i], _MM_FROUND_TO_NEAREST_INT);
+        static_cast<uint16_t*>(const_cast<void*>(target))[at] = half;
+        good &= _cvtsh_ss(half) == factors[i];
+      } else if (format_.scales == Scales::f32) {
+        static_cast<float*>(const_cast<void*>(target))[at] = factors[i];
+      } else {
+        static_cast<int8_t*>(const_cast<void*>(target))[at] = static_cast<int8_t>(factors[i]);
+      }
+    }
+    return good;
+  }
+
+  bool put_super(const uint16_t* target, const std::vector<uint16_t>& factors, int64_t block, int64_t column) const {
+    bool good = true;
+    for (int64_t i = 0; i < supers_; ++i) {
+      const_cast<uint16_t*>(target)[(block * supers_ + i) * kColumns + column] = factors[i];
+      good &= (factors[i] & 0x7c00) != 0x7c00;
+    }
+    return good;
   }
 
   const PackJob& job_;
-  const int64_t padded_, lines_, half_;
+  const Format& format_;
+  const int64_t k_, padded_, word_bytes_, groups_, supers_, half_;
   const bool as_stored_;
-  float* const wide_;
-  uint8_t* const words_;
+  std::vector<float> wide_;
+  std::vector<uint8_t> words_, codes_;
+  std::vector<float> scales_, mins_;
+  std::vector<int8_t> sub_scales_, sub_mins_;
+  std::vector<uint16_t> super_scales_, super_mins_;
 };
 
 }  // namespace
 
-int64_t pack_rows(const PackJob& job) { return RowPacker(job).run(); }
+int64_t pack_rows(const PackJob& job) {
+  try {
+    return RowPacker(job).run();
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
 
 }  // namespace penstock

@@ -7,27 +7,41 @@
 
 namespace penstock {
 
-enum class Stored : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
+// Element types of tensors in files. From q4_0 on they are GGUF's blocks of codes (see gguf_rows.h).
+enum class Stored : int32_t {
+  f32 = 0,
+  bf16 = 1,
+  f16 = 2,
+  q4_0 = 3,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  iq4_xs,
+  mxfp4
+};
 
-// Some rows of a weight [n, k], and the packed weight that they go to (see `Scheme` in ops.h). If n or k is padded, the
-// last block of 16 columns must be zero beforehand.
+// Some rows of a weight, and the packed weight that they go to. If n or k is padded, the last block of 16 columns must
+// be zero beforehand.
 struct PackJob {
-  const void* rows;  // [count][k], dense; of any alignment
-  uint8_t* lines;
-  float* column_scales;
-  int32_t* column_sums;
-  uint16_t* group_scales;
+  const void* rows;    // [count] rows of k values, of any alignment
+  int64_t row_stride;  // bytes from one row to the next
+  Matrix weight;       // its parts are written
   int64_t first, count;  // the rows of the weight
-  int64_t n, k;
-  Scheme scheme;
-  int32_t group;
   Stored stored;
   int32_t gated;  // rows from n / 2 on are the half that is gated: they fill the last 8 columns of the blocks
 };
 
-// Values are rounded to the nearest. int8 has a scale per row, int4 one per `group` values of a row, with the sign that
-// makes the largest value -8. Returns -1 if memory is refused, else the number of rows that cannot be quantised since
-// they hold an infinity or NaN. Several threads may call at once, each with rows of its own.
+// Codes that a file holds are packed without loss: the weight's format must be able to hold them (see `format_of` in
+// config/weights.py). Other values are rounded to the nearest, and quantised as quantize.h describes. Returns -1 if
+// memory is refused, else the number of rows that cannot be packed: they hold an infinity or NaN, or a scale that the
+// format cannot hold. Several threads may call at once, each with rows of its own.
 int64_t pack_rows(const PackJob& job);
 
 }  // namespace penstock

@@ -7,12 +7,35 @@ namespace {
 
 inline float bf16_to_float(uint16_t x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
 
+// Unpacks a column of a block of codes. The product is rounded before the minimum is added, as in llama.cpp.
+inline void unpack_codes(const Matrix& weight, int64_t block, int64_t column, float* out) {
+  const Format& format = weight.format;
+  const uint8_t* lines = block_lines(weight, block);
+  const int8_t* table = table_of(format.codes);
+  for (int64_t begin = 0, padded = padded_k(weight); begin < padded; begin += format.group) {
+    float scales[16], mins[16] = {};
+    store(scales, scales_of(weight, block, begin / format.group)(0));
+    if (weight.mins != nullptr) store(mins, mins_of(weight, block, begin / format.group)(0));
+    for (int64_t i = begin; i < begin + format.group && i < padded; ++i) {
+      int code;
+      if (format.codes == Codes::bytes) {
+        code = lines[i / 4 * kLineBytes + column * 4 + i % 4] - format.zero;
+      } else {
+        const int both = lines[i / 8 * kLineBytes + column * 4 + i % 4], place = i % 8 < 4 ? both & 15 : both >> 4;
+        code = table == nullptr ? place - format.zero : table[place];
+      }
+      const float product = static_cast<float>(code) * scales[column];
+      out[i] = weight.mins == nullptr ? product : product + mins[column];
+    }
+  }
+}
+
 // Unpacks row `n` of a weight to floats at `out`.
 inline void unpack_row(const Matrix& weight, int64_t n, float* out) {
   const int64_t padded = padded_k(weight), block = n / kColumns, column = n % kColumns;
   const uint8_t* lines;
   const auto word = [&](int64_t line) { return reinterpret_cast<const uint32_t*>(lines + line * kLineBytes)[column]; };
-  switch (weight.scheme) {
+  switch (weight.format.scheme) {
     case Scheme::f32:
       lines = weight.lines + block * padded * kLineBytes;
       for (int64_t i = 0; i < padded; ++i) out[i] = __builtin_bit_cast(float, word(i));
@@ -30,21 +53,8 @@ inline void unpack_row(const Matrix& weight, int64_t n, float* out) {
         out[i] = static_cast<int16_t>(word(i / 2) >> (16 * (i % 2))) * weight.column_scales[n];
       }
       return;
-    case Scheme::int8:
-      lines = weight.lines + block * padded / 4 * kLineBytes;
-      for (int64_t i = 0; i < padded; ++i) {
-        out[i] = static_cast<int8_t>(word(i / 4) >> (8 * (i % 4))) * weight.column_scales[n];
-      }
-      return;
-    case Scheme::int4:
-      lines = weight.lines + block * padded / 8 * kLineBytes;
-      for (int64_t i = 0; i < padded; ++i) {
-        const int nibble = static_cast<int32_t>(word(i / 8) << (28 - 4 * (i % 8))) >> 28;
-        const uint16_t* scales = weight.group_scales + (block * (padded / weight.group) + i / weight.group) * kColumns;
-        float wide[16];
-        store(wide, load_half(scales));
-        out[i] = nibble * wide[column];
-      }
+    case Scheme::grouped:
+      unpack_codes(weight, block, column, out);
   }
 }
 

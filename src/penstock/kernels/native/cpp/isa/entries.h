@@ -8,13 +8,13 @@ void linear(Worker& worker, const LinearOp& op) {
   linear_as<uint16_t>(worker, op);
 }
 
-// The most bytes of shared memory that `prepare` uses. A word holds at least one value of x. If sums do not start from
-// 0 it holds four, and the rest is enough for the starts.
+// The most bytes of shared memory that `prepare` uses. A word holds at least one value of x. For a grouped weight it holds
+// four, and the rest is enough for what each span has beside them.
 size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * (padded_k(op.weight) + 1) * 4; }
 
 void experts(Worker& worker, const ExpertsOp& op) {
-  if (op.dtype == Dtype::f32) return experts_as<float>(worker, op);
-  experts_as<uint16_t>(worker, op);
+  if (op.dtype == Dtype::f32) return experts_by<ByWords, float>(worker, op);
+  experts_by<ByWords, uint16_t>(worker, op);
 }
 
 size_t experts_shared_bytes(const ExpertsOp& op) { return ExpertsMemory(op, 1).bytes; }

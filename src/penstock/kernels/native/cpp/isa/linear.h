@@ -69,11 +69,6 @@ float quantize_values(const Quantizer& quantize, const T* x, int64_t k, typename
   return quantize.scale;
 }
 
-template <class Dot, class T>
-float quantize_row(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded) {
-  return quantize_values<Dot>(Quantizer(x, k), x, k, pieces, padded);
-}
-
 // Quantises a row with a scale for each span.
 template <class Dot, class T>
 void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t padded, float* scales) {
@@ -84,11 +79,44 @@ void quantize_spans(const T* x, int64_t k, typename Dot::Piece* pieces, int64_t 
   }
 }
 
-// The starts of a row's sums, by group and part.
-template <class Dot>
-void start_row(const typename Dot::Piece* pieces, int64_t padded, int64_t parts, int32_t* starts) {
-  const int64_t each = padded / parts;
-  for (int64_t part = 0; part < parts; ++part) starts[part] = Dot::start(pieces + part * each, each);
+// Where the factors of a row's spans go (see WordRows).
+struct RowFactors {
+  float* at;
+  int64_t height;  // rows that lie side by side
+
+  void put(int64_t span, float scale, int32_t start, float sum) const {
+    float* const to = at + span * 3 * height;
+    to[0] = scale;
+    to[height] = __builtin_bit_cast(float, start);
+    to[2 * height] = sum;
+  }
+};
+
+// Quantises a row for a grouped weight, with a scale for every kGroupOfX values.
+template <class Dot, class T>
+void quantize_groups(const T* x, const Matrix& weight, int8_t* pieces, const RowFactors& out) {
+  const int64_t padded = padded_k(weight), halves = kGroupOfX / span_of(weight);
+  const auto zero = static_cast<uint32_t>(weight.format.zero - Dot::kCentre);
+  int64_t span = 0;
+  for (int64_t i = 0; i < padded; i += kGroupOfX) {
+    const int64_t left = weight.k - i;
+    const F16 values[2] = {load_part(x + i, left), load_part(x + i + 16, left - 16)};
+    Extent extent;
+    extent.see(values[0]);
+    extent.see(values[1]);
+    const Quantizer quantize(extent);
+    uint32_t sums[2];  // without a sign, since those of a NaN overflow
+    for (int half = 0; half < 2; ++half) {
+      const I16 whole = quantize(values[half]);
+      DotBytes::put(pieces + i + 16 * half, whole);
+      sums[half] = static_cast<uint32_t>(sum(whole));
+    }
+    if (halves == 1) sums[0] += sums[1];
+    for (int64_t half = 0; half < halves; ++half, ++span) {
+      const float sum = quantize.scale * static_cast<float>(static_cast<int32_t>(sums[half]));
+      out.put(span, quantize.scale, static_cast<int32_t>(0 - zero * sums[half]), sum);
+    }
+  }
 }
 
 // The place of a row's words, and its row of x.
@@ -110,22 +138,19 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   using Word = typename Dot::Word;
   const int64_t stride = words_along<Dot>(op.weight), k = op.weight.k, padded = padded_k(op.weight);
   auto* words = reinterpret_cast<Word*>(memory);
-  auto* scales = reinterpret_cast<float*>(words + rows * stride);
-  const int64_t spans = spans_of<Dot>(op.weight);
-  auto* starts = reinterpret_cast<int32_t*>(scales + rows * spans);
-  const int64_t parts = groups_of(op.weight) * parts_of<Dot>(op.weight);
+  const int64_t spans = Dot::kInteger ? spans_of(op.weight) : 0, factor_stride = Grouped<Dot> ? 3 * spans : spans;
+  auto* factors = reinterpret_cast<float*>(words + rows * stride);
   auto* scattered = reinterpret_cast<Word*>(worker.own(static_cast<size_t>(stride) * sizeof(Word)));
   const auto put_row = [&](int64_t row) {
     const auto [panel, height, source] = place(row);
     Word* to = words + panel * stride + row - panel;
     Word* together = height == 1 ? to : scattered;
     const T* x = static_cast<const T*>(op.x) + source * k;
-    if constexpr (HasSpans<Dot>) {
-      quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(together), padded, scales + row * spans);
+    if constexpr (Grouped<Dot>) {
+      quantize_groups<Dot>(x, op.weight, reinterpret_cast<int8_t*>(together),
+                           {factors + panel * factor_stride + row - panel, height});
     } else if constexpr (Dot::kInteger) {
-      auto* pieces = reinterpret_cast<typename Dot::Piece*>(together);
-      scales[row] = quantize_row<Dot>(x, k, pieces, padded);
-      if constexpr (Dot::kOffset != 0) start_row<Dot>(pieces, padded, parts, starts + row * parts);
+      quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(together), padded, factors + row * spans);
     } else {
       widen_row(x, k, together, stride);
     }
@@ -135,7 +160,7 @@ Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* m
   worker.for_each(rows, kPanelRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) put_row(row);
   });
-  return {words, stride, Dot::kInteger ? scales : nullptr, Dot::kOffset == 0 ? nullptr : starts, parts, spans};
+  return {words, stride, factors, spans, factor_stride};
 }
 
 // The number of blocks that a thread takes at once. Several pieces per thread even out disturbances; a piece is wide
@@ -166,20 +191,34 @@ void multiply(Worker& worker, const LinearOp& op) {
   });
 }
 
+// Calls f<Dot>() with the way to multiply a weight's lines.
+template <class F>
+inline void by_format(const Format& format, const F& f) {
+  switch (format.scheme) {
+    case Scheme::f32:
+      return f.template operator()<DotF32>();
+    case Scheme::bf16:
+      return f.template operator()<DotBf16>();
+    case Scheme::int16:
+      return f.template operator()<DotInt16>();
+    case Scheme::grouped:
+      break;
+  }
+  switch (format.codes) {
+    case Codes::bytes:
+      return f.template operator()<DotBytes>();
+    case Codes::nibbles:
+      return f.template operator()<DotNibbles>();
+    case Codes::iq4:
+      return f.template operator()<DotTable<Codes::iq4>>();
+    case Codes::mxfp4:
+      return f.template operator()<DotTable<Codes::mxfp4>>();
+  }
+}
+
 template <class T>
 void linear_as(Worker& worker, const LinearOp& op) {
-  switch (op.weight.scheme) {
-    case Scheme::f32:
-      return multiply<DotF32, T>(worker, op);
-    case Scheme::bf16:
-      return multiply<DotBf16, T>(worker, op);
-    case Scheme::int16:
-      return multiply<DotInt16, T>(worker, op);
-    case Scheme::int8:
-      return multiply<DotInt8, T>(worker, op);
-    case Scheme::int4:
-      return multiply<DotInt4, T>(worker, op);
-  }
+  by_format(op.weight.format, [&]<class Dot>() { multiply<Dot, T>(worker, op); });
 }
 
 }  // namespace

@@ -158,8 +158,14 @@ inline Matrix of_expert(const Matrix& weight, int64_t expert) {
   const int64_t blocks = expert * divide_up(weight.n, kColumns), padded = padded_k(weight);
   mine.lines = block_lines(weight, blocks);
   if (weight.column_scales != nullptr) mine.column_scales += blocks * kColumns;
-  if (weight.column_sums != nullptr) mine.column_sums += blocks * kColumns;
-  if (weight.scheme == Scheme::int4) mine.group_scales += blocks * (padded / weight.group) * kColumns;
+  if (weight.format.scheme != Scheme::grouped) return mine;
+  const int64_t size = weight.format.scales == Scales::f32 ? 4 : weight.format.scales == Scales::f16 ? 2 : 1;
+  const int64_t groups = blocks * groups_of(weight) * kColumns * size;
+  mine.scales = static_cast<const std::byte*>(weight.scales) + groups;
+  if (weight.mins != nullptr) mine.mins = static_cast<const std::byte*>(weight.mins) + groups;
+  const int64_t supers = blocks * divide_up(padded, kSuper) * kColumns;
+  if (weight.super_scales != nullptr) mine.super_scales += supers;
+  if (weight.super_mins != nullptr) mine.super_mins += supers;
   return mine;
 }
 
@@ -185,7 +191,6 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
   });
 }
 
-template <class Dot>
 struct ByWords {
   static constexpr int64_t kMostRows = 1;
   static int64_t padded(int64_t rows) { return rows; }
@@ -193,6 +198,13 @@ struct ByWords {
   // Multiplies the rows `source` of `op.x` with the matrices of their experts. `memory` is for words.
   template <class T>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
+                       std::byte* memory) {
+    by_format(op.weight.format, [&]<class Dot>() { multiply_words<Dot, T>(worker, op, groups, source, memory); });
+  }
+
+ private:
+  template <class Dot, class T>
+  static void multiply_words(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
     const Rows<Dot> x = prepare<Dot, T>(worker, op, groups.rows(), memory, [&](int64_t row) {
       const int64_t i = std::upper_bound(groups.first, groups.first + groups.experts(), row) - groups.first - 1;
@@ -262,22 +274,6 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
     Product::template multiply<T>(worker, up, groups, groups.source, words);
     Product::template multiply<T>(worker, down, groups, groups.itself, shared + memory.inner_words);
     add_up<T>(worker, op, begin, end - begin, groups, reinterpret_cast<const float*>(words));
-  }
-}
-
-template <class T>
-void experts_as(Worker& worker, const ExpertsOp& op) {
-  switch (op.gate_up.scheme) {
-    case Scheme::f32:
-      return experts_by<ByWords<DotF32>, T>(worker, op);
-    case Scheme::bf16:
-      return experts_by<ByWords<DotBf16>, T>(worker, op);
-    case Scheme::int16:
-      return experts_by<ByWords<DotInt16>, T>(worker, op);
-    case Scheme::int8:
-      return experts_by<ByWords<DotInt8>, T>(worker, op);
-    case Scheme::int4:
-      return experts_by<ByWords<DotInt4>, T>(worker, op);
   }
 }
 

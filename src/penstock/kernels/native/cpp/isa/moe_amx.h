@@ -10,15 +10,11 @@ struct ByTiles {
   template <class T>
   static void multiply(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
-    const int64_t along = tile_bytes_along(op.weight);
-    const TileRows x = op.weight.scheme == Scheme::int4
-                           ? prepare_tiles<DotInt4, T>(worker, op, groups.rows(), along, memory, source)
-                           : prepare_tiles<DotInt8, T>(worker, op, groups.rows(), along, memory, source);
-    const TilesInUse tiles(along == 64 ? kWholeTiles : kHalfTiles);
+    const TileRows x = prepare_tiles<T>(worker, op, groups.rows(), memory, source);
+    const TilesInUse tiles(shapes_for(x.along));
     const auto piece = [&](const LinearOp& mine, int64_t row, int64_t rows, int64_t begin, int64_t end,
                            const uint8_t*) {
-      const TileRows own{x.of(row), x.scales + row, x.along, x.count};
-      tiles_of_piece(worker, own, rows, begin, end, tile_finish<T>(mine));
+      tiles_of_piece(worker, x.from(row), rows, begin, end, tile_finish<T>(mine));
     };
     each_expert(worker, op, groups, piece);
   }

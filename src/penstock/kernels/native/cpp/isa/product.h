@@ -37,40 +37,19 @@ Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
   return wide;
 }
 
-template <class Dot>
-void start_sums(const Matrix& weight, const Rows<Dot>& x, const Kept& kept) {
-  for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
-    for (int64_t row = 0; row < kept.rows; ++row) {
-      if constexpr (AddsLines<Dot>) {
-        store(reinterpret_cast<int32_t*>(kept.of(row, block)), Dot::start(load(weight.column_sums + block * kColumns)));
-      } else if constexpr (Dot::kOffset != 0 && !Dot::kGrouped) {
-        store(reinterpret_cast<int32_t*>(kept.of(row, block)), splat(x.starts[row * x.starts_stride]));
-      } else {
-        store(kept.of(row, block), zero_f());
-      }
-    }
-  }
+inline void start_sums(const Kept& kept) {
+  for (int64_t i = 0; i < kept.count * kept.rows; ++i) store(kept.sums + i * kColumns, zero_f());
 }
 
 // `first`: the index of the first row.
 template <class Dot>
-void finish_sums(const Matrix& weight, const Rows<Dot>& x, int64_t first, const Kept& kept, const Finish& finish) {
+void finish_sums(const Matrix& weight, int64_t first, const Kept& kept, const Finish& finish) {
   for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
     float* sums = kept.of(0, block);
-    if constexpr (Dot::kGrouped) {
-      for (int64_t row = 0; row < kept.rows; ++row) {
-        store(sums + row * kColumns, mul(load(sums + row * kColumns), splat(x.scales[row])));
-      }
-    } else if constexpr (HasSpans<Dot>) {
+    if constexpr (HasSpans<Dot>) {
       const F16 scales = load(weight.column_scales + block * kColumns);
       for (int64_t row = 0; row < kept.rows; ++row) {
         store(sums + row * kColumns, mul(load(sums + row * kColumns), scales));
-      }
-    } else if constexpr (Dot::kInteger) {
-      const F16 scales = load(weight.column_scales + block * kColumns);
-      for (int64_t row = 0; row < kept.rows; ++row) {
-        const I16 whole = load(reinterpret_cast<const int32_t*>(sums + row * kColumns));
-        store(sums + row * kColumns, mul(to_float(whole), mul(scales, splat(x.scales[row]))));
       }
     }
     finish(first, kept.rows, block, sums);
@@ -134,7 +113,7 @@ void stream_once(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64
 template <class Dot>
 void blocks_once(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_t* next_piece, const Kept& kept) {
   // Sums of integers have little latency to hide: one stream is enough.
-  constexpr int N = AddsLines<Dot> || HasSpans<Dot> ? 1 : blocks_beside<Dot>(1);
+  constexpr int N = Dot::kInteger ? 1 : blocks_beside<Dot>(1);
   const int64_t end = kept.begin + kept.count;
   int64_t block = kept.begin;
   const auto behind = [&](int64_t blocks) {
@@ -168,7 +147,7 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   const PanelRange range{high, last_panel - first_panel - high};
   const int64_t row = panels.first_row(first_panel), row_count = panels.first_row(last_panel) - row;
   // A run consists of whole groups of values. A single panel needs only one run.
-  const int64_t unit = Dot::kGrouped ? weight.group / Dot::kLineValues : 1;
+  const int64_t unit = Grouped<Dot> ? weight.format.group / Dot::kLineValues : 1;
   const int64_t run_steps = panels.count == 1 ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
   const int64_t height = panels.highest();
   const int64_t wide_words = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
@@ -177,18 +156,18 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   const uint8_t* lines = block_lines(weight, begin);
   const Rows<Dot> from = x.from(row);
   const Kept kept{own + wide_words, begin, end - begin, row_count};
-  start_sums<Dot>(weight, from, kept);
+  start_sums(kept);
   for (int64_t first = 0; first < steps; first += run_steps) {
     const bool last = steps - first <= run_steps;
     const int64_t count = last ? steps - first : run_steps;
     const uint8_t* next = last ? next_piece : lines + (first + run_steps) * kLineBytes;
     const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
     for_rows<panel_rows<Dot>()>(height, [&]<int M>() {
-      if constexpr (M == 1 && !Dot::kGrouped) return blocks_once<Dot>(weight, run, from, next, kept);
+      if constexpr (M == 1) return blocks_once<Dot>(weight, run, from, next, kept);
       else blocks_along<Dot, M>(weight, run, from, range, next, kept, words);
     });
   }
-  finish_sums<Dot>(weight, from, row, kept, finish);
+  finish_sums<Dot>(weight, row, kept, finish);
 }
 
 }  // namespace

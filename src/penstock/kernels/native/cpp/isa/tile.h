@@ -39,30 +39,31 @@ struct Panels {
 };
 
 // Rows of x as words, [panel][word][height]: words that a tile multiplies next lie together. (Rows a power of two apart
-// would evict each other from the L1 cache.) Integers also have scales for their products, and, if the weights are
-// offset, starts of their sums (else null).
+// would evict each other from the L1 cache.)
+//
+// Rows of integers are divided into spans along k, which have a scale. For grouped weights a span also has a start,
+// which subtracts the weights' zero from its sum of products, and the scaled sum of its values, which a minimum of the
+// weights is multiplied with.
 template <class Word>
 struct WordRows {
   const Word* words;
-  int64_t stride;         // words of a row
-  const float* scales;    // [rows][spans]
-  const int32_t* starts;  // [rows][starts_stride]: of each part of each group
-  int64_t starts_stride;
-  int64_t spans;  // scales per row: 1, except for int16
+  int64_t stride;        // words of a row
+  const float* factors;  // int16: scales, [row][span]; grouped: [panel][span][scale, start, sum][height]
+  int64_t spans;
+  int64_t factor_stride;  // factors of a row
 
   // The rows from `row` on, the first of a panel.
   WordRows from(int64_t row) const {
-    return {words + row * stride, stride, scales == nullptr ? nullptr : scales + row * spans,
-            starts == nullptr ? nullptr : starts + row * starts_stride, starts_stride, spans};
+    return {words + row * stride, stride, factors + row * factor_stride, spans, factor_stride};
   }
 };
 
 template <class Dot>
 using Rows = WordRows<typename Dot::Word>;
 
-// True if products of two lines are summed before they are widened.
+// True if a weight's codes are grouped.
 template <class Dot>
-concept AddsLines = requires { &Dot::add_lines; };
+concept Grouped = requires { Dot::kCentre; };
 
 // True if sums of integers are scaled and added span by span.
 template <class Dot>
@@ -74,24 +75,67 @@ inline int64_t words_along(const Matrix& weight) {
 }
 
 inline const uint8_t* block_lines(const Matrix& weight, int64_t block) {
-  return weight.lines + block * kColumns * padded_k(weight) * bits_of(weight.scheme) / 8;
+  return weight.lines + block * kColumns * padded_k(weight) * bits_of(weight.format) / 8;
 }
 
-// The number of scales of a row of x.
-template <class Dot>
-inline int64_t spans_of(const Matrix& weight) {
-  return HasSpans<Dot> ? divide_up(padded_k(weight), kSpan) : 1;
+// Values along k whose products are summed as integers: of a grouped weight those that share a scale, and whose factors
+// in x do.
+inline int64_t span_of(const Matrix& weight) {
+  if (weight.format.scheme != Scheme::grouped) return kSpan;
+  return weight.format.group < kGroupOfX ? weight.format.group : kGroupOfX;
 }
 
-inline int64_t groups_of(const Matrix& weight) {
-  return weight.scheme == Scheme::int4 ? divide_up(weight.k, weight.group) : 1;
+inline int64_t spans_of(const Matrix& weight) { return divide_up(padded_k(weight), span_of(weight)); }
+
+inline int64_t groups_of(const Matrix& weight) { return padded_k(weight) / weight.format.group; }
+
+// Walks along the scales or the minima of consecutive blocks, a group at a time.
+class GroupFactors {
+ public:
+  // `super`: the second level, if there is one.
+  GroupFactors(const Matrix& weight, const void* factors, const uint16_t* super, int64_t block, int64_t group)
+      : scales_(weight.format.scales) {
+    const int64_t groups = groups_of(weight), size = scales_ == Scales::f32 ? 4 : scales_ == Scales::f16 ? 2 : 1;
+    step_ = kColumns * size;
+    stride_ = groups * step_;
+    at_ = static_cast<const std::byte*>(factors) + block * stride_ + group * step_;
+    if (scales_ != Scales::two_levels) return;
+    together_ = kSuper / weight.format.group;
+    left_ = together_ - group % together_;
+    super_stride_ = divide_up(groups, together_) * kColumns;
+    super_ = super + block * super_stride_ + group / together_ * kColumns;
+  }
+
+  // Those of the n-th block.
+  [[gnu::always_inline]] F16 operator()(int64_t n) const {
+    const std::byte* at = at_ + n * stride_;
+    if (scales_ == Scales::f16) return load_half(reinterpret_cast<const uint16_t*>(at));
+    if (scales_ == Scales::f32) return load(reinterpret_cast<const float*>(at));
+    return mul(load_half(super_ + n * super_stride_), load(reinterpret_cast<const int8_t*>(at)));
+  }
+
+  void next() {
+    at_ += step_;
+    if (scales_ == Scales::two_levels && --left_ == 0) {
+      left_ = together_;
+      super_ += kColumns;
+    }
+  }
+
+ private:
+  Scales scales_;
+  const std::byte* at_;
+  const uint16_t* super_ = nullptr;
+  int64_t step_, stride_, super_stride_ = 0;
+  int64_t together_ = 1, left_ = 1;  // groups that share a second level, and those until the next one
+};
+
+inline GroupFactors scales_of(const Matrix& weight, int64_t block, int64_t group) {
+  return {weight, weight.scales, weight.super_scales, block, group};
 }
 
-// The number of parts of a group whose sums `Dot` can hold.
-template <class Dot>
-inline int64_t parts_of(const Matrix& weight) {
-  if constexpr (Dot::kMostSummed == 0) return 1;
-  else return weight.group % Dot::kMostSummed == 0 ? weight.group / Dot::kMostSummed : divide_up(weight.group, 32);
+inline GroupFactors mins_of(const Matrix& weight, int64_t block, int64_t group) {
+  return {weight, weight.mins, weight.super_mins, block, group};
 }
 
 // Writes the result from rows' sums of a block, [rows][16]. A function pointer instead of a template argument, so that
@@ -125,7 +169,7 @@ struct Run {
   }
 };
 
-// The sums of blocks [begin, begin + count) between runs: [count][rows][16] words. For int4: scaled totals.
+// The sums of blocks [begin, begin + count) between runs: [count][rows][16] floats.
 struct Kept {
   float* sums;
   int64_t begin, count, rows;
@@ -191,52 +235,17 @@ template <class Dot, int M, int N>
 template <class Dot, int M, int N>
 inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                          const Kept& kept) {
-  using Sum = std::conditional_t<Dot::kInteger, int32_t, float>;
   typename Dot::Vector sums[M][N];
-  load_kept<Sum>(kept, row, block, sums);
+  load_kept<float>(kept, row, block, sums);
   dot_run<Dot, M, N>(x.words + row * x.stride + run.first * Dot::kWords * M, run, sums);
-  store_kept<Sum>(kept, row, block, sums);
-}
-
-// For bytes, whose products are summed in 16 bits, two lines at a time. The sums of more than two rows do not fit in
-// the registers beside both lines, so they stay in the L1 cache.
-template <class Dot, int M, int N>
-inline void add_two_lines(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
-  const auto* words = x.words + row * x.stride + run.first * M;
-  const uint8_t *lines = run.lines, *ahead = run.ahead;
-  typename Dot::Vector sums[M][N];
-  constexpr bool kInRegisters = M * N <= Dot::kTileSums && M <= 2;
-  if constexpr (kInRegisters) load_kept<int32_t>(kept, row, block, sums);
-  const auto walk = [&](int64_t steps) __attribute__((always_inline)) {
-    for (; steps > 0; steps -= 2, words += 2 * M, lines += 2 * kLineBytes) {
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) {
-        fetch(ahead + n * run.ahead_stride);
-        fetch(ahead + run.ahead_step + n * run.ahead_stride);
-        const uint8_t* line = lines + n * run.block_stride;
-        const auto first = Dot::widen(line, 0), second = Dot::widen(line + kLineBytes, 0);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) {
-          if constexpr (kInRegisters) {
-            sums[m][n] = Dot::add_lines(sums[m][n], words[m], first, words[M + m], second);
-          } else {
-            auto* const place = reinterpret_cast<int32_t*>(kept.of(row + m, block + n));
-            store(place, Dot::add_lines(load(place), words[m], first, words[M + m], second));
-          }
-        }
-      }
-      ahead += 2 * run.ahead_step;
-    }
-  };
-  walk_along<M>(run, ahead, walk);
-  if constexpr (kInRegisters) store_kept<int32_t>(kept, row, block, sums);
+  store_kept<float>(kept, row, block, sums);
 }
 
 // Sums one span after the other. Each sum is scaled by x's scale and added to the totals. Not inlined: see add_groups.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_spans(const Run& run, const Rows<Dot>& x, int64_t row, int64_t block, const Kept& kept) {
   const auto* words = x.words + row * x.stride + run.first * M;
-  const float* scales = x.scales + row * x.spans + run.first / Dot::kSpanLines;
+  const float* scales = x.factors + row * x.spans + run.first / Dot::kSpanLines;
   Run part = run;
   for (int64_t left = run.steps; left > 0; left -= part.steps, ++scales) {
     part.steps = left < Dot::kSpanLines ? left : Dot::kSpanLines;
@@ -259,53 +268,68 @@ template <class Dot, int M, int N>
   }
 }
 
-// Sums one group after the other. Each sum is scaled before it is added. Not inlined, since GCC would then keep some
-// sums in memory.
+// Adds the products of the lines of a span, which is `kSteps` lines long.
+template <class Dot, int kSteps, int M, int N>
+[[gnu::always_inline]] inline void dot_span(const typename Dot::Word* x, const uint8_t* lines, const Run& run,
+                                            const uint8_t* ahead, typename Dot::Vector (&sums)[M][N]) {
+#pragma GCC unroll 16
+  for (int step = 0; step < kSteps; ++step, x += M * Dot::kWords, lines += kLineBytes, ahead += run.ahead_step) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) fetch(ahead + n * run.ahead_stride);
+    dot_line<Dot, M, N>(x, 1, M, lines, run.block_stride, sums);
+  }
+}
+
+// Sums one span after the other, as integers. Each sum is scaled, and the minimum of the weights' group is added. Not
+// inlined, since GCC would then keep some sums in memory.
 template <class Dot, int M, int N>
 [[gnu::noinline]] void add_groups(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                                   const Kept& kept) {
-  const int64_t groups = groups_of(weight), parts = parts_of<Dot>(weight);
-  const int64_t per_group = weight.group / Dot::kLineValues, begin = run.first / per_group;
+  constexpr int kSteps = kGroupOfX / Dot::kLineValues;
+  const int64_t span = span_of(weight), steps = span / Dot::kLineValues, per_group = weight.format.group / span;
+  const int64_t begin = run.first / steps, end = begin + run.steps / steps, tail = end - run.tail / steps;
   const auto* words = x.words + row * x.stride + run.first * Dot::kWords * M;
-  const int32_t* starts = x.starts + row * x.starts_stride + begin * parts;
-  Run part = run;
-  part.steps = per_group / parts;
-  const auto sum_part = [&](typename Dot::Vector(&sums)[M][N]) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) sums[m][n] = splat(starts[m * x.starts_stride]);
-    }
-    dot_run<Dot, M, N>(words, part, sums);
-    words += part.steps * Dot::kWords * M;
-    part.lines += part.steps * kLineBytes;
-    part.ahead += part.steps * part.ahead_step;
-    ++starts;
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) sums[m][n] = Dot::whole(sums[m][n]);
-    }
-  };
+  const float* factors = x.factors + row * x.factor_stride + begin * 3 * M;
+  const uint8_t *lines = run.lines, *ahead = run.ahead;
+  const bool has_mins = weight.mins != nullptr;
+  GroupFactors scales = scales_of(weight, block, begin / per_group);
+  GroupFactors mins = mins_of(weight, block, begin / per_group);
   F16 totals[M][N];
   load_kept<float>(kept, row, block, totals);
-  for (int64_t group = begin; group < begin + run.steps / per_group; ++group) {
-    I16 sums[M][N];
-    sum_part(sums);
-    for (int64_t i = 1; i < parts; ++i) {
-      I16 more[M][N];
-      sum_part(more);
+  for (int64_t i = begin, left = per_group; i < end; ++i, factors += 3 * M) {
+    if (M == 1 && i == tail) ahead = run.then;
+    const auto* starts = reinterpret_cast<const int32_t*>(factors + M);
+    typename Dot::Vector sums[M][N];
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) {
+    for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) sums[m][n] = add(sums[m][n], more[m][n]);
-      }
+      for (int n = 0; n < N; ++n) sums[m][n] = Dot::begin(starts[m]);
     }
+    if (steps == kSteps) dot_span<Dot, kSteps, M, N>(words, lines, run, ahead, sums);
+    else dot_span<Dot, kSteps / 2, M, N>(words, lines, run, ahead, sums);
+    words += steps * M * Dot::kWords;
+    lines += steps * kLineBytes;
+    ahead += steps * run.ahead_step;
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
-      const F16 scale = load_half(weight.group_scales + ((block + n) * groups + group) * kColumns);
+      const F16 scale = scales(n);
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) totals[m][n] = fma(to_float(sums[m][n]), scale, totals[m][n]);
+      for (int m = 0; m < M; ++m) {
+        totals[m][n] = fma(to_float(Dot::end(sums[m][n], starts[m])), mul(scale, splat(factors[m])), totals[m][n]);
+      }
+    }
+    if (has_mins) {
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) {
+        const F16 min = mins(n);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) totals[m][n] = fma(min, splat(factors[2 * M + m]), totals[m][n]);
+      }
+    }
+    if (--left == 0) {
+      left = per_group;
+      scales.next();
+      if (has_mins) mins.next();
     }
   }
   store_kept<float>(kept, row, block, totals);
@@ -314,10 +338,8 @@ template <class Dot, int M, int N>
 template <class Dot, int M, int N>
 inline void tile(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                  const Kept& kept) {
-  if constexpr (Dot::kGrouped) {
+  if constexpr (Grouped<Dot>) {
     add_groups<Dot, M, N>(weight, run, x, row, block, kept);
-  } else if constexpr (AddsLines<Dot>) {
-    add_two_lines<Dot, M, N>(run, x, row, block, kept);
   } else if constexpr (HasSpans<Dot>) {
     add_spans<Dot, M, N>(run, x, row, block, kept);
   } else {

@@ -112,6 +112,13 @@ inline F16 load_half(const uint16_t* p) {  // fp16
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 
+inline F16 load(const int8_t* p) {
+  const auto one = [](const int8_t* q) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(q))));
+  };
+  return {one(p), one(p + 8)};
+}
+
 // The first `count` of 16 values at `p`; the others are 0 and not read.
 template <class T>
 inline F16 load_part(const T* p, int64_t count) {
@@ -130,6 +137,12 @@ inline void store_part(T* p, F16 x, int64_t count) {
 }
 
 inline I16 add(I16 a, I16 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+inline int32_t sum(I16 a) {
+  const __m256i eight = _mm256_add_epi32(a.low, a.high);
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
 inline I16 mul(I16 a, I16 b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
 inline I16 exclusive_or(I16 a, I16 b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
 // The minimum of unsigned numbers.
@@ -169,9 +182,9 @@ struct DotF32 {
   using Word = float;
   using Vector = F16;
   using Wide = DotF32;
-  static constexpr bool kInteger = false, kGrouped = false;
+  static constexpr bool kInteger = false;
   static constexpr int kTileSums = 4;
-  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0, kMostSummed = 0;
+  static constexpr int kWords = 1, kLineValues = 1;
   static Vector zero() { return zero_f(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
@@ -201,9 +214,9 @@ struct DotPairs {
   using Piece = int16_t;
   using Vector = I16;
   using Wide = DotPairs;
-  static constexpr bool kInteger = true, kGrouped = false;
+  static constexpr bool kInteger = true;
   static constexpr int kTileSums = 4;  // a product needs a register before it is added
-  static constexpr int kWords = 1, kLineValues = 2, kOffset = 0, kMostSummed = 0;
+  static constexpr int kWords = 1, kLineValues = 2;
   static Vector zero() { return zero_i(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
@@ -238,76 +251,85 @@ struct DotPage8 : DotPairs {  // for int8 pages
   }
 };
 
-// A word is four bytes, values of x plus 128; a lane is four int8. The products of two lines are summed in 16 bits,
-// which suffice for weights as they are packed (see packing.py). Then `add_lines` adds them to the sums. The offset of
-// 128 is subtracted where a column's sums start.
-struct DotInt8 : DotPairs {
-  using Piece = uint8_t;
-  using Wide = DotInt8;
-  static constexpr int kPanelRows = 8, kLineValues = 4;
-  static Vector start(Vector column_sums) {
-    const auto one = [](__m256i v) { return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(v, 7)); };
-    return {one(column_sums.low), one(column_sums.high)};
+// Codes of a grouped weight, less 128: int8. A word is four int8 of x, a lane four codes. `vpmaddubsw` needs a factor
+// without a sign: that is |code|, and x takes the code's sign. A pair of products is at most 2 x 128 x 127: exact in 16
+// bits.
+struct DotBytes {
+  using Word = int32_t;
+  using Piece = int8_t;
+  using Vector = I16;
+  using Wide = DotBytes;
+  static constexpr bool kInteger = true;
+  static constexpr int kWords = 1, kLineValues = 4, kTileSums = 4;
+  static constexpr int kCentre = 128;  // subtracted from codes when they are widened
+  static Vector begin(int32_t start) { return splat(start); }
+  static I16 end(Vector sums, int32_t) { return sums; }
+  static Vector widen(const uint8_t* line, int) {
+    const I16 bytes = load(reinterpret_cast<const int32_t*>(line));
+    const __m256i offset = _mm256_set1_epi8(-128);
+    return {_mm256_xor_si256(bytes.low, offset), _mm256_xor_si256(bytes.high, offset)};
   }
-  static Vector add_lines(Vector sums, Word first, Vector first_line, Word second, Vector second_line) {
-    const __m256i a = _mm256_set1_epi32(first), b = _mm256_set1_epi32(second), one = _mm256_set1_epi16(1);
-    const auto half = [&](__m256i sum, __m256i x, __m256i y) {
-      const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, x), _mm256_maddubs_epi16(b, y));
-      return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, one));
+  static Vector multiply_add(Vector sums, Word x, Vector weights) {
+    const __m256i four = _mm256_set1_epi32(x), one = _mm256_set1_epi16(1);
+    const auto products = [&](__m256i w) {
+      return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w)), one);
     };
-    return {half(sums.low, first_line.low, second_line.low), half(sums.high, first_line.high, second_line.high)};
+    asm("vpaddd %1, %0, %0" : "+x"(sums.low) : "x"(products(weights.low)));
+    asm("vpaddd %1, %0, %0" : "+x"(sums.high) : "x"(products(weights.high)));
+    return sums;
   }
-  static void put(Piece* pieces, I16 x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_xor_si128(to_bytes(x), _mm_set1_epi8(-128)));
-  }
+  static void put(Piece* pieces, I16 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), to_bytes(x)); }
 };
 
-// A word is four int8, a lane four nibbles plus kOffset: none is negative, and a pair of products is exact in int16. A
-// lane holds two such sums. kMostSummed values along k give each at most 32 products of 8 x 127, which fit. The sums
-// start from minus the offset's share, and may wrap on the way.
-struct DotNibbles : DotPairs {
-  using Piece = int8_t;
-  using Wide = DotNibbles;
-  static constexpr bool kGrouped = true;
-  static constexpr int kLineValues = 4, kOffset = 8, kMostSummed = 64;
+// The same, already widened.
+struct DotSigned : DotBytes {
+  using Wide = DotSigned;
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
+};
+
+// Codes of four bits as bytes from 0 to 15. A lane holds two sums in 16 bits, each at most of 32 / 4 pairs of products:
+// 8 x 2 x 15 x 127 fit.
+struct DotSmall : DotBytes {
+  using Wide = DotSmall;
+  static constexpr int kCentre = 0;
+  static_assert(kGroupOfX / 4 * 2 * 15 * 127 <= 32767);
+  static Vector begin(int32_t) { return zero_i(); }
+  static I16 end(Vector sums, int32_t start) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return add({_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)}, splat(start));
+  }
+  static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const int32_t*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
     const __m256i four = _mm256_set1_epi32(x);
     asm("vpaddw %1, %0, %0" : "+x"(sums.low) : "x"(_mm256_maddubs_epi16(weights.low, four)));
     asm("vpaddw %1, %0, %0" : "+x"(sums.high) : "x"(_mm256_maddubs_epi16(weights.high, four)));
     return sums;
   }
-  // The sum of a lane's two sums.
-  static Vector whole(Vector sums) {
-    const __m256i one = _mm256_set1_epi16(1);
-    return {_mm256_madd_epi16(sums.low, one), _mm256_madd_epi16(sums.high, one)};
-  }
-  // The start of a sum of `count` values, a multiple of 8. In 16 bits, like the sum.
-  static int32_t start(const Piece* pieces, int64_t count) {
-    static_assert(kOffset == 8);
-    __m128i totals = _mm_setzero_si128();
-    for (int64_t i = 0; i < count; i += 8) {
-      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pieces + i));
-      totals = _mm_sub_epi16(totals, _mm_maddubs_epi16(_mm_set1_epi8(1), eight));
-    }
-    totals = _mm_slli_epi16(_mm_add_epi16(totals, _mm_srli_epi64(totals, 32)), 3);
-    return _mm_cvtsi128_si32(totals);
-  }
 };
 
-struct DotInt4 : DotNibbles {
+// A lane has eight codes of four bits: the low nibbles, then the high ones.
+inline I16 nibbles(const uint8_t* line, int word) {
+  const I16 both = load(reinterpret_cast<const int32_t*>(line));
+  const __m256i low = _mm256_set1_epi8(15);
+  const auto one = [&](__m256i v) { return _mm256_and_si256(word == 0 ? v : _mm256_srli_epi32(v, 4), low); };
+  return {one(both.low), one(both.high)};
+}
+
+struct DotNibbles : DotSmall {
+  static constexpr int kWords = 2, kLineValues = 8;
+  static Vector widen(const uint8_t* line, int word) { return nibbles(line, word); }
+};
+
+// The codes are places in a table of int8 (see table_of).
+template <Codes kCodes>
+struct DotTable : DotBytes {
+  using Wide = DotSigned;
   static constexpr int kWords = 2, kLineValues = 8;
   static Vector widen(const uint8_t* line, int word) {
-    const I16 nibbles = load(reinterpret_cast<const int32_t*>(line));
-    const __m256i low = _mm256_set1_epi32(0x0f0f0f0f), offset = _mm256_set1_epi32(0x08080808);
-    const auto one = [&](__m256i v) {
-      return _mm256_xor_si256(_mm256_and_si256(word == 0 ? v : _mm256_srli_epi32(v, 4), low), offset);
-    };
-    return {one(nibbles.low), one(nibbles.high)};
-  }
-  // The even ones of every eight values come first: they are the low nibbles.
-  static void put(Piece* pieces, I16 x) {
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(to_bytes(x), order));
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table_of(kCodes))));
+    const I16 places = nibbles(line, word);
+    return {_mm256_shuffle_epi8(table, places.low), _mm256_shuffle_epi8(table, places.high)};
   }
 };
 

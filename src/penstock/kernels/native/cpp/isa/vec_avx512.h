@@ -85,6 +85,10 @@ inline F16 load_half(const uint16_t* p) {  // fp16
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
+inline F16 load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
 // The first `count` of 16 values at `p`; the others are 0 and not read.
 inline F16 load_part(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(lanes_below(count), p); }
 inline F16 load_part(const uint16_t* p, int64_t count) {
@@ -96,6 +100,7 @@ inline void store_part(uint16_t* p, F16 x, int64_t count) {
 }
 
 inline I16 add(I16 a, I16 b) { return _mm512_add_epi32(a, b); }
+inline int32_t sum(I16 a) { return _mm512_reduce_add_epi32(a); }
 inline I16 mul(I16 a, I16 b) { return _mm512_mullo_epi32(a, b); }
 inline I16 exclusive_or(I16 a, I16 b) { return _mm512_xor_si512(a, b); }
 // The minimum of unsigned numbers.
@@ -118,8 +123,8 @@ struct DotF32 {
   using Word = float;
   using Vector = F16;
   using Wide = DotF32;
-  static constexpr bool kInteger = false, kGrouped = false;
-  static constexpr int kWords = 1, kLineValues = 1, kOffset = 0, kMostSummed = 0;
+  static constexpr bool kInteger = false;
+  static constexpr int kWords = 1, kLineValues = 1;
   static constexpr int kTileSums = 16;
   static Vector zero() { return zero_f(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
@@ -154,8 +159,6 @@ struct DotPairs {
 struct DotInt16 : DotPairs {
   static constexpr int64_t kSpanLines = kSpan / kLineValues;
   using Wide = DotInt16;
-  static constexpr bool kGrouped = false;
-  static constexpr int kOffset = 0, kMostSummed = 0;
   static void put(Piece* pieces, I16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(pieces), _mm512_cvtepi32_epi16(x));
   }
@@ -175,60 +178,43 @@ struct DotPage8 : DotPairs {
   }
 };
 
-// A word is four int8, a lane four uint8: weights plus kOffset, so that none is negative. The offset adds kOffset times
-// the sum of x to a sum, which therefore starts from minus that. All of it is exact.
+// Codes of a grouped weight as unsigned bytes. A word is four int8 of x, a lane four codes. A sum begins with what
+// subtracts the codes' zero from all of them.
 struct DotBytes {
   using Word = int32_t;
   using Piece = int8_t;
   using Vector = I16;
   using Wide = DotBytes;
-  static constexpr bool kInteger = true, kGrouped = false;
-  static constexpr int kWords = 1, kLineValues = 4, kOffset = 128, kMostSummed = 0;
-  static constexpr int kTileSums = 16;
-  static Vector zero() { return zero_i(); }
+  static constexpr bool kInteger = true;
+  static constexpr int kWords = 1, kLineValues = 4, kTileSums = 12;
+  static constexpr int kCentre = 0;  // subtracted from codes when they are widened
+  static Vector begin(int32_t start) { return splat(start); }
+  static I16 end(Vector sums, int32_t) { return sums; }
   static Vector widen(const uint8_t* line, int) { return _mm512_loadu_si512(line); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) {
     return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(x));
-  }
-  static Vector whole(Vector sums) { return sums; }
-  // The start of a sum of `count` values.
-  template <int Offset>
-  static int32_t start_for(const Piece* pieces, int64_t count) {
-    int32_t total = 0;
-    for (int64_t i = 0; i < count; ++i) total += pieces[i];
-    return -Offset * total;
-  }
-  static int32_t start(const Piece* pieces, int64_t count) { return start_for<kOffset>(pieces, count); }
-};
-
-struct DotInt8 : DotBytes {
-  static constexpr int kTileSums = 8;
-  static Vector widen(const uint8_t* line, int) {
-    return _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int>(0x80808080u)));
   }
   static void put(Piece* pieces, I16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm512_cvtepi32_epi8(x));
   }
 };
 
-struct DotNibbles : DotBytes {  // as DotInt4 widens them
-  using Wide = DotNibbles;
-  static constexpr bool kGrouped = true;
-  static constexpr int kOffset = 8;
-  static int32_t start(const Piece* pieces, int64_t count) { return start_for<kOffset>(pieces, count); }
-};
-
-struct DotInt4 : DotNibbles {
+// A lane has eight codes of four bits: the low nibbles, then the high ones.
+struct DotNibbles : DotBytes {
   static constexpr int kWords = 2, kLineValues = 8, kTileSums = 8;
   static Vector widen(const uint8_t* line, int word) {
-    const __m512i low = _mm512_set1_epi32(0x0f0f0f0f), offset = _mm512_set1_epi32(0x08080808);
     const __m512i nibbles = _mm512_loadu_si512(line);
-    return _mm512_xor_si512(_mm512_and_si512(word == 0 ? nibbles : _mm512_srli_epi32(nibbles, 4), low), offset);
+    return _mm512_and_si512(word == 0 ? nibbles : _mm512_srli_epi32(nibbles, 4), _mm512_set1_epi8(15));
   }
-  // The even ones of every eight values come first: they are the low nibbles.
-  static void put(Piece* pieces, I16 x) {
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(pieces), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
+};
+
+// The codes are places in a table of bytes (see kTables in ops.h), to which 128 is added.
+template <Codes kCodes>
+struct DotTable : DotNibbles {
+  static Vector widen(const uint8_t* line, int word) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_of(kCodes)));
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+    return _mm512_shuffle_epi8(bytes, DotNibbles::widen(line, word));
   }
 };
 

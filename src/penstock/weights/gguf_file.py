@@ -1,0 +1,61 @@
+"""The tensors of a model in GGUF, by Hugging Face's names."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.families.experts import MAX_EXPERTS
+from penstock.families.gguf.config import rotary_dim
+from penstock.families.gguf.names import ROPE_FACTORS, hf_tensor_name, is_interleaved
+from penstock.gguf import GgufTensor, read_gguf, short
+from penstock.weights.stored import CheckpointError, StoredTensor
+
+_GEMMA = "gemma3"  # its norms are stored with 1 added
+
+
+def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file, and of the other parts if it is one of several. Each matrix of an expert is a tensor.
+
+    Raises GgufError, UnsupportedModel or CheckpointError.
+    """
+    file = read_gguf(path)
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise CheckpointError(f"{path}: metadata: general.architecture is missing")
+    rotary = rotary_dim(file)
+    found: dict[str, StoredTensor] = {}
+    for tensor in file.tensors.values():
+        if tensor.name == ROPE_FACTORS:
+            continue
+        name, stored = hf_tensor_name(architecture, tensor.name), _stored(tensor)
+        if is_interleaved(architecture, tensor.name):
+            stored = replace(stored, rotary_dim=rotary)
+        if architecture == _GEMMA and name.endswith("norm.weight"):
+            stored = replace(stored, shift=-1.0)
+        if name.endswith(".shared_expert_gate.weight") and len(stored.shape) == 1:
+            stored = replace(stored, shape=(1, *stored.shape))
+        named = {name: stored}
+        if "{}" in name:
+            named = {name.format(i): expert for i, expert in enumerate(_experts(stored))}
+        if twice := named.keys() & found.keys():
+            raise CheckpointError(f"{path}: {short(tensor.name)} is also there by the name {short(twice.pop())}")
+        found |= named
+    return found
+
+
+def _stored(tensor: GgufTensor) -> StoredTensor:
+    return StoredTensor(tensor.name, tensor.path, tensor.type.name, tensor.shape, tensor.offset, tensor.size)
+
+
+def _experts(stored: StoredTensor) -> Iterator[StoredTensor]:
+    """The matrices of a tensor [experts, rows, columns]."""
+    if len(stored.shape) == 2:  # of one expert: llama.cpp leaves out leading dimensions of size 1
+        stored = replace(stored, shape=(1, *stored.shape))
+    if len(stored.shape) != 3 or stored.shape[0] > MAX_EXPERTS:
+        raise CheckpointError(
+            f"{stored.path}: tensor {short(stored.name)} has the shape {list(stored.shape)}; expected the matrices of "
+            f"1 to {MAX_EXPERTS} experts"
+        )
+    count, size = stored.shape[0], stored.size // stored.shape[0]
+    for i in range(count):
+        yield replace(stored, shape=stored.shape[1:], offset=stored.offset + i * size, size=size)

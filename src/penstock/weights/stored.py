@@ -1,0 +1,31 @@
+"""A tensor as a file of a checkpoint stores it, in any format."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CheckpointError(ValueError):
+    """The checkpoint is broken or is not of this model; the message names the file or the tensors."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: `size` bytes from `offset` of `path`, row-major.
+
+    With `rotary_dim`, rows are in llama.cpp's order for rope: row (head, i, s) here is row (head, s, i) of the
+    parameter, for i below rotary_dim / 2 and s below 2.
+    """
+
+    name: str  # in the file
+    path: Path
+    dtype: str  # as the format names it: F32, BF16, Q4_K, ...
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    rotary_dim: int = 0
+    shift: float = 0.0  # to add to the values, which are F32: the file has Gemma's norms with 1 added
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one entry along dimension 0, which must not be empty."""
+        return self.size // self.shape[0]

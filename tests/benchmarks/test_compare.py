@@ -1,0 +1,74 @@
+"""Engines side by side: whose turn it is, and what the figures are over."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare import medians_of, over_best_peer, peer, run_in_turn, sizes_of
+from quality import LlamaCpp
+from quality import compare as compare_files
+
+
+def test_engines_take_turns_and_medians_are_over_runs() -> None:
+    seconds = {"ours": iter([1.0, 4.0, 2.0]), "slow": iter([10.0, 20.0, 40.0]), "quick": iter([5.0, 5.0, 5.0])}
+    turns = []
+
+    def engine(name: str) -> Any:
+        def measure() -> list[dict[str, Any]]:
+            turns.append(name)
+            elapsed = next(seconds[name])
+            return [{"case": "2x8/10", "elapsed_s": elapsed}, {"case": "2x50/1", "elapsed_s": 2 * elapsed}]
+
+        return measure
+
+    rows = run_in_turn({name: engine(name) for name in seconds}, 3)
+    assert turns == ["ours", "slow", "quick"] * 3
+    medians = medians_of(rows, "rate")
+    # 2 x 10 output tokens, and of a prefill 2 x 50 prompt tokens.
+    assert medians["ours"] == {"2x8/10": 10.0, "2x50/1": 25.0}
+    assert medians["slow"] == {"2x8/10": 1.0, "2x50/1": 2.5}
+    assert over_best_peer(medians, ["ours"], ["2x8/10", "2x50/1"]) == {"ours": {"2x8/10": 2.5, "2x50/1": 2.5}}
+
+
+def test_sizes_are_bits_of_a_weight_and_peak_memory() -> None:
+    ours = {"weights_bytes": 1000, "peak_memory_bytes": 70}
+    rows = {
+        "ours": {"a": [ours, {**ours, "peak_memory_bytes": 90}], "b": [ours]},
+        "peer": {"a": [{"bits_per_weight": 4.5, "peak_memory_bytes": 60}]},
+        "silent": {"a": [{}]},
+    }
+    assert sizes_of(rows, 1600) == {
+        "ours": {"bits_per_weight": 5.0, "peak_memory_bytes": 90},
+        "peer": {"bits_per_weight": 4.5, "peak_memory_bytes": 60},
+        "silent": {"bits_per_weight": None, "peak_memory_bytes": None},
+    }
+
+
+def test_a_peer_is_a_command_whose_json_lines_are_rows(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import json, sys\nprint('loading')\nprint(json.dumps({'case': sys.argv[2], 'elapsed_s': 2.0}))\n"
+    )
+    assert peer(f"python3 {script}", "1x8/8") == [{"case": "1x8/8", "elapsed_s": 2.0}]
+
+
+def test_a_file_is_compared_over_the_same_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "model.Q4_0.gguf"
+    file.write_bytes(bytes(900))
+    ours = {"windows": [2.0, 2.03], "tokens": 10, "perplexity": 7.5, "seconds": 1.0, "weights_bytes": 1000}
+    theirs = {"windows": [2.0, 2.01], "tokens": 10, "perplexity": 7.4, "seconds": 9.0, "parameters": 1600}
+    row = compare_files(file, ours, {**theirs, "version": "1.0"})
+    assert (row["type"], row["file_bits"], row["memory_bits"]) == ("Q4_0", 4.5, 5.0)
+    assert row["difference_percent"] == pytest.approx(1.005, abs=0.001)
+    assert row["margin"] == pytest.approx(101.005 * 1.96 * 0.01, abs=0.001)
+    with pytest.raises(ValueError, match="10 tokens were scored here and 9 by llama"):
+        compare_files(file, ours, {**theirs, "tokens": 9})
+    assert json.dumps(row)
+
+
+def test_a_wrong_interpreter_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--llama-python .*no-python cannot be run: No such file"):
+        LlamaCpp(str(tmp_path / "no-python"), None).example()
+    with pytest.raises(ValueError, match=r"python3 -c ended with status 1"):
+        LlamaCpp("python3", 1).run("-c", "import no_such_package")

@@ -1,0 +1,227 @@
+"""GGUF files made of tiny checkpoints (see checkpoints.py) with the gguf package, as llama.cpp's conversion does."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import (
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    TokenType,
+    get_tensor_name_map,
+    quants,
+)
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES
+from numpy.typing import NDArray
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}
+# Variants that a GGUF file can describe: llama.cpp fixes what the others change (windows of Qwen, dense layers).
+REPRESENTABLE = (
+    "llama2",
+    "llama3",
+    "llama_bias",
+    "llama_linear",
+    "qwen2",
+    "qwen3",
+    "qwen3_bias",
+    "mistral",
+    "mistral_window",
+    "gemma3",
+    "gemma3_linear",
+    "mixtral",
+    "mixtral_window",
+    "qwen2_moe_plain",
+    "qwen3_moe",
+)
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    kind: str = "F32",
+    kinds: Mapping[str, str] | None = None,
+    split_tensors: int = 0,
+    changes: Mapping[str, Any] | None = None,
+    edit: Callable[[dict[str, NDArray[np.float32]]], object] = lambda tensors: None,
+) -> Path:
+    """Write the float32 checkpoint in `folder` as a GGUF file, or as several with `split_tensors` in each; returns the
+    first.
+
+    Matrices are of type `kind`, or F16 if rows have no whole blocks of it; vectors and routers are F32. `kinds` has
+    other types, by name. `changes` are keys to write instead; None: not at all. `edit` may change the tensors.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = GGUFWriter(path, arch, split_max_tensors=split_tensors)
+    for key, value in {**metadata(config, arch), **tokenizer_metadata(folder, config), **(changes or {})}.items():
+        if value is not None:
+            _add(writer, key, value)
+    stored = tensors(folder, config, arch)
+    edit(stored)
+    for name, tensor in stored.items():
+        wanted = "F32" if tensor.ndim == 1 or ".ffn_gate_inp" in name else kind
+        if tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[wanted]][0]:
+            wanted = "F16"
+        raw = GGMLQuantizationType[(kinds or {}).get(name, wanted)]
+        writer.add_tensor(name, quants.quantize(tensor, raw), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path if not split_tensors else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))))
+
+
+def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """The keys of a model's configuration. Integers are written as uint32, floats as float32."""
+    rope = config.get("rope_parameters") or {}
+    near, rope = rope.get("sliding_attention"), rope.get("full_attention", rope)
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    head_dim = config.get("head_dim") or hidden // heads
+    own = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": hidden,
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
+        "rope.dimension_count": head_dim if arch == "llama" else None,
+        "attention.key_length": head_dim if config.get("head_dim") else None,
+        "attention.value_length": head_dim if config.get("head_dim") else None,
+        "expert_count": config.get("num_local_experts", config.get("num_experts")),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+    if rope.get("rope_type") == "linear":
+        own |= {"rope.scaling.type": RopeScalingType.LINEAR.value, "rope.scaling.factor": float(rope["factor"])}
+    if arch in ("gemma3", "llama") and config.get("sliding_window"):
+        own["attention.sliding_window"] = config["sliding_window"]
+    if arch == "gemma3" and config["layer_types"] != [
+        "full_attention" if i % 6 == 5 else "sliding_attention" for i in range(config["num_hidden_layers"])
+    ]:
+        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if arch == "llama":
+        own["vocab_size"] = config["vocab_size"]
+    return {f"{arch}.{key}": value for key, value in own.items()}
+
+
+def tokenizer_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a byte-level BPE tokenizer. Tokens that the model has and the tokenizer lacks are unused."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    special = {entry["content"] for entry in tokenizer["added_tokens"]}
+    vocab = {**tokenizer["model"]["vocab"], **{entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}}
+    by_id = {number: text for text, number in vocab.items()}
+    size = config["vocab_size"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    kinds = [
+        TokenType.UNUSED if i not in by_id else TokenType.CONTROL if by_id[i] in special else TokenType.NORMAL
+        for i in range(size)
+    ]
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    eos = config["eos_token_id"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [by_id.get(i, f"[PAD{i}]") for i in range(size)],
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": eos[0] if isinstance(eos, list) else eos,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": settings.get("chat_template"),
+    }
+
+
+def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDArray[np.float32]]:
+    """The tensors by llama.cpp's names, in its order of rows."""
+    from safetensors.numpy import load_file
+
+    stored: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        stored |= load_file(file)
+    by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(MODEL_ARCH(by_name[arch]), config["num_hidden_layers"])
+    found: dict[str, NDArray[np.float32]] = {}
+    experts: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for name, tensor in stored.items():
+        if "experts." in name:
+            before, after = name.split("experts.")
+            number, which, _ = after.split(".")
+            experts.setdefault(f"{before}experts.{which}", {})[int(number)] = tensor
+            continue
+        if arch == "llama" and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
+            count = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+            tensor = permuted(tensor, count)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            tensor = tensor + np.float32(1)
+        found[_mapped(names, name)] = tensor
+    for name, each in experts.items():
+        merged = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
+        merged = name if arch != "llama" else merged
+        found[_mapped(names, f"{merged}.weight")] = np.stack([each[i] for i in range(len(each))])
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3":
+        found["rope_freqs.weight"] = llama3_factors(rope, config.get("head_dim") or found_head_dim(config))
+    return found
+
+
+def found_head_dim(config: Mapping[str, Any]) -> int:
+    return int(config["hidden_size"] // config["num_attention_heads"])
+
+
+def permuted(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """The rows of q or k in llama.cpp's order: row (head, s, i) becomes row (head, i, s)."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def llama3_factors(rope: Mapping[str, Any], head_dim: int) -> NDArray[np.float32]:
+    """The factors that the frequencies are divided by, computed in float32."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = (1.0 / np.float32(rope["rope_theta"]) ** exponents).astype(np.float32)
+    positions, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    factors = []
+    for frequency in frequencies:
+        wave = np.float32(2 * math.pi) / frequency
+        if wave < positions / high:
+            factors.append(1.0)
+        elif wave > positions / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = np.float32((np.float32(positions) / wave - low) / (high - low))
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def _mapped(names: Any, name: str) -> str:
+    mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert mapped is not None, name
+    return str(mapped)
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
