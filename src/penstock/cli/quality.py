@@ -132,7 +132,7 @@ async def _score_all(
         async with own_engine(engine) as client:
             weights = next((row for row in client.info.memory if row.name == "weights"), MemoryRow("weights", 0))
             stored = weights.note.rpartition(" parameters, ")[2]
-            with progress_bar(f"scoring with weights in {stored}", len(windows), wanted=True) as advance:
+            with progress_bar(f"scoring, {stored.partition(',')[0]}", len(windows), wanted=True) as advance:
                 result = await score(client, windows, advance)
         rows.append(
             {
