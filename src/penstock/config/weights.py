@@ -116,24 +116,31 @@ def format_of(stored: Sequence[str]) -> WeightFormat:
 
 
 def cpu_format(
-    kind: str, stored: Sequence[str], dtype: str, quantization: str, group: int, isa: str = ""
+    kind: str,
+    stored: Sequence[str],
+    dtype: str,
+    quantization: str,
+    group: int,
+    isa: str = "",
+    *,
+    sensitive: bool = False,
 ) -> WeightFormat:
     """The format of a matrix for the native kernels of an instruction set. `kind`: see families.Parameter.kind.
     `stored` has the GGUF types of the tensors that it is made of, "" for floats.
 
-    Codes stay as they are. Routers are never quantised, because they choose a token's experts. With int4, embedding and
-    head are int8, because the choice of a token is more sensitive. Without AMX, a CPU multiplies integers faster than
-    floats, so matrices of bf16 become int16, but for embedding and head.
+    Codes stay as they are. Routers are never quantised, because they choose a token's experts. With int4, embedding,
+    head and `sensitive` matrices are int8. Without AMX, a CPU multiplies integers faster than floats, so matrices of
+    bf16 become int16, but for embedding and head.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
         return floats
     if stored and all(stored):
         return format_of(stored)
-    if quantization == "int8" or (quantization == "int4" and kind == "vocabulary"):
-        return INT8
-    if quantization == "int4":
+    if quantization == "int4" and kind != "vocabulary" and not sensitive:
         return int4_format(group)
+    if quantization in ("int8", "int4"):
+        return INT8
     return INT16 if floats == BF16 and kind != "vocabulary" and isa != "amx" else floats
 
 
@@ -181,7 +188,7 @@ def device_bytes(n: int, k: int, scheme: DeviceScheme, group: int, *, bias_size:
 def stored_as(engine: EngineConfig, isa: str = "") -> str:
     """The format of the weights in memory, for people. `isa` is the instruction set if native kernels read them."""
     if engine.quantization == "int4":
-        return f"int4 in groups of {engine.quantization_group}, embedding and head int8"
+        return f"int4 in groups of {engine.quantization_group}, with int8"
     if engine.quantization != "none":
         return engine.quantization
     integers = isa and cpu_format("matrix", (), engine.dtype, "none", 0, isa) == INT16
@@ -215,5 +222,6 @@ def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, scheme, engine.quantization_group, bias_size=bias)
     kind = "vocabulary" if matrix.vocabulary else "router" if matrix.router else "matrix"
-    fmt = cpu_format(kind, matrix.stored, engine.dtype, engine.quantization, engine.quantization_group)
+    settings = (engine.dtype, engine.quantization, engine.quantization_group)
+    fmt = cpu_format(kind, matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)
