@@ -153,6 +153,15 @@ def changed(path: Path, **changes: Any) -> Path:
     return write(path, {**pairs_of_bytes("qwen2"), **{f"tokenizer.{key}": value for key, value in changes.items()}})
 
 
+def test_a_file_without_a_pre_tokenizer_gets_the_default_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = Tokenizer.load(changed(tmp_path / "m.gguf", **{"ggml.pre": None}))
+    texts = inputs(pairs_of_bytes("default"), SPLIT_TEXTS)
+    assert different(ids_digests(tokenizer, texts, "parsed"), STORED["pre_tokenizers"]["default"]) == []
+    assert "the file has no tokenizer.ggml.pre" in caplog.text
+
+
 def test_templates_with_names(tmp_path: Path) -> None:
     path = changed(
         tmp_path / "m.gguf",
