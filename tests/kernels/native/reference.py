@@ -120,7 +120,7 @@ def unpacked(weight: PackedWeight) -> Grouped:
 
 
 def fma(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c, rounded once. The product is exact in fp64; the sum is rounded to odd, so rounding it again is right."""
+    """a * b + c, rounded once: the product is exact in fp64, and the sum is rounded to odd before it becomes fp32."""
     left, right = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
     total = left + right
     back = total - left
