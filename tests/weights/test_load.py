@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from penstock.config.weights import cpu_schemes
+from penstock.config.weights import cpu_format
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Needs, detect_platform, select_packing
-from penstock.kernels.native.packing import pack
+from penstock.kernels.native.pack import pack
 from penstock.weights import load, matrices, reads
 from penstock.weights.load import load_parameters
 from penstock.weights.stored import CheckpointError
@@ -279,15 +279,14 @@ def test_packed_while_read_is_what_packing_the_tensors_gives(
     packed = load_parameters(folder, spec, torch.bfloat16, packing=packing)
     dense = load_parameters(folder, spec, torch.bfloat16)
     assert list(packed) == list(dense)
-    matrices, vocabulary = cpu_schemes("bfloat16", quantization, detect_platform().isa)
     for parameter in spec.parameters:
         got, tensor = packed[parameter.name], dense[parameter.name]
         if parameter.kind == "vector":
             assert torch.equal(got, tensor)
             continue
-        scheme = vocabulary if parameter.kind == "vocabulary" else matrices
-        want = pack(tensor, None, scheme, gated=parameter.kind == "gated")
-        assert (got.n, got.k, got.scheme, got.gated) == (want.n, want.k, want.scheme, want.gated)
+        fmt = cpu_format(parameter.kind, (), "bfloat16", quantization, 32, detect_platform().isa)
+        want = pack(tensor, None, fmt, gated=parameter.kind == "gated")
+        assert (got.n, got.k, got.format, got.gated) == (want.n, want.k, want.format, want.gated)
         assert all(torch.equal(x, y) for x, y in zip(got.tensors, want.tensors, strict=True)), parameter.name
 
 

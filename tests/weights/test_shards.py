@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from penstock.config import Split
-from penstock.config.weights import LINE_BYTES, VALUES
+from penstock.config.weights import COLUMNS, LINE_BYTES
 from penstock.families import ModelSpec, shard
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packer import NativePacking
@@ -125,19 +125,19 @@ def test_parts_are_converted_as_the_whole_is(stored: torch.dtype, tmp_path: Path
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """What is read of tensors within, by system calls and from mapped pages."""
     counts: list[int] = []
-    preadv, columns = os.preadv, reads._read_columns
+    preadv, parts = os.preadv, reads._read_parts
 
     def counted_preadv(*arguments: Any) -> int:
         counts.append(preadv(*arguments))
         return counts[-1]
 
-    def counted_columns(descriptor: int, target: NDArray[np.uint8], piece: Any) -> None:
+    def counted_parts(descriptor: int, target: NDArray[np.uint8], piece: Any) -> None:
         counts.append(target.nbytes)
-        columns(descriptor, target, piece)
+        parts(descriptor, target, piece)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", counted_preadv)
-        patch.setattr(reads, "_read_columns", counted_columns)
+        patch.setattr(reads, "_read_parts", counted_parts)
         yield counts
 
 
@@ -168,13 +168,21 @@ def test_native_threads_read_whole_rows_and_leave_columns(tmp_path: Path) -> Non
         assert reader.bytes + left == 4 * (mine.num_parameters() - vectors)
 
 
+def by_block(weight: PackedWeight) -> list[Tensor]:
+    """The lines of a weight and its scales and minima, each [blocks, along k, bytes or columns]."""
+    blocks = weight.lines.numel() // LINE_BYTES * weight.format.values // weight.k
+    parts = [part for name, part in weight.parts.items() if part is not None and name != "lines"]
+    return [weight.lines.view(blocks, -1, LINE_BYTES), *(part.reshape(blocks, -1, COLUMNS) for part in parts)]
+
+
 @needs_native
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("split", [Split(2), Split(2, 2)], ids=str)
 def test_packed_parts_are_parts_of_the_packed_whole(split: Split, quantization: str, tmp_path: Path) -> None:
-    """Where parts are whole blocks and whole groups, packing does not see the division; int8 and int16 have one
-    scale for a row, so there a part of the columns has scales of its own."""
-    spec = spec_of("llama", num_attention_heads=8, intermediate_size=128, vocab_size=320)
+    """Where parts are whole blocks and whole groups, packing does not see the division. The scales of int16 are of a
+    whole row, so a part of the columns has scales of its own."""
+    changes = {"num_attention_heads": 8, "head_dim": 64, "num_key_value_heads": 4}  # int4: 256 columns for each rank
+    spec = spec_of("llama", **changes, hidden_size=256, intermediate_size=512, vocab_size=320)
     write(spec, tmp_path, torch.bfloat16)
     packing = select_packing(detect_platform(), Needs(torch.bfloat16), quantization)
     whole = load_parameters(tmp_path, spec, torch.bfloat16, packing=packing)
@@ -190,13 +198,10 @@ def test_packed_parts_are_parts_of_the_packed_whole(split: Split, quantization: 
             columns = mine.k < theirs.k
             if name.endswith("qkv.weight") or (columns and mine.column_scales is not None):
                 continue  # q, k and v lie apart in the whole
-            lines, of = (
-                weight.lines.view(-1, weight.k // VALUES[weight.scheme], LINE_BYTES) for weight in (mine, theirs)
-            )
-            cut = (slice(None), slice(place.tensor_rank * lines.shape[1], None)) if columns else ()
-            cut = cut or (slice(place.tensor_rank * lines.shape[0], None),)
-            want = of[cut][: lines.shape[0], : lines.shape[1]]
-            assert torch.equal(lines, want), name
+            for part, of in zip(by_block(mine), by_block(theirs), strict=True):
+                cut = (slice(None), slice(place.tensor_rank * part.shape[1], None)) if columns else ()
+                cut = cut or (slice(place.tensor_rank * part.shape[0], None),)
+                assert torch.equal(part, of[cut][: part.shape[0], : part.shape[1]]), name
             compared += 1
     assert compared >= 3 * len(ranks)
 

@@ -12,6 +12,7 @@ vector, which the address sanitizer reports. "part" reads past it with a load of
 the sanitizer does not instrument AVX512's masked loads.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,17 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.weights import Scheme
+from penstock.config.weights import F32, WeightFormat
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
+from penstock.kernels.native.pack import pack, with_bias
+from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from tests.kernels.native.guarded import GuardedSession
+from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
 from tests.runtime.samplers import Sampler
 from tests.runtime.test_sampler import some_choice
 
@@ -42,31 +45,50 @@ RIGHT_SIZE = "ran on tensors of the right size"
 Case = tuple[str, Callable[[Session], list[Tensor]]]
 
 
-class Quantized(NativeLinear):
-    """NativeLinear with all weights packed in one scheme."""
+PACKED = ("int16", "int8", "int4-32")  # every case runs in these formats, and in one of all grouped formats
+Pack = Callable[..., PackedWeight]
 
-    def __init__(self, session: Session, scheme: Scheme) -> None:
+
+class Quantized(NativeLinear):
+    """NativeLinear with all weights packed by a function of (weight, bias, gated, count)."""
+
+    def __init__(self, session: Session, packing: Pack) -> None:
         super().__init__(session)
-        self._scheme: Scheme = scheme
+        self._packing = packing
 
     def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
-        assert isinstance(weight, Tensor)
-        return pack(weight, bias, self._scheme, gated=gated)
+        return self._packing(weight, bias, gated, 1)
 
 
 class QuantizedExperts(NativeExperts):
-    """NativeExperts with all matrices packed in one scheme."""
+    """NativeExperts with all matrices packed by a function, as in Quantized."""
 
-    def __init__(self, session: Session, scheme: Scheme) -> None:
+    def __init__(self, session: Session, packing: Pack) -> None:
         super().__init__(session)
-        self._scheme: Scheme = scheme
+        self._packing = packing
 
     def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
-        assert isinstance(weight, Tensor)
-        return pack_stack(weight, count, self._scheme, gated=gated)
+        return self._packing(weight, None, gated, count)
+
+
+def from_floats(fmt: WeightFormat) -> Pack:
+    """Packs the weight."""
+    return lambda weight, bias, gated, count: pack(weight, bias, fmt, gated=gated, count=count)
+
+
+def drawn(fmt: WeightFormat) -> Pack:
+    """Draws a weight of the same size, with codes and scales that a file may have."""
+
+    def packing(weight: Tensor, bias: Tensor | None, gated: bool, count: int) -> PackedWeight:
+        n, k = weight.shape
+        packed = random_weight(fmt, n // count, k, gated=gated, count=count)
+        return packed if bias is None else with_bias(packed, bias)
+
+    return packing
 
 
 def cases() -> Iterator[Case]:
+    formats = itertools.cycle(GROUPED.items())
     for op in OPS:
         for dtype in DTYPES:
             for i, arguments in enumerate(op.inputs(dtype, 0)):
@@ -78,8 +100,10 @@ def cases() -> Iterator[Case]:
                 if op.name == "experts":
                     plain, quantized = (NativeExperts, QuantizedExperts)
                 yield name, _run(op, plain, arguments)
-                for scheme in ("int16", "int8", "int4"):
-                    yield f"{name} {scheme}", _run(op, lambda s, k=scheme, q=quantized: q(s, k), arguments)
+                packings = [(scheme, from_floats(FROM_FLOATS[scheme])) for scheme in PACKED]
+                other, fmt = next(formats)
+                for scheme, packing in (*packings, (f"drawn {other}", drawn(fmt))):
+                    yield f"{name} {scheme}", _run(op, lambda s, p=packing, q=quantized: q(s, p), arguments)
     for dtype in DTYPES:
         yield f"int8 pages {str(dtype)[6:]}", _int8_pages(dtype)
     for vocab in (3, 257, 4112):
@@ -145,7 +169,7 @@ def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
 
 def overrun_whole_vectors(team: ThreadTeam) -> None:
     """A product whose weight has 16 columns fewer than it says: the kernel reads their lines."""
-    linear, weight = NativeLinear(Session(team)), pack(torch.ones(16, 72), None, "f32")
+    linear, weight = NativeLinear(Session(team)), pack(torch.ones(16, 72), None, F32)
     linear(torch.ones(3, 72), weight)
     print(RIGHT_SIZE, flush=True)
     linear(torch.ones(3, 72), replace(weight, n=32))

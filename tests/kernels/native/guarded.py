@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from penstock.config.weights import COLUMNS, LINE_BYTES, VALUES, num_blocks, padded_width
+from penstock.config.weights import COLUMNS, WeightFormat, num_blocks
+from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.session import AnyOp, Session
 from penstock.kernels.native.structs import (
+    CODES,
     F32,
+    SCALES,
     SCHEMES,
     AttentionOp,
     CacheOp,
@@ -171,13 +174,10 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
 
 def _of_matrix(weight: Matrix, *, gated: bool = False, count: int = 1) -> Iterator[Extent]:
     """The tensors of `count` matrices, one behind the other."""
-    scheme = SCHEMES[weight.scheme]
-    blocks, width = count * num_blocks(weight.n, gated=gated), padded_width(weight.k, scheme, weight.group)
-    yield Extent(weight, "lines", blocks * (width // VALUES[scheme]) * LINE_BYTES)
-    for part in ("column_scales", "column_sums"):
-        yield Extent(weight, part, blocks * COLUMNS * 4)
-    if weight.group:
-        yield Extent(weight, "group_scales", blocks * (width // weight.group) * COLUMNS * 2)
+    f = weight.format
+    fmt = WeightFormat(SCHEMES[f.scheme], CODES[f.codes], SCALES[f.scales], bool(f.mins), f.group, f.zero)
+    for name, part in Layout(weight.n, weight.k, fmt, gated, count).empty().items():
+        yield Extent(weight, name, 0 if part is None else part.nbytes)
 
 
 def _of_attention(op: AttentionOp, size: int) -> Iterator[Extent]:

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 TESTS = (
     "../test_ops.py",
     "test_linear_schemes.py",
+    "test_grouped_arithmetic.py",
     "../test_moe.py",
     "test_attention_rows.py",
     "test_exact.py",
@@ -21,8 +22,8 @@ TESTS = (
 )
 # Which of these tests, by parts of their names. AMX leaves fp32, and so the sampler's logits, to AVX512.
 CHOSEN = {
-    "amx": "((native and bfloat16) or schemes or rows) and not native_sampler",
-    "avx512": "(native or schemes or rows or int8_pages) and not avx2",
+    "amx": "((native and bfloat16) or schemes or grouped or rows) and not native_sampler",
+    "avx512": "(native or schemes or grouped or rows or int8_pages) and not avx2",
 }
 
 

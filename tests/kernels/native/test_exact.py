@@ -11,9 +11,10 @@ from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.packing import pack
+from penstock.kernels.native.pack import pack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
+from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
 
 # Emulated kernels (see test_emulated.py) are slow: only the best set is tested, on smaller inputs of the same kinds.
 EMULATED = "PENSTOCK_LIBRARY" in os.environ
@@ -26,7 +27,8 @@ else:
     SHAPES = ((torch.float32, (100, 200)), (torch.bfloat16, (328, 1056)))
     CONTEXT, KV_HEADS, HEADS = 1300, 2, 6
 PAGES = (torch.float32, torch.bfloat16, torch.int8)
-SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
+SCHEMES = ("f32", "bf16", "int16", "int8", "int4-32", "int4-128")
+DRAWN = ("Q2_K", "Q3_K", "Q6_K", "IQ4_XS", "MXFP4", "Q4_0", "Q4_0+Q4_K")  # random codes and scales
 
 
 def session(isa: str, threads: int) -> Session:
@@ -37,11 +39,14 @@ def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES + DRAWN)
 @pytest.mark.parametrize(("isa", "threads"), SETS)
 def test_a_product_does_not_depend_on_the_other_rows(isa: str, threads: int, scheme: str) -> None:
     for dtype, (n, k) in SHAPES:
-        weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), scheme)
+        if scheme in FROM_FLOATS:
+            weight = pack(normal(n, k, seed=1, dtype=dtype), normal(n, seed=2, dtype=dtype), FROM_FLOATS[scheme])
+        else:
+            weight = random_weight(GROUPED[scheme], n, k)
         most = 523  # more rows than are multiplied together
         x = normal(most, k, seed=3, dtype=dtype)
         linear = NativeLinear(session(isa, threads))

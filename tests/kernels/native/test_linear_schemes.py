@@ -1,21 +1,24 @@
-"""Products with packed weights of every scheme: against arithmetic written out, and whoever shares the batch.
+"""Products with packed weights of every format: int16 against its arithmetic written out, and all of them whoever
+shares the batch. For the arithmetic of grouped formats see test_grouped_arithmetic.py.
 
 They run with the best instruction set of this processor; test_emulated.py runs them with the others.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.weights import Scheme
+from penstock.config.weights import INT16
 from penstock.kernels.linear import ACTIVATIONS
 from penstock.kernels.native.linear import NativeLinear
-from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.pack import pack
+from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native.team import ThreadTeam
+from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight, words_of
 
-PLAIN: list[Scheme] = ["f32", "bf16", "int16", "int8"]
-SCHEMES: list[tuple[Scheme, int]] = [*((scheme, 0) for scheme in PLAIN), *(("int4", group) for group in (32, 64, 128))]
+DRAWN = [name for name in GROUPED if name not in FROM_FLOATS]  # with random codes and scales
 ROWS = (1, 2, 5, 6, 17, 33)  # below and above the numbers that change tiles
 ALONE = (0, 1, 4, 15, 16, 31, 32)
 
@@ -24,60 +27,14 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as whole multiples of a scale, at most 127."""
-    scales = x.abs().amax(-1) / 127.0
-    return (x * (1.0 / scales)[:, None]).round(), scales
-
-
 def packed_values(weight: PackedWeight) -> Tensor:
-    """The integers of a weight, fp64 [n, k padded]."""
-    if weight.scheme == "int16":
-        pairs = weight.lines.view(torch.int16).view(-(-weight.n // 16), -1, 16, 2)
-        return pairs.transpose(1, 2).flatten(2).flatten(0, 1)[: weight.n].double()
-    blocks = weight.lines.view(-1, weight.lines.numel() // (64 * -(-weight.n // 16)), 16, 4)
-    if weight.scheme == "int4":
-        blocks = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).to(torch.int8)
-        blocks = torch.where(blocks > 7, blocks - 16, blocks)
-    return blocks.transpose(1, 2).flatten(2).flatten(0, 1)[: weight.n].view(torch.int8).double()
+    """The integers of an int16 weight, fp64 [n, k padded]."""
+    return torch.from_numpy(words_of(weight).view(np.int16)).double()
 
 
 @pytest.fixture(scope="module")
 def linear() -> NativeLinear:
     return NativeLinear(native_session())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 4, 21])
-def test_int8_is_an_exact_sum_times_two_scales(linear: NativeLinear, rows: int, dtype: torch.dtype) -> None:
-    for n, k in ((53, 200), (16, 64), (80, 1027)):
-        x, weight = drawn(rows, k, dtype=dtype), pack(drawn(n, k), None, "int8")
-        values, scales = quantized(x.float())
-        assert weight.column_scales is not None
-        whole = (values.double() @ packed_values(weight)[:, :k].T).float()
-        assert torch.equal(linear.logits(x, weight), whole * (weight.column_scales[:n] * scales[:, None]))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 17])
-def test_int8_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> None:
-    """Four of one sign that are summed in 16 bits, and what others make of them: no sum on the way may be cut off."""
-    n, k = 32, 320
-    eights = (
-        [1, 1, 1, 1, 1, 1, 1, 1],
-        [1, 1, -1, -1, 1, 1, -1, -1],
-        [1, 0, 0, 1, 0, 0, 0, 1],
-        [-1, 1, 0, 0, 1, -1, 0, 0],
-    )
-    patterns = torch.tensor(eights).repeat(1, k // 8).float()
-    weight = pack(torch.cat((patterns, -patterns)).repeat(n // 8, 1), None, "int8")
-    packed = packed_values(weight)[:, :k]
-    for pattern in patterns:
-        for signs in (pattern, -pattern):
-            x = signs.expand(rows, k).contiguous()
-            values, scales = quantized(x)
-            assert weight.column_scales is not None
-            whole = (values.double() @ packed.T).float()
-            assert torch.equal(linear.logits(x, weight), whole * (weight.column_scales * scales[:, None]))
 
 
 def aligned(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +61,7 @@ def summed_by_spans(x: Tensor, weight: PackedWeight) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 4, 21])
 def test_int16_adds_exact_sums_of_spans(linear: NativeLinear, rows: int, dtype: torch.dtype) -> None:
     for n, k in ((53, 200), (16, 256), (80, 1027), (33, 272)):
-        x, weight = drawn(rows, k, dtype=dtype), pack(drawn(n, k), None, "int16")
+        x, weight = drawn(rows, k, dtype=dtype), pack(drawn(n, k), None, INT16)
         x[:, : k // 2] *= 1e-3
         assert torch.equal(linear.logits(x, weight), summed_by_spans(x, weight))
 
@@ -117,7 +74,7 @@ def test_int16_sums_of_the_largest_products(linear: NativeLinear, rows: int) -> 
     for every, pattern in zip((1, 2, 31, 255), some, strict=True):
         pattern[::every] = 1.0
     patterns = torch.stack([*some, -some[0], some[1].roll(1), torch.arange(k) % 2 * 2.0 - 1.0, drawn(k).sign()])
-    weight = pack(patterns.repeat(n // 8, 1), None, "int16")
+    weight = pack(patterns.repeat(n // 8, 1), None, INT16)
     for pattern in (*patterns, *(1.4142 * patterns)):
         x = pattern.expand(rows, k).contiguous()
         assert torch.equal(linear.logits(x, weight), summed_by_spans(x, weight))
@@ -131,50 +88,20 @@ def test_int16_loses_far_less_than_bf16_has_lost(linear: NativeLinear, outlier: 
     exact = x.double() @ dense.double().T
     x, dense = x.to(torch.bfloat16), dense.to(torch.bfloat16)
     of_rounded = x.double() @ dense.double().T
-    lost, ours = (of_rounded - exact).norm(), (linear.logits(x, pack(dense, None, "int16")) - of_rounded).norm()
+    lost, ours = (of_rounded - exact).norm(), (linear.logits(x, pack(dense, None, INT16)) - of_rounded).norm()
     assert ours < lost / 8
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("rows", [1, 4, 21])
-def test_int4_scales_the_exact_sum_of_each_group(linear: NativeLinear, rows: int, group: int) -> None:
-    for n, k in ((53, 200), (16, 32), (80, 1027)):
-        x, weight = drawn(rows, k), pack(drawn(n, k), None, "int4", group=group)
-        values, scales = quantized(x)
-        packed = packed_values(weight)
-        values = torch.nn.functional.pad(values, (0, packed.shape[1] - k)).double()
-        assert weight.group_scales is not None
-        total = torch.zeros(rows, n, dtype=torch.float64)
-        for i, group_scales in enumerate(weight.group_scales.transpose(0, 1).flatten(1)):
-            part = slice(i * group, (i + 1) * group)
-            total += values[:, part] @ packed[:, part].T * group_scales[:n].double()
-        want = (total * scales[:, None]).float()
-        torch.testing.assert_close(linear.logits(x, weight), want, rtol=0.0, atol=2e-6 * want.abs().max().item())
-
-
-@pytest.mark.parametrize("group", [32, 64, 96, 128])
-@pytest.mark.parametrize("rows", [1, 3, 17])
-def test_int4_sums_of_the_largest_products(linear: NativeLinear, rows: int, group: int) -> None:
-    """Each product is 8 x 127, of either sign: no sum on the way may be cut off."""
-    n, k = 32, 2 * group
-    weight = pack(torch.full((n, k), -1.0), None, "int4", group=group)  # -8 each, times 1/8
-    half = torch.arange(k) // 2 % 2 * 2.0 - 1.0  # pairs of one sign, then of the other
-    for signs in (torch.ones(k), -torch.ones(k), half, -half, half.roll(1)):
-        x = signs.expand(rows, k).contiguous()
-        values, scales = quantized(x)
-        assert (values.abs() == 127).all()
-        assert torch.equal(linear.logits(x, weight), (-values.sum(-1) * scales)[:, None].expand(rows, n))
-
-
 @pytest.mark.parametrize("epilogue", ["", "silu", "logits"])
-@pytest.mark.parametrize(("scheme", "group"), SCHEMES)
-def test_a_row_is_the_same_whoever_is_beside_it(
-    linear: NativeLinear, scheme: Scheme, group: int, epilogue: str
-) -> None:
+@pytest.mark.parametrize("scheme", [*FROM_FLOATS, *DRAWN])
+def test_a_row_is_the_same_whoever_is_beside_it(linear: NativeLinear, scheme: str, epilogue: str) -> None:
     dtype = torch.float32 if scheme == "f32" else torch.bfloat16
     n, k = 104, 300  # an odd number of blocks, the last of them half full; a part of a tile or group along k
     gated = epilogue == "silu"
-    weight = pack(drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), scheme, group=group or 32, gated=gated)
+    if scheme in FROM_FLOATS:
+        weight = pack(drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), FROM_FLOATS[scheme], gated=gated)
+    else:
+        weight = random_weight(GROUPED[scheme], n, k, gated=gated)
     x, residual = drawn(max(ROWS), k, dtype=dtype), drawn(max(ROWS), n, dtype=dtype)
     team = ThreadTeam(native_session().team.isa, 2)
     of_all = []
@@ -198,10 +125,10 @@ def test_a_row_is_the_same_whoever_is_beside_it(
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("rows", [1, 19])
 def test_gated_integers(linear: NativeLinear, rows: int, activation: str) -> None:
-    for scheme in ("int16", "int8", "int4"):
+    for scheme in ("int16", "int8", "int4-32", "int4-128"):
         n, k = 2 * 44, 160
         dense = drawn(n, k)
-        plain, gated = (pack(dense, drawn(n), scheme, gated=gated) for gated in (False, True))
+        plain, gated = (pack(dense, drawn(n), FROM_FLOATS[scheme], gated=gated) for gated in (False, True))
         x = drawn(rows, k)
         want = ACTIVATIONS[activation](linear.logits(x, plain))
         got = linear.gated(x, gated, activation)
@@ -209,8 +136,8 @@ def test_gated_integers(linear: NativeLinear, rows: int, activation: str) -> Non
 
 
 def test_a_row_that_is_not_finite_spoils_itself_alone(linear: NativeLinear) -> None:
-    for scheme in ("int16", "int8"):
-        weight = pack(drawn(40, 96), None, scheme)
+    integers = [pack(drawn(40, 96), None, fmt) for name, fmt in FROM_FLOATS.items() if name.startswith("int")]
+    for weight in (*integers, *(random_weight(GROUPED[name], 40, 96) for name in DRAWN)):
         x = drawn(9, 96)
         clean = linear.logits(x, weight)
         x[3, 5], x[7, 95] = torch.inf, torch.nan
@@ -222,9 +149,9 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(linear: NativeLinear) -> N
 
 def test_a_column_of_int16_that_is_not_finite_spoils_itself_alone(linear: NativeLinear) -> None:
     dense, x = drawn(40, 300), drawn(9, 300)
-    clean = linear.logits(x, pack(dense, None, "int16"))
+    clean = linear.logits(x, pack(dense, None, INT16))
     dense[3, 5], dense[17, 299] = torch.inf, torch.nan
-    spoiled = linear.logits(x, pack(dense, None, "int16"))
+    spoiled = linear.logits(x, pack(dense, None, INT16))
     assert spoiled[:, [3, 17]].isnan().all()
     others = [i for i in range(40) if i not in (3, 17)]
     assert torch.equal(spoiled[:, others], clean[:, others])
@@ -234,5 +161,5 @@ def test_int16_of_values_from_tiny_to_huge(linear: NativeLinear) -> None:
     for x_size, size in ((1e-25, 1e20), (1e25, 1e-20), (1e-40, 1.0), (1.0, 1e-40), (1e-20, 1e-20)):
         x, dense = drawn(3, 300) * x_size, drawn(20, 300) * size
         want = x.double() @ dense.double().T
-        got = linear.logits(x, pack(dense, None, "int16")).double()
+        got = linear.logits(x, pack(dense, None, INT16)).double()
         assert (got - want).abs().max() <= 1e-3 * want.abs().max() + 1e-30

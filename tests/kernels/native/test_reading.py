@@ -11,9 +11,10 @@ from torch import Tensor
 
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
+from penstock.kernels.native.pack import pack
 from penstock.kernels.native.packer import NativePacker
-from penstock.kernels.native.packing import pack
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
+from tests.kernels.native.reference import FROM_FLOATS
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
 
@@ -39,24 +40,24 @@ def jobs_of(packer: NativePacker, file: int, rows: int = 5) -> list[ReadJob]:
     """Pieces that end anywhere in a block."""
     size, jobs = COLUMNS * 4, []
     for start in range(0, ROWS, rows):
-        for first, job in packer.jobs(start, min(rows, ROWS - start), "float32"):
+        for first, job in packer.jobs(start, min(rows, ROWS - start), "F32", size):
             jobs.append(ReadJob(job, OFFSET + (start + first) * size, job.count * size, file))
     return jobs
 
 
 def packer_of(scheme: str = "int8") -> NativePacker:
-    return NativePacker((ROWS, COLUMNS), scheme, 32, gated=False, memory=WeightMemory())
+    return NativePacker((ROWS, COLUMNS), FROM_FLOATS[scheme], gated=False, memory=WeightMemory())
 
 
 @pytest.mark.parametrize("threads", [0, 1, 4])
-@pytest.mark.parametrize("scheme", ["f32", "bf16", "int16", "int8", "int4"])
+@pytest.mark.parametrize("scheme", list(FROM_FLOATS))
 def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: str, threads: int) -> None:
     packer, told = packer_of(scheme), []
     reading = WeightReader(jobs_of(packer, file), threads)
     reading.finish(told.append)
     reading.close()
     assert sum(told) == weight.nbytes and min(told) >= 0
-    want = pack(weight, None, scheme)
+    want = pack(weight, None, FROM_FLOATS[scheme])
     assert all(torch.equal(x, y) for x, y in zip(packer.finish().tensors, want.tensors, strict=True))
 
 

@@ -32,7 +32,7 @@ def test_every_op_is_free_of_bad_memory_accesses_and_undefined_behaviour(run_cas
     assert ran.count("all right") == 2
     for isa in SETS:
         for threads in (1, 2):
-            assert f"{isa}, {threads} threads: linear bfloat16 0 int4" in ran
+            assert f"{isa}, {threads} threads: linear bfloat16 0 int4-32" in ran
 
 
 @pytest.mark.parametrize("isa", SETS)

@@ -119,6 +119,26 @@ inline __m512 cvtph_ps(__m256i x) {
 
 inline __m512i setzero_si512() { return __m512i{}; }
 inline __m512i set1_epi32(int32_t x) { return as<__m512i>(Words{} + x); }
+inline __m512i set1_epi8(char x) { return set1_epi32(static_cast<uint8_t>(x) * 0x01010101); }
+inline __m512i broadcast_i32x4(__m128i x) {
+  const __m128i all[4] = {x, x, x, x};
+  return as<__m512i>(all);
+}
+inline int32_t reduce_add_epi32(__m512i x) {
+  uint32_t sum = 0;  // wraps
+  for (int i = 0; i < 16; ++i) sum += as<Unsigned>(x)[i];
+  return static_cast<int32_t>(sum);
+}
+// Within each 16 bytes.
+inline __m512i shuffle_epi8(__m512i a, __m512i places) {
+  uint8_t from[64], at[64], to[64];
+  std::memcpy(from, &a, sizeof from);
+  std::memcpy(at, &places, sizeof at);
+  for (int i = 0; i < 64; ++i) to[i] = at[i] & 0x80 ? 0 : from[i / 16 * 16 + (at[i] & 15)];
+  __m512i result;
+  std::memcpy(&result, to, sizeof result);
+  return result;
+}
 inline __m512i loadu_si512(const void* p) { return as<__m512i>(loadu_ps(p)); }
 inline void storeu_si512(void* p, __m512i x) { std::memcpy(p, &x, sizeof x); }
 inline __m512i and_si512(__m512i a, __m512i b) { return a & b; }
@@ -252,6 +272,14 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_setzero_si512 emulated::setzero_si512
 #undef _mm512_set1_epi32
 #define _mm512_set1_epi32 emulated::set1_epi32
+#undef _mm512_set1_epi8
+#define _mm512_set1_epi8 emulated::set1_epi8
+#undef _mm512_broadcast_i32x4
+#define _mm512_broadcast_i32x4 emulated::broadcast_i32x4
+#undef _mm512_reduce_add_epi32
+#define _mm512_reduce_add_epi32 emulated::reduce_add_epi32
+#undef _mm512_shuffle_epi8
+#define _mm512_shuffle_epi8 emulated::shuffle_epi8
 #undef _mm512_loadu_si512
 #define _mm512_loadu_si512 emulated::loadu_si512
 #undef _mm512_storeu_si512

@@ -86,7 +86,8 @@ inline void tile_dpbf16ps(int c, int a, int b) {
   }
 }
 
-inline void tile_dpbssd(int c, int a, int b) {
+// Products of bytes with a sign and of bytes without one.
+inline void tile_dpbsud(int c, int a, int b) {
   check_shapes(c, a, b);
   for (int m = 0; m < tiles.rows[c]; ++m) {
     int32_t sums[16];
@@ -94,8 +95,7 @@ inline void tile_dpbssd(int c, int a, int b) {
     for (int k = 0; k < tiles.rows[b]; ++k) {
       for (int n = 0; n < 16; ++n) {
         for (int part = 0; part < 4; ++part) {
-          sums[n] += static_cast<int8_t>(tiles.data[a][m][4 * k + part]) *
-                     static_cast<int8_t>(tiles.data[b][k][4 * n + part]);
+          sums[n] += static_cast<int8_t>(tiles.data[a][m][4 * k + part]) * tiles.data[b][k][4 * n + part];
         }
       }
     }
@@ -117,5 +117,5 @@ inline void tile_dpbssd(int c, int a, int b) {
 #define _tile_stored emulated::tile_stored
 #undef _tile_dpbf16ps
 #define _tile_dpbf16ps emulated::tile_dpbf16ps
-#undef _tile_dpbssd
-#define _tile_dpbssd emulated::tile_dpbssd
+#undef _tile_dpbsud
+#define _tile_dpbsud emulated::tile_dpbsud

@@ -1,0 +1,124 @@
+"""Products with grouped weights have the bits of the plain arithmetic in reference.py, with every instruction set.
+
+test_emulated.py runs this with the instruction sets that the processor lacks.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.config.weights import WeightFormat
+from penstock.kernels.linear import ACTIVATIONS
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.loader import instruction_sets
+from penstock.kernels.native.pack import with_bias
+from penstock.kernels.native.session import Session
+from penstock.kernels.native.team import ThreadTeam
+from tests.kernels.native.reference import GROUPED, fma, product, quantized, random_weight, same_bits, unpacked
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
+# Emulated kernels are slow: only the best set, which is the emulated one.
+EMULATED = "PENSTOCK_LIBRARY" in os.environ
+SETS = [(isa, threads) for isa in instruction_sets()[: 1 if EMULATED else None] for threads in (1, 2)]
+ROWS = (1, 2, 5, 8, 13, 40, 257)  # below and above the numbers that change tiles
+# [n, k]: odd numbers of blocks and columns; k is part of a group, and long enough for several runs of lines.
+SHAPES = ((53, 200), (16, 32), (40, 1100)) if EMULATED else ((53, 200), (16, 32), (1, 7), (72, 2600), (200, 576))
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal values; some groups of a row are far larger than others, and some rows are zero."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=generator) * 10.0 ** torch.randint(-4, 3, (shape[0], 1), generator=generator)
+    x[:, shape[1] // 2 :] *= 1e-3
+    x[3::7] = 0.0
+    return x.to(dtype)
+
+
+@pytest.fixture(params=SETS, ids=lambda each: f"{each[0]}-{each[1]}")
+def linear(request: pytest.FixtureRequest) -> Iterator[NativeLinear]:
+    team = ThreadTeam(*request.param)
+    yield NativeLinear(Session(team))
+    team.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
+def test_products_have_the_bits_of_the_reference(linear: NativeLinear, fmt: WeightFormat, dtype: torch.dtype) -> None:
+    for n, k in SHAPES:
+        weight, x = random_weight(fmt, n, k), drawn(max(ROWS), k, dtype=dtype)
+        want = product(x.float().numpy(), weight)
+        for rows in ROWS:
+            assert same_bits(linear.logits(x[:rows].contiguous(), weight), want[:rows]), (n, k, rows)
+
+
+@pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
+def test_bias_and_residual_are_added_last(linear: NativeLinear, fmt: WeightFormat) -> None:
+    n, k = 53, 200
+    bias, residual = drawn(1, n)[0], drawn(13, n)
+    weight, x = with_bias(random_weight(fmt, n, k), bias), drawn(13, k)
+    want = product(x.numpy(), weight) + bias.numpy() + residual.numpy()
+    for rows in (1, 13):
+        assert same_bits(linear(x[:rows], weight, residual[:rows]), want[:rows])
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
+def test_gated_products_are_those_of_the_reference(linear: NativeLinear, fmt: WeightFormat, activation: str) -> None:
+    """The activation itself is an approximation; without one, the bits are the same."""
+    for n, k in ((2 * 44, 160), (2 * 16, 96)):
+        weight, x = random_weight(fmt, n, k, gated=True), drawn(40, k)
+        dense = torch.from_numpy(product(x.numpy(), weight))
+        want = ACTIVATIONS[activation](dense.double())
+        for rows in (1, 5, 40):
+            got = linear.gated(x[:rows], weight, activation).double()
+            scale = dense[:rows].abs().amax(-1, keepdim=True).double() ** 2 + 1e-30
+            assert ((got - want[:rows]) / scale).abs().max() < 1e-6
+            if n == 32:  # no padding: the columns are only in another order
+                blocks = dense[:rows].view(rows, 2, 2, 8).transpose(1, 2).reshape(rows, n)
+                assert same_bits(linear.logits(x[:rows], weight), blocks.numpy())
+
+
+@pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
+@pytest.mark.parametrize("rows", [1, 2, 5, 17])
+def test_sums_of_the_largest_products_fit(linear: NativeLinear, fmt: WeightFormat, rows: int) -> None:
+    """All codes the largest or the least, and x of one sign or of both: no sum on the way may be cut off."""
+    n, k = 32, 2 * max(fmt.group, 32)
+    weight = random_weight(fmt, n, k)
+    pairs = torch.arange(k) // 2 % 2 * 2.0 - 1.0
+    for byte in (0x00, 0xFF, 0x0F, 0x7F, 0x80):
+        weight.lines.fill_(byte)
+        for signs in (torch.ones(k), -torch.ones(k), pairs, -pairs, pairs.roll(1)):
+            x = signs.expand(rows, k).contiguous()
+            assert same_bits(linear.logits(x, weight), product(x.numpy(), weight))
+
+
+def test_the_reference_is_close_to_the_product_of_the_values() -> None:
+    """The rounding of x is the only difference: at most half of a scale for each value."""
+    for fmt in GROUPED.values():
+        weight, x = random_weight(fmt, 53, 200), drawn(13, 200).numpy()
+        values = unpacked(weight).values().astype(np.float64)
+        codes, scales = quantized(x, values.shape[1])
+        assert np.abs(codes).max() == 127
+        rounded = np.repeat(scales.astype(np.float64), 32, 1) * codes
+        assert (np.abs(rounded[:, :200] - x) <= 0.5001 * np.repeat(scales, 32, 1)[:, :200]).all()
+        size = np.abs(rounded) @ np.abs(values).T + 1e-30
+        mins = 1.0 if unpacked(weight).mins is None else 40.0  # scale * code and minimum may cancel
+        assert (np.abs(product(x, weight) - rounded @ values.T) <= mins * 1e-6 * size).all()
+
+
+def test_fma_rounds_once() -> None:
+    """Against exact integers of Python: a * b + c with c close to a tie of the product."""
+    from fractions import Fraction
+
+    random = np.random.default_rng(1)
+    a, b, c = (random.standard_normal(3000).astype(np.float32) for _ in range(3))
+    c[:1000] = (a * b)[:1000]
+    c[1000:2000] *= np.float32(2.0**-25) * (a * b)[1000:2000]
+    for left, right, added, got in zip(a, b, c, fma(a, b, c), strict=True):
+        exact = Fraction(float(left)) * Fraction(float(right)) + Fraction(float(added))
+        near = [np.nextafter(got, np.float32(way * np.inf)) for way in (-1, 1)]
+        assert all(abs(Fraction(float(got)) - exact) <= abs(Fraction(float(other)) - exact) for other in near)
