@@ -57,6 +57,12 @@ class WeightFormat:
         """Bytes of a group's scale, at the first level."""
         return _SCALE_BYTES[self.scales]
 
+    @property
+    def bits_per_weight(self) -> float:
+        """The bits of a value with its share of scales and minima, in a long row."""
+        factors = 8 * self.scale_bytes / self.group + (16 / SUPER if self.scales == "two_levels" else 0)
+        return self.bits + (factors * (2 if self.mins else 1) if self.scheme == "grouped" else 0)
+
     def padded_width(self, k: int) -> int:
         """k with its padding."""
         if self.scheme == "f32":
