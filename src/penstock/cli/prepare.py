@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING
 from penstock.cli.device import detect_device
 from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
-from penstock.config import ConfigError, Given, Hardware, ModelFacts, Resolved, format_bytes, read_settings, resolve
+from penstock.config import (
+    ConfigError,
+    Given,
+    Hardware,
+    ModelFacts,
+    Resolved,
+    Split,
+    format_bytes,
+    read_settings,
+    resolve,
+)
 from penstock.config.defaults import Divide
 from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
+from penstock.kernels.native.loader import instruction_sets
 from penstock.weights.hub import locate_model
 
 if TYPE_CHECKING:
@@ -65,7 +76,16 @@ def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> Foun
     named = given.settings.model
     path = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(path)
-    return FoundModel(path, spec, lru_cache(partial(rank_facts, spec)), given)
+    return FoundModel(path, spec, lru_cache(partial(_rank_facts, spec)), given)
+
+
+def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFacts, ...]:
+    """Returns what `rank_facts` does, for the kernels that this machine has: without native ones, codes of a GGUF file
+    become floats."""
+    facts = rank_facts(spec, split, group)
+    if instruction_sets() or not any(matrix.stored for rank in facts for matrix in rank.matrices):
+        return facts
+    return tuple(rank.without_codes() for rank in facts)
 
 
 def prepare(model: str | None, flags: Flags) -> PreparedModel:

@@ -81,3 +81,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     mixture: MixtureFacts | None = None
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
+
+    def without_codes(self) -> "ModelFacts":
+        """The facts for kernels that read no codes of GGUF files: the matrices are floats."""
+        matrices = tuple(msgspec.structs.replace(matrix, stored=()) for matrix in self.matrices)
+        return msgspec.structs.replace(self, matrices=matrices)

@@ -264,7 +264,8 @@ def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...
 
 
 def weights_note(facts: ModelFacts, engine: EngineConfig) -> str:
-    return f"{facts.num_parameters / 1e6:,.1f} M parameters, {stored_as(engine)}"
+    stored = [matrix.stored for matrix in facts.matrices if not matrix.router and engine.device == "cpu"]
+    return f"{facts.num_parameters / 1e6:,.1f} M parameters, {stored_as(engine, stored=stored)}"
 
 
 def _runtime_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:

@@ -5,7 +5,7 @@ kernels allocate by these sizes.
 kernels/triton/weights.py describes a GPU's layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -134,14 +134,14 @@ def cpu_format(
     """The format of a matrix for the native kernels of an instruction set. `kind`: see families.Parameter.kind.
     `stored` has the GGUF types of the tensors that it is made of, "" for floats.
 
-    Codes stay as they are. Routers are never quantised, because they choose a token's experts. With int4, embedding,
-    head and `sensitive` matrices are int8. Without AMX, a CPU multiplies integers faster than floats, so matrices of
-    bf16 become int16, but for embedding and head.
+    Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
+    choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. Without AMX, a CPU multiplies
+    integers faster than floats, so matrices of bf16 become int16, but for embedding and head.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
         return floats
-    if stored and all(stored):
+    if _has_codes(stored):
         return format_of(stored)
     if quantization == "int4" and kind != "vocabulary" and not sensitive:
         return int4_format(group)
@@ -191,14 +191,30 @@ def device_bytes(n: int, k: int, scheme: DeviceScheme, group: int, *, bias_size:
     return size + n * bias_size
 
 
-def stored_as(engine: EngineConfig, isa: str = "") -> str:
-    """The format of the weights in memory, for people. `isa` is the instruction set if native kernels read them."""
+def stored_as(engine: EngineConfig, isa: str = "", stored: Iterable[Sequence[str]] = ()) -> str:
+    """The format of the weights in memory, for people. `isa` is the instruction set if native kernels read them.
+    `stored` are the GGUF types of each matrix (see MatrixFacts), for kernels that take codes as they are."""
+    matrices = list(stored)
+    kept = sorted({name for types in matrices if _has_codes(types) for name in types})
+    if not kept:
+        return _dense_as(engine, isa)
+    as_stored = f"{', '.join(kept[:-1])} and {kept[-1]}" if kept[1:] else kept[0]
+    others = engine.dtype if engine.quantization == "none" else engine.quantization
+    return f"{as_stored} as in the file" + ("" if all(map(_has_codes, matrices)) else f", others {others}")
+
+
+def _dense_as(engine: EngineConfig, isa: str) -> str:
     if engine.quantization == "int4":
         return f"int4 in groups of {engine.quantization_group}, with int8"
     if engine.quantization != "none":
         return engine.quantization
     integers = isa and cpu_format("matrix", (), engine.dtype, "none", 0, isa) == INT16
     return f"{engine.dtype}, matrices as int16" if integers else engine.dtype
+
+
+def _has_codes(types: Sequence[str]) -> bool:
+    """Whether all tensors of a matrix have codes. If one has floats, they are all read as floats."""
+    return bool(types) and all(types)
 
 
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:

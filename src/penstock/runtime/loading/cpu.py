@@ -51,17 +51,25 @@ def load_cpu_runner(
     place = place or Place()
     whole = load_spec(folder)
     spec = shard(whole, place)
+    platform = detect_platform(config.device)
     if preload is None:
-        num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available)
+        available = hardware.memory_available
+        num_blocks, memory = _memory(spec, config, num_blocks, available, native=bool(platform.isa))
     else:
         num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
-    platform = detect_platform(config.device)
     needs = Needs(dtype, config.block_size, spec.head_dims)
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     reading = None if preload is None else preload.matrices
     parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
+    if place.rank == 0 and config.quantization != "none" and all(map(all, types := _stored(whole))):
+        logger.warning(
+            "--quantization %s has no effect: %s has no matrix of floats, %s",
+            config.quantization,
+            folder.name,
+            stored_as(config, platform.isa, types),
+        )
     # The ranks connect after they have read the weights, so that they arrive at about the same time. Native kernels pin
     # this thread, and threads that it starts later inherit that: the weights' and the mesh's threads must run before.
     mesh = join_mesh(config, spec, place, rendezvous)
@@ -75,9 +83,10 @@ def load_cpu_runner(
     )
     began = time.perf_counter()
     _first_step(runner, min(config.max_model_len, 2))
+    stored = _stored(spec) if platform.isa else []
     logger.info(
         "weights in %s; kernels on %s %s: %s; first step in %.2f s",
-        stored_as(config, platform.isa),
+        stored_as(config, platform.isa, stored),
         platform.device,
         platform.capability,
         kernels.fingerprint,
@@ -95,14 +104,19 @@ def join_mesh(config: EngineConfig, spec: ModelSpec, place: Place, rendezvous: s
 
 
 def _memory(
-    spec: ModelSpec, config: EngineConfig, num_blocks: Sequence[int], available: int
+    spec: ModelSpec, config: EngineConfig, num_blocks: Sequence[int], available: int, *, native: bool
 ) -> tuple[Sequence[int], tuple[MemoryRow, ...]]:
     """Returns the KV blocks per group and the memory table."""
-    facts = model_facts(spec)
+    facts = model_facts(spec) if native else model_facts(spec).without_codes()
     if num_blocks:
         return num_blocks, memory_table(facts, config, num_blocks)
     plan = size_memory(facts, config, available)
     return plan.num_blocks, plan.rows
+
+
+def _stored(spec: ModelSpec) -> list[tuple[str, ...]]:
+    """Returns the GGUF types of each matrix that may be quantised."""
+    return [p.stored for p in spec.parameters if p.kind not in ("vector", "router")]
 
 
 def _first_step(runner: ModelRunner, max_tokens: int) -> None:

@@ -24,9 +24,11 @@ class Preload:
         UnsupportedModel or OSError."""
         folder = Path(config.model)
         spec = load_spec(folder)
-        self.memory = size_memory(model_facts(spec), config, detect_hardware().memory_available)
+        found = instruction_sets()
+        facts = model_facts(spec) if found else model_facts(spec).without_codes()
+        self.memory = size_memory(facts, config, detect_hardware().memory_available)
         self.matrices: MatrixReader | None = None
-        if (found := instruction_sets()) and config.dtype in DTYPES:
+        if found and config.dtype in DTYPES:
             interleave_memory()  # before the reading threads start: they inherit the policy
             packing = NativePacking(config.dtype, config.quantization, config.quantization_group, found[0])
             self.matrices = MatrixReader(folder, spec, packing)
