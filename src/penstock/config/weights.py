@@ -135,8 +135,8 @@ def cpu_format(
     `stored` has the GGUF types of the tensors that it is made of, "" for floats.
 
     Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
-    choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. Without AMX, a CPU multiplies
-    integers faster than floats, so matrices of bf16 become int16, but for embedding and head.
+    choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. Without AMX, a CPU
+    multiplies integers faster than floats, so matrices of bf16 become int16, but for embedding and head.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
