@@ -1,0 +1,162 @@
+"""Parameters of GGUF files have the values that the gguf package decodes, in Hugging Face's order of rows."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.config import Split
+from penstock.config.weights import cpu_format, format_of, packed_bytes
+from penstock.families import ModelSpec, load_spec, shard
+from penstock.kernels import Needs, detect_platform, select_packing
+from penstock.kernels.native.packing import PackedWeight
+from penstock.weights import load, reads
+from penstock.weights.load import load_parameters
+from penstock.weights.stored import CheckpointError
+from tests.smollm2 import smollm2
+from tests.weights.gguf_values import Values, values_of, write_model
+
+needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
+NATIVE = pytest.param(True, marks=needs_native, id="packed")
+QKV = ("attn_q", "attn_k", "attn_v")
+
+# The family, and the types of its tensors.
+MODELS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "one type": ("llama", {}, {"attention_bias": True}),
+    "q, k and v differ": (
+        "llama",
+        {"attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q4_1", "ffn_gate": "Q5_1", "ffn_up": "Q5_0"},
+        {"attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "K-quants": (
+        "llama",
+        {
+            **dict.fromkeys(("attn_q", "attn_k", "ffn_gate", "attn_output"), "Q4_K"),
+            "attn_v": "Q6_K",
+            "ffn_up": "Q5_K",
+            "ffn_down": "Q3_K",
+            "token_embd.weight": "Q2_K",
+        },
+        {"tie_word_embeddings": True},
+    ),
+    "some floats": (
+        "qwen2",
+        {"attn_k": "F16", "ffn_up": "BF16", "attn_output": "F32", "output.weight": "F16"},
+        {"tie_word_embeddings": False},
+    ),
+    "tables": ("qwen3", dict.fromkeys(QKV, "IQ4_NL") | {"ffn_gate": "IQ4_XS", "ffn_up": "Q4_K"}, {}),
+    "experts": (
+        "mixtral",
+        {"ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q6_K", "ffn_down_exps": "Q5_0", "attn_k": "Q4_0"},
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "experts and a shared one": (
+        "qwen2_moe",
+        {"ffn_gate_exps": "Q4_0", "ffn_up_exps": "Q4_1", "ffn_down_exps": "Q6_K", "ffn_up_shexp": "Q5_K"},
+        {"num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 512},
+    ),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    family, kinds, changes = MODELS[request.param]
+    monkeypatch.setattr(reads, "READ_BYTES", 20_000)  # many reads, the last of each tensor shorter
+    return write_model(tmp_path, family, kinds, **changes)
+
+
+def load_fp32(path: Path, spec: ModelSpec, *, packed: bool, **options: Any) -> dict[str, Any]:
+    packing = select_packing(detect_platform(), Needs(torch.float32)) if packed else None
+    return load_parameters(path, spec, torch.float32, packing=packing, **options)
+
+
+def assert_values(path: Path, spec: ModelSpec, got: dict[str, Any]) -> None:
+    want = Values(path)
+    assert list(got) == [parameter.name for parameter in spec.parameters]
+    for parameter in spec.parameters:
+        np.testing.assert_array_equal(values_of(got[parameter.name]), want.of(parameter), parameter.name)
+
+
+@pytest.mark.parametrize("packed", [NATIVE, False])
+def test_values_are_those_of_gguf(model: Path, packed: bool) -> None:
+    spec = load_spec(model)
+    assert_values(model, spec, load_fp32(model, spec, packed=packed))
+
+
+def test_values_without_native_code(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "instruction_sets", lambda: ())
+    spec = load_spec(model)
+    assert_values(model, spec, load_fp32(model, spec, packed=False))
+
+
+@pytest.mark.parametrize("packed", [NATIVE, False])
+@pytest.mark.parametrize("split", [Split(2), Split(1, 2), Split(2, 1, True)], ids=str)
+def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed: bool) -> None:
+    whole = load_spec(model)
+    if split.expert and not any(layer.moe for layer in whole.layers):
+        pytest.skip("has no experts")
+    total = 0
+    for place in split.places:
+        spec = shard(whole, place)
+        got = load_fp32(model, spec, packed=packed, whole=whole)
+        want = Values(model)
+        for parameter in spec.parameters:
+            np.testing.assert_array_equal(values_of(got[parameter.name]), want.of(parameter), parameter.name)
+        total += spec.num_parameters()
+    assert total >= whole.num_parameters()
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_stay_codes(model: Path, dtype: torch.dtype) -> None:
+    """A matrix whose tensors all have codes is as large as they need; one with floats has the format of floats."""
+    spec, types, name = load_spec(model), Values(model), str(dtype).removeprefix("torch.")
+    packing = select_packing(detect_platform(), Needs(dtype))
+    coded = 0
+    for parameter_name, weight in load_parameters(model, spec, dtype, packing=packing).items():
+        parameter = next(each for each in spec.parameters if each.name == parameter_name)
+        if parameter.kind == "vector":
+            continue
+        stored = types.types(parameter)
+        assert isinstance(weight, PackedWeight)
+        if parameter.kind == "router" or stored & {"F32", "F16", "BF16"}:
+            assert weight.format == cpu_format(parameter.kind, (), name, "none", 32, detect_platform().isa)
+        else:
+            assert weight.format == format_of(sorted(stored))
+            coded += 1
+        shape = (weight.n, weight.k)
+        assert weight.nbytes == weight.count * packed_bytes(*shape, weight.format, gated=weight.gated)
+    assert coded >= 2
+
+
+@pytest.mark.parametrize("packed", [NATIVE, False])
+def test_a_real_file(packed: bool) -> None:
+    """SmolLM2: q and k of Q4_1, the embedding and some others of Q8_0."""
+    path = smollm2()
+    spec = load_spec(path)
+    types = {kind for parameter in spec.parameters for kind in Values(path).types(parameter)}
+    assert types == {"Q4_1", "Q8_0", "F32"}
+    assert_values(path, spec, load_fp32(path, spec, packed=packed))
+
+
+@pytest.mark.parametrize("packed", [NATIVE, False])
+def test_columns_that_cut_a_block_are_refused(tmp_path: Path, packed: bool) -> None:
+    path = write_model(tmp_path, "llama", {"ffn_down": "Q6_K"})
+    whole = load_spec(path)
+    for place in Split(4).places[1:2]:  # columns 128 to 255
+        with pytest.raises(CheckpointError) as caught:
+            load_fp32(path, shard(whole, place), packed=packed, whole=whole)
+    assert str(caught.value) == (
+        f"{path}: blk.0.ffn_down.weight is Q6_K, whose blocks of 256 values cannot be divided at column 128: use fewer "
+        "ranks (--tensor-parallel-size)"
+    )
+
+
+def test_the_log_names_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_model(tmp_path, "llama", {})
+    with caplog.at_level(logging.INFO, "penstock.weights.load"):
+        load_parameters(path, load_spec(path), torch.float32)
+    assert f"GB of weights from {path} in " in caplog.text
