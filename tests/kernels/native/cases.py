@@ -25,7 +25,7 @@ from torch import Tensor
 from penstock.config.weights import F32, WeightFormat
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.native.attention import NativeAttention
-from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.linear import UNQUANTIZED, NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
@@ -71,9 +71,19 @@ class QuantizedExperts(NativeExperts):
         return self._packing(weight, None, gated, count)
 
 
-def from_floats(fmt: WeightFormat) -> Pack:
-    """Packs the weight."""
-    return lambda weight, bias, gated, count: pack(weight, bias, fmt, gated=gated, count=count)
+def in_own_memory(weight: PackedWeight) -> PackedWeight:
+    """The weight with a part of the heap for each tensor, whose ends the sanitizer knows: packed ones share chunks."""
+    parts = {name: None if part is None else part.clone() for name, part in weight.parts.items()}
+    return replace(weight, **parts)  # type: ignore[arg-type]
+
+
+def from_floats(fmt: WeightFormat | None) -> Pack:
+    """Packs the weight in a format, or as it is."""
+
+    def packing(weight: Tensor, bias: Tensor | None, gated: bool, count: int) -> PackedWeight:
+        return in_own_memory(pack(weight, bias, fmt or UNQUANTIZED[weight.dtype], gated=gated, count=count))
+
+    return packing
 
 
 def drawn(fmt: WeightFormat) -> Pack:
@@ -96,14 +106,13 @@ def cases() -> Iterator[Case]:
                 if op.name in MAKERS:
                     yield name, _run(op, MAKERS[op.name], arguments)
                     continue
-                plain, quantized = (NativeLinear, Quantized)
-                if op.name == "experts":
-                    plain, quantized = (NativeExperts, QuantizedExperts)
-                yield name, _run(op, plain, arguments)
-                packings = [(scheme, from_floats(FROM_FLOATS[scheme])) for scheme in PACKED]
+                make = QuantizedExperts if op.name == "experts" else Quantized
                 other, fmt = next(formats)
-                for scheme, packing in (*packings, (f"drawn {other}", drawn(fmt))):
-                    yield f"{name} {scheme}", _run(op, lambda s, p=packing, q=quantized: q(s, p), arguments)
+                packings = {"": from_floats(None)}
+                packings |= {f" {scheme}": from_floats(FROM_FLOATS[scheme]) for scheme in PACKED}
+                packings |= {f" drawn {other}": drawn(fmt)}
+                for scheme, packing in packings.items():
+                    yield f"{name}{scheme}", _run(op, lambda s, p=packing, m=make: m(s, p), arguments)
     for dtype in DTYPES:
         yield f"int8 pages {str(dtype)[6:]}", _int8_pages(dtype)
     for vocab in (3, 257, 4112):
@@ -169,7 +178,7 @@ def _sampling(vocab: int) -> Callable[[Session], list[Tensor]]:
 
 def overrun_whole_vectors(team: ThreadTeam) -> None:
     """A product whose weight has 16 columns fewer than it says: the kernel reads their lines."""
-    linear, weight = NativeLinear(Session(team)), pack(torch.ones(16, 72), None, F32)
+    linear, weight = NativeLinear(Session(team)), in_own_memory(pack(torch.ones(16, 72), None, F32))
     linear(torch.ones(3, 72), weight)
     print(RIGHT_SIZE, flush=True)
     linear(torch.ones(3, 72), replace(weight, n=32))

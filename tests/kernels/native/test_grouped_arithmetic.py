@@ -5,6 +5,7 @@ test_emulated.py runs this with the instruction sets that the processor lacks.
 
 import os
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -112,8 +113,6 @@ def test_the_reference_is_close_to_the_product_of_the_values() -> None:
 
 def test_fma_rounds_once() -> None:
     """Against exact integers of Python: a * b + c with c close to a tie of the product."""
-    from fractions import Fraction
-
     random = np.random.default_rng(1)
     a, b, c = (random.standard_normal(3000).astype(np.float32) for _ in range(3))
     c[:1000] = (a * b)[:1000]

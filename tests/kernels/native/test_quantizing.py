@@ -116,7 +116,7 @@ def best_errors(groups: NDArray[np.float64]) -> NDArray[np.float64]:
     return best
 
 
-@pytest.mark.parametrize(("group", "worst"), [(32, 1.18), (64, 1.11), (128, 1.09)])
+@pytest.mark.parametrize(("group", "worst"), [(32, 1.07), (64, 1.04), (128, 1.03)])
 def test_int4_is_close_to_the_best(group: int, worst: float) -> None:
     """On average. The best scales and minima are not rounded to two levels."""
     rows = drawn(4, 1024, seed=3)
@@ -140,7 +140,7 @@ def test_zeros_and_values_below_the_least_scale_become_small(fmt: WeightFormat) 
     for size in (1e-45, 1e-30, 1e-8, 1e-6):
         rows = drawn(3, 576) * np.float32(size)
         got = quantized(rows, fmt).values()
-        assert np.isfinite(got).all() and np.abs(got[:, :576] - rows).max() <= max(200 * LEAST_HALF, 0.0)
+        assert np.isfinite(got).all() and np.abs(got[:, :576] - rows).max() <= 200 * LEAST_HALF
 
 
 @pytest.mark.parametrize("fmt", [INT8, *map(int4_format, (32, 64, 128))], ids=str)
@@ -149,7 +149,7 @@ def test_the_largest_values_that_a_scale_can_hold_are_kept(fmt: WeightFormat) ->
     rows = drawn(3, 576)
     rows *= np.float32(60000 * 127) / np.abs(rows).max()
     got = quantized(rows, fmt).values()[:, :576]
-    assert np.isfinite(got).all() and np.abs(got - rows).max() <= 0.12 * np.abs(rows).max()
+    assert np.isfinite(got).all() and np.abs(got - rows).max() <= 0.2 * np.abs(rows).max()
     for large in (3e7 * 127, 1e20, 3e38):
         rows[1] *= np.float32(large) / np.abs(rows[1]).max()
         with pytest.raises(ValueError, match=r"^1 rows hold .*too large to quantise"):

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.pack import pack
 from penstock.kernels.native.packer import NativePacker
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
-from tests.kernels.native.reference import FROM_FLOATS
+from tests.gguf.blocks import random_rows, reference
+from tests.kernels.native.reference import FROM_FLOATS, unpacked
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
 
@@ -59,6 +61,32 @@ def test_what_is_read_is_what_packing_gives(file: int, weight: Tensor, scheme: s
     assert sum(told) == weight.nbytes and min(told) >= 0
     want = pack(weight, None, FROM_FLOATS[scheme])
     assert all(torch.equal(x, y) for x, y in zip(packer.finish().tensors, want.tensors, strict=True))
+
+
+@pytest.mark.parametrize("stored", ["Q4_0", "Q6_K"])
+def test_every_second_row_of_a_gguf_type_is_read(tmp_path: Path, stored: str) -> None:
+    data = random_rows(stored, 2 * 21, 512)
+    path, size = tmp_path / "rows", data.shape[1]
+    path.write_bytes(bytes(OFFSET) + data.tobytes())
+    packer = NativePacker((21, 512), GGUF_FORMATS[stored], gated=False, memory=WeightMemory())
+    with path.open("rb") as opened:
+        jobs = [
+            ReadJob(job, OFFSET + 2 * (start + first) * size, (2 * job.count - 1) * size, opened.fileno())
+            for start in range(0, 21, 5)
+            for first, job in packer.jobs(start, min(5, 21 - start), stored, 2 * size)
+        ]
+        reading = WeightReader(jobs, 2)
+        reading.finish(lambda count: None)
+        reading.close()
+    np.testing.assert_array_equal(unpacked(packer.finish()).values(), reference(stored, data[::2]))
+
+
+def test_rows_that_are_too_short_for_their_type_are_an_error(file: int) -> None:
+    packer = NativePacker((4, 512), GGUF_FORMATS["Q4_0"], gated=False, memory=WeightMemory())
+    reading = WeightReader([ReadJob(job, 0, 4 * 200, file) for _, job in packer.jobs(0, 4, "Q4_0", 200)], 0)
+    with pytest.raises(ReadFailed, match=os.strerror(22)):  # EINVAL
+        reading.finish(lambda count: None)
+    reading.close()
 
 
 def failure(file: int, *, threads: int = 2) -> ReadFailed:

@@ -68,42 +68,49 @@ struct Line {
   float scale, min;
 };
 
-// For given codes, the best line is a linear regression. Several ranges of codes are tried: the values' own, and ones
-// whose ends are a little inside of it, which leave more codes for the values between.
+struct Fit {
+  Line line;
+  float explained;  // the sum of squared errors is that of x less this
+};
+
+// The best line for the codes round((x - offset) * factor): a linear regression.
+Fit fit_of(const float* x, int64_t group, float sum_x, float offset, float factor) {
+  __m256 codes = _mm256_setzero_ps(), squares = codes, products = codes;
+  for (int64_t i = 0; i < group; i += 8) {
+    const __m256 v = _mm256_loadu_ps(x + i);
+    const __m256 code = codes_of(v, _mm256_set1_ps(offset), _mm256_set1_ps(factor), _mm256_set1_ps(kMostNibble));
+    codes = _mm256_add_ps(codes, code);
+    squares = _mm256_add_ps(squares, _mm256_mul_ps(code, code));
+    products = _mm256_add_ps(products, _mm256_mul_ps(code, v));
+  }
+  const float count = static_cast<float>(group), sum_c = sum_of(codes), sum_cc = sum_of(squares);
+  const float sum_cx = sum_of(products), spread = count * sum_cc - sum_c * sum_c;
+  if (!(spread > 0.0f)) return {{0.0f, 0.0f}, -__builtin_inff()};
+  const float scale = (count * sum_cx - sum_x * sum_c) / spread, min = (sum_x - scale * sum_c) / count;
+  return {{scale, min}, scale * sum_cx + min * sum_x};
+}
+
+// Several ranges of codes are tried: the values' own, and ones that leave out a part at either end, so that there are
+// more codes for the values between. The best line then gives new codes, which may have a better one.
 Line best_line(const float* x, int64_t group) {
-  constexpr int kTries = 8;
-  constexpr float kInside = 0.04f;  // of the range, more for each try
+  constexpr float kLeftOut[] = {0.0f, 0.04f, 0.08f};  // of the range
+  constexpr int kRepeats = 2;
   const Range range = range_of(x, group);
-  const float width = range.most - range.least, count = static_cast<float>(group);
+  const float width = range.most - range.least;
   if (!(width > 0.0f)) return {0.0f, range.least};
   __m256 total = _mm256_setzero_ps();
   for (int64_t i = 0; i < group; i += 8) total = _mm256_add_ps(total, _mm256_loadu_ps(x + i));
   const float sum_x = sum_of(total);
-  Line best{width / kMostNibble, range.least};
-  float most_explained = -__builtin_inff();
-  for (int attempt = 0; attempt < kTries; ++attempt) {
-    const float inside = kInside * static_cast<float>(attempt) * width / 2;
-    const __m256 offset = _mm256_set1_ps(range.least + inside);
-    const __m256 factor = _mm256_set1_ps(kMostNibble / (width - 2 * inside)), most = _mm256_set1_ps(kMostNibble);
-    __m256 codes = _mm256_setzero_ps(), squares = codes, products = codes;
-    for (int64_t i = 0; i < group; i += 8) {
-      const __m256 v = _mm256_loadu_ps(x + i), code = codes_of(v, offset, factor, most);
-      codes = _mm256_add_ps(codes, code);
-      squares = _mm256_add_ps(squares, _mm256_mul_ps(code, code));
-      products = _mm256_add_ps(products, _mm256_mul_ps(code, v));
-    }
-    const float sum_c = sum_of(codes), sum_cc = sum_of(squares), sum_cx = sum_of(products);
-    const float spread = count * sum_cc - sum_c * sum_c;
-    if (!(spread > 0.0f)) continue;
-    const float scale = (count * sum_cx - sum_x * sum_c) / spread, min = (sum_x - scale * sum_c) / count;
-    // The sum of squared errors is that of x less this.
-    const float explained = scale * sum_cx + min * sum_x;
-    if (explained > most_explained) {
-      most_explained = explained;
-      best = {scale, min};
-    }
+  Fit best{{width / kMostNibble, range.least}, -__builtin_inff()};
+  const auto attempt = [&](float offset, float factor) {
+    const Fit fit = fit_of(x, group, sum_x, offset, factor);
+    if (fit.explained > best.explained) best = fit;
+  };
+  for (const float low : kLeftOut) {
+    for (const float high : kLeftOut) attempt(range.least + low * width, kMostNibble / (width * (1 - low - high)));
   }
-  return best;
+  for (int i = 0; i < kRepeats && best.line.scale > 0.0f; ++i) attempt(best.line.min, 1.0f / best.line.scale);
+  return best.line;
 }
 
 float largest(const float* x, int64_t count) {
