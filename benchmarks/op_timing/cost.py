@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
+from penstock.config.weights import WeightFormat
 from penstock.kernels.native.structs import (
+    CODES,
     F32,
     I8,
+    SCALES,
     SCHEMES,
     AdvanceOp,
     AttentionOp,
@@ -27,8 +30,6 @@ from penstock.kernels.native.structs import (
     RouteOp,
     SampleOp,
 )
-
-_BITS = {"f32": 32, "bf16": 16, "int16": 16, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,14 @@ def op_cost(op: Any) -> OpCost:
 
 
 def weight_bytes(weight: Matrix) -> float:
-    """Bytes of the values and their scales, without padding."""
-    scales = {"int16": 4 * weight.n, "int8": 4 * weight.n, "int4": 2 * weight.n * -(-weight.k // max(weight.group, 1))}
-    scheme = SCHEMES[weight.scheme]
-    return float(weight.n * weight.k * _BITS[scheme] / 8 + scales.get(scheme, 0))
+    """Bytes of the values, their scales and their minima, without padding."""
+    f = weight.format
+    fmt = WeightFormat(SCHEMES[f.scheme], CODES[f.codes], SCALES[f.scales], bool(f.mins), f.group, f.zero)
+    factors = 0
+    if fmt.scheme == "grouped":
+        factors = -(-weight.k // fmt.group) * fmt.scale_bytes + fmt.supers(weight.k) * 2
+    column_scales = 4 if fmt.scheme == "int16" else 0
+    return weight.n * (weight.k * fmt.bits / 8 + factors * (2 if fmt.mins else 1) + column_scales)
 
 
 def _experts(op: ExpertsOp, size: int) -> OpCost:

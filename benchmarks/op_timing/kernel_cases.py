@@ -17,16 +17,22 @@ from torch import Tensor
 from op_timing.cost import OpCost, op_cost
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
+from penstock.config.weights import BF16, F32, GGUF_FORMATS, INT8, INT16, WeightFormat, int4_format
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.pack import pack
+from penstock.kernels.native.packing import PackedWeight, packed_weight
 from penstock.kernels.native.session import Program, Session
 from penstock.kernels.routing import Routing
 
-SCHEMES = ("f32", "bf16", "int16", "int8", "int4")
+# Weights packed from floats, and random codes in formats of GGUF files (Q8_0's is int8).
+FORMATS = {"f32": F32, "bf16": BF16, "int16": INT16, "int8": INT8, "int4": int4_format(32)}
+FORMATS |= {name: GGUF_FORMATS[name] for name in ("Q4_0", "Q4_K", "Q6_K")}
+NARROW = tuple(FORMATS)[1:]  # but for fp32
 SHAPES = ((3072, 1024), (4864, 896), (1600, 960))  # [n, k]: Qwen3-0.6B, Qwen2.5-0.5B, SmolLM2-360M (15 heads over 5)
 ROWS = (1, 8, 32, 256)
 VOCAB = 151_936
@@ -131,12 +137,27 @@ def _time(session: Session, case: KernelCase, working_set: int) -> _Timed:
 # -- products ---------------------------------------------------------------------------------------------------
 
 
+def _random_codes(n: int, k: int, fmt: WeightFormat, *, gated: bool) -> PackedWeight:
+    """A weight of random codes whose values are small."""
+    layout, random = Layout(n, k, fmt, gated), np.random.default_rng(0)
+    parts = layout.empty()
+    for part in parts.values():
+        if part is not None and part.dtype == np.float16:
+            part[...] = 2.0**-12
+        elif part is not None:
+            part[...] = random.integers(0, 1 << (8 if part.dtype == np.uint8 else 6), part.shape)
+    return packed_weight(layout, parts)
+
+
 class _Weights:
     """Copies of a packed weight [n, k] of small random values, made on first use."""
 
-    def __init__(self, n: int, k: int, scheme: str, *, gated: bool = False) -> None:
-        dtype = torch.float32 if scheme == "f32" else torch.bfloat16
-        packed = pack((torch.randn(min(n, SLAB), k) / k**0.5).to(dtype), None, scheme, gated=gated)  # type: ignore[arg-type]
+    def __init__(self, n: int, k: int, name: str, *, gated: bool = False) -> None:
+        if name in GGUF_FORMATS:
+            packed = _random_codes(min(n, SLAB), k, FORMATS[name], gated=gated)
+        else:
+            dtype = torch.float32 if name == "f32" else torch.bfloat16
+            packed = pack((torch.randn(min(n, SLAB), k) / k**0.5).to(dtype), None, FORMATS[name], gated=gated)
         repeats = -(-n // SLAB)
         blocks = -(-n // 16)
 
@@ -151,7 +172,9 @@ class _Weights:
 
     def __call__(self, i: int) -> PackedWeight:
         while len(self._copies) <= i:
-            self._copies.append(replace(self._copies[0], lines=self._copies[0].lines.clone()))
+            first = self._copies[0]
+            parts = {name: None if part is None else part.clone() for name, part in first.parts.items()}
+            self._copies.append(replace(first, **parts))  # type: ignore[arg-type]
         return self._copies[i]
 
 
@@ -166,7 +189,7 @@ def _activations(rows: int, width: int, scheme: str = "bf16") -> Tensor:
 def _linear(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     for n, k in SHAPES:
-        for scheme in SCHEMES:
+        for scheme in FORMATS:
             weights = _Weights(n, k, scheme)
             for rows in ROWS:
                 x = _activations(rows, k, scheme)
@@ -180,7 +203,7 @@ def _linear(session: Session) -> Iterator[KernelCase]:
 def _gated(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     n, k = 2 * 4864, 896
-    for scheme in SCHEMES:
+    for scheme in FORMATS:
         weights = _Weights(n, k, scheme, gated=True)
         for rows in ROWS:
             x = _activations(rows, k, scheme)
@@ -194,7 +217,7 @@ def _gated(session: Session) -> Iterator[KernelCase]:
 def _logits(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     k = 1024
-    for scheme in SCHEMES[1:]:
+    for scheme in NARROW:
         weights = _Weights(VOCAB, k, scheme)
         for rows in (1, 8, 32):
             x = _activations(rows, k)
@@ -208,7 +231,7 @@ def _logits(session: Session) -> Iterator[KernelCase]:
 def _embedding(session: Session) -> Iterator[KernelCase]:
     linear = NativeLinear(session)
     k = 1024
-    for scheme in SCHEMES[1:]:
+    for scheme in NARROW:
         table = _Weights(VOCAB, k, scheme)(0)
         for rows in (32, 256, 2048):
 
@@ -228,7 +251,7 @@ def _experts(session: Session) -> Iterator[KernelCase]:
     """Each copy draws its own choice of experts. All experts have the same values."""
     experts = NativeExperts(session)
     width, hidden = EXPERT
-    for scheme in SCHEMES[1:]:
+    for scheme in NARROW:
         stacks = [
             _stacked(_Weights(n, k, scheme, gated=gated)(0))
             for n, k, gated in ((2 * width, hidden, True), (hidden, width, False))

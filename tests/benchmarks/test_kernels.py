@@ -6,6 +6,7 @@ import torch
 from op_timing.kernel_cases import OPS, measure_kernels
 
 from penstock.bench.roofline import MachineRates
+from penstock.config.weights import packed_bytes
 from penstock.kernels.native.session import native_session
 
 SMALL = {
@@ -38,8 +39,8 @@ def test_every_op_is_measured() -> None:
     assert {each.op for each in found} == set(OPS)
     assert len(said) == len(found)
     types = {op: {each.dtype for each in found if each.op == op} for op in OPS}
-    assert types["linear"] == types["gated"] == {"f32", "bf16", "int16", "int8", "int4"}
-    assert types["experts"] == {"bf16", "int16", "int8", "int4"}
+    assert types["linear"] == types["gated"] == {"f32", "bf16", "int16", "int8", "int4", "Q4_0", "Q4_K", "Q6_K"}
+    assert types["experts"] == types["logits"] == types["linear"] - {"f32"}
     assert types["attention"] == types["store"] == {"bf16", "int8"}
     assert all(each.us > 0 for each in found)
     assert {each.rows for each in found if each.shape == "prefill at 48"} == {16}
@@ -53,4 +54,6 @@ def test_a_long_weight_repeats_a_packed_one() -> None:
     first, other = weights(0), weights(2)
     assert (first.n, first.k) == (1000, 40)
     assert len(first.lines) == 63 * 64 // 8 * 64  # 63 blocks of columns; 40 along k are padded to 64, 8 a line
-    assert torch.equal(first.lines, other.lines) and first.lines.data_ptr() != other.lines.data_ptr()
+    assert first.nbytes == packed_bytes(1000, 40, first.format)
+    for ours, theirs in zip(first.tensors, other.tensors, strict=True):
+        assert torch.equal(ours, theirs) and ours.data_ptr() != theirs.data_ptr()

@@ -9,12 +9,14 @@ import torch
 from op_timing.cost import OpCost, op_cost
 
 from penstock.bench.roofline import MachineRates
+from penstock.config.weights import BF16 as BF16_FORMAT
+from penstock.config.weights import INT8, INT16, WeightFormat, int4_format
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
-from penstock.kernels.native.packing import pack, pack_stack
+from penstock.kernels.native.pack import pack
 from penstock.kernels.native.session import Program, native_session
 
 BF16 = torch.bfloat16
@@ -36,16 +38,16 @@ def last(program: Program) -> object:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "weight"),
+    ("fmt", "weight"),
     [
-        ("bf16", 96 * 64 * 2),
-        ("int16", 96 * 64 * 2 + 96 * 4),
-        ("int8", 96 * 64 + 96 * 4),
-        ("int4", 96 * 32 + 96 * 2 * 2),
+        (BF16_FORMAT, 96 * 64 * 2),
+        (INT16, 96 * 64 * 2 + 96 * 4),
+        (INT8, 96 * 64 + 96 * 2 * 2),  # a scale for each of two groups
+        (int4_format(32), 96 * 32 + 96 * 2 * (2 * 1 + 2)),  # scales and minima, of two groups and of 256 values
     ],
 )
-def test_a_product_reads_its_weight_and_its_rows_once(scheme: str, weight: int) -> None:
-    packed = pack(torch.randn(96, 64, dtype=BF16), None, scheme)  # type: ignore[arg-type]
+def test_a_product_reads_its_weight_and_its_rows_once(fmt: WeightFormat, weight: int) -> None:
+    packed = pack(torch.randn(96, 64, dtype=BF16), None, fmt)
     linear = NativeLinear(native_session())
     done = recorded(lambda declare: linear(declare(torch.randn(5, 64).to(BF16)), packed))
     assert done == OpCost(weight + 5 * (64 + 96) * 2, 2 * 5 * 96 * 64)
@@ -54,14 +56,14 @@ def test_a_product_reads_its_weight_and_its_rows_once(scheme: str, weight: int) 
 
 
 def test_a_gated_product_writes_half_of_its_columns() -> None:
-    packed = pack(torch.randn(96, 64, dtype=BF16), None, "bf16", gated=True)
+    packed = pack(torch.randn(96, 64, dtype=BF16), None, BF16_FORMAT, gated=True)
     linear = NativeLinear(native_session())
     done = recorded(lambda declare: linear.gated(declare(torch.randn(5, 64).to(BF16)), packed, "silu"))
     assert done == OpCost(96 * 64 * 2 + 5 * (64 + 48) * 2, 2 * 5 * 96 * 64)
 
 
 def test_an_embedding_reads_only_its_rows() -> None:
-    packed = pack(torch.randn(96, 64, dtype=BF16), None, "bf16")
+    packed = pack(torch.randn(96, 64, dtype=BF16), None, BF16_FORMAT)
     linear = NativeLinear(native_session())
     assert recorded(lambda declare: linear.rows(declare(torch.tensor([3, 4])), packed, 1.0, BF16)).bytes == 2 * 64 * 4
 
@@ -74,7 +76,10 @@ def test_a_norm_with_a_residual_writes_the_sum_too() -> None:
 
 
 def test_a_mixture_reads_the_experts_that_were_chosen() -> None:
-    stacks = (pack_stack(torch.randn(6 * n, k, dtype=BF16), 6, "bf16", gated=n == 96) for n, k in ((96, 64), (64, 48)))
+    stacks = (
+        pack(torch.randn(6 * n, k, dtype=BF16), None, BF16_FORMAT, gated=n == 96, count=6)
+        for n, k in ((96, 64), (64, 48))
+    )
     experts = NativeExperts(native_session())
     with native_session().record() as program:
         x, logits = (program.input(tensor, c_int64(5)) for tensor in (torch.randn(5, 64).to(BF16), torch.zeros(5, 6)))

@@ -9,18 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.weights import Scheme
 from penstock.kernels import Experts, Routing, SharedExpertOutput
 from penstock.kernels.linear import TorchLinear
 from penstock.kernels.moe import TorchExperts
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
-from penstock.kernels.native.packing import PackedWeight, pack, pack_stack
+from penstock.kernels.native.pack import pack
+from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native.structs import ExpertsOp
 from penstock.kernels.native.team import ThreadTeam
+from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
 
-SCHEMES: list[tuple[Scheme, int]] = [("f32", 0), ("bf16", 0), ("int16", 0), ("int8", 0), ("int4", 32), ("int4", 64)]
+SCHEMES = tuple(FROM_FLOATS)
+DRAWN = ("Q2_K", "Q6_K", "IQ4_XS", "MXFP4", "Q4_0", "Q4_0+Q4_K")  # with random codes and scales
 COUNT, HIDDEN, WIDTH, SLOTS, TOKENS = 6, 104, 72, 3, 140  # more tokens than are multiplied at once
 
 
@@ -37,15 +39,23 @@ def experts(request: pytest.FixtureRequest) -> Experts:
     return native() if request.param == "native" else TorchExperts(TorchLinear())
 
 
+def packed_as(scheme: str, weight: Tensor, *, gated: bool, count: int = 1) -> PackedWeight:
+    """The weight packed in a format, or a random one of its size."""
+    if scheme in FROM_FLOATS:
+        return pack(weight, None, FROM_FLOATS[scheme], gated=gated, count=count)
+    n, k = weight.shape
+    return random_weight(GROUPED[scheme], n // count, k, gated=gated, count=count)
+
+
 class Mixture:
     """Weights of one scheme, and tokens with their routing."""
 
-    def __init__(self, scheme: Scheme, group: int, tokens: int = TOKENS, total: int = COUNT) -> None:
+    def __init__(self, scheme: str, tokens: int = TOKENS, total: int = COUNT) -> None:
         self.dtype = torch.float32 if scheme == "f32" else torch.bfloat16
         dense = drawn(COUNT * 2 * WIDTH, HIDDEN) / HIDDEN**0.5, drawn(COUNT * HIDDEN, WIDTH) / WIDTH**0.5
         self.dense = tuple(weight.to(self.dtype) for weight in dense)
         self.weights = tuple(
-            pack_stack(weight, COUNT, scheme, group=group or 32, gated=gated)
+            packed_as(scheme, weight, gated=gated, count=COUNT)
             for weight, gated in zip(self.dense, (True, False), strict=True)
         )
         self.x, self.residual = (drawn(tokens, HIDDEN + i, dtype=self.dtype)[:, :HIDDEN].contiguous() for i in (0, 1))
@@ -105,7 +115,7 @@ def test_a_row_of_logits_that_are_not_finite_chooses_some_experts_and_spoils_its
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_sum_is_that_of_the_formula(experts: Experts, dtype: torch.dtype) -> None:
-    mixture = Mixture("f32" if dtype == torch.float32 else "bf16", 0)
+    mixture = Mixture("f32" if dtype == torch.float32 else "bf16")
     gate_up, down = (weight.double() for weight in mixture.dense)
     x, want = mixture.x.double(), mixture.residual.double()
     assert mixture.shared.gate is not None
@@ -124,17 +134,17 @@ def test_the_sum_is_that_of_the_formula(experts: Experts, dtype: torch.dtype) ->
     torch.testing.assert_close(got.double(), want, rtol=0.0, atol=tolerance * want.abs().max().item())
 
 
-@pytest.mark.parametrize(("scheme", "group"), SCHEMES)
-def test_schemes_give_what_products_with_each_expert_give(scheme: Scheme, group: int) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_schemes_give_what_products_with_each_expert_give(scheme: str) -> None:
     """Rows of an expert multiply as they would alone, so only roundings between products differ."""
-    mixture = Mixture(scheme, group)
+    mixture = Mixture(scheme)
 
     class Packed(NativeLinear):
         def pack(
             self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False
         ) -> PackedWeight:
             assert isinstance(weight, Tensor)
-            return pack(weight, bias, scheme, group=group or 32, gated=gated)
+            return pack(weight, bias, FROM_FLOATS[scheme], gated=gated)
 
     one_by_one = TorchExperts(Packed(native_session()))
     packed = (
@@ -147,9 +157,9 @@ def test_schemes_give_what_products_with_each_expert_give(scheme: Scheme, group:
     torch.testing.assert_close(mixture.run(native()).float(), want, rtol=0.0, atol=tolerance * want.abs().max().item())
 
 
-@pytest.mark.parametrize(("scheme", "group"), SCHEMES)
-def test_a_token_is_the_same_whoever_is_beside_it_in_all_schemes(scheme: Scheme, group: int) -> None:
-    mixture = Mixture(scheme, group)
+@pytest.mark.parametrize("scheme", SCHEMES + DRAWN)
+def test_a_token_is_the_same_whoever_is_beside_it_in_all_schemes(scheme: str) -> None:
+    mixture = Mixture(scheme)
     team = ThreadTeam(native_session().team.isa, 2)
     of_all = []
     for experts in (native(), NativeExperts(Session(team))):
@@ -165,8 +175,8 @@ def test_a_token_is_the_same_whoever_is_beside_it_in_all_schemes(scheme: Scheme,
 
 
 def test_a_token_that_is_not_finite_spoils_itself_alone_in_all_schemes() -> None:
-    for scheme, group in SCHEMES:
-        mixture = Mixture(scheme, group, tokens=20)
+    for scheme in SCHEMES:
+        mixture = Mixture(scheme, tokens=20)
         clean = mixture.run(native())
         mixture.x[3, 5], mixture.x[11, 100] = torch.inf, torch.nan
         spoiled = mixture.run(native())
@@ -177,7 +187,7 @@ def test_a_token_that_is_not_finite_spoils_itself_alone_in_all_schemes() -> None
 
 def test_experts_held_elsewhere_give_nothing(experts: Experts) -> None:
     """Two ranks with half of the experts each sum to the whole; a rank without a token's experts gives 0."""
-    mixture = Mixture("f32", 0)
+    mixture = Mixture("f32")
     halves = []
     for first in (0, COUNT // 2):
         packed = (
@@ -196,7 +206,7 @@ def test_experts_held_elsewhere_give_nothing(experts: Experts) -> None:
 
 def test_only_the_experts_that_were_chosen_are_read() -> None:
     """The weights of unused experts may be NaN, and the op counts the matrices that it read."""
-    mixture = Mixture("bf16", 0, tokens=9)
+    mixture = Mixture("bf16", tokens=9)
     mixture.routing.experts.copy_(torch.tensor([1, 4, 5]).expand(9, 3))
     want = mixture.run(native())
     for weight in mixture.weights:
@@ -217,7 +227,7 @@ def test_only_the_experts_that_were_chosen_are_read() -> None:
 
 
 def test_a_recorded_mixture_takes_any_number_of_rows() -> None:
-    session, mixture = native_session(), Mixture("bf16", 0)
+    session, mixture = native_session(), Mixture("bf16")
     rows = c_int64()
     with session.record() as program:
         x = program.input(torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16), rows)

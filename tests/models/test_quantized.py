@@ -14,14 +14,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.cli.embedded import default_model
-from penstock.config.weights import schemes
+from penstock.config.weights import GROUP_OF_X, cpu_format
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_packing
 from penstock.kernels.linear import DenseWeight, TorchLinear
 from penstock.kernels.moe import TorchExperts
 from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.pack import pack
 from penstock.kernels.native.packer import NativePacking
-from penstock.kernels.native.packing import PackedWeight, pack
+from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import native_session
 from penstock.weights.load import load_parameters
 from tests.models.logits import Checkpoint, kernels_on, logits_of
@@ -30,9 +31,9 @@ WINDOW = 320  # tokens; of each held-out module one
 # By how much perplexity may grow, for weights and pages.
 LIMITS = (
     ("none", torch.bfloat16, 0.0005),  # where bf16 is multiplied as integers
-    ("int8", torch.bfloat16, 0.005),
+    ("int8", torch.bfloat16, 0.001),
     ("none", torch.int8, 0.002),
-    ("int4", torch.bfloat16, 0.04),
+    ("int4", torch.bfloat16, 0.03),
 )
 
 pytestmark = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
@@ -58,15 +59,17 @@ def unpack(weight: PackedWeight) -> Tensor:
 
 
 class RoundedLinear(TorchLinear):
-    """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale a row; but for
-    routers, which are not quantised: whose logits are not of the vocabulary."""
+    """Multiplies dense weights with x rounded as the native kernels round it: a byte a value, a scale for GROUP_OF_X
+    values; but for routers, which are not quantised: whose logits are not of the vocabulary."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
     def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None) -> Tensor:
-        scale = x.abs().amax(-1, keepdim=True) / 127
-        return super().__call__((x / scale).round() * scale, weight, residual)
+        groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % GROUP_OF_X)).unflatten(-1, (-1, GROUP_OF_X))
+        scale = groups.abs().amax(-1, keepdim=True) / 127
+        rounded = torch.where(scale > 0, (groups * (1 / scale)).round() * scale, 0.0).flatten(-2)[..., : x.shape[-1]]
+        return super().__call__(rounded.contiguous(), weight, residual)
 
     def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
         return self(x, weight) if len(weight.weight) == self._vocab else super().__call__(x, weight)
@@ -80,12 +83,11 @@ def rounding(kernels: Kernels, spec: ModelSpec) -> Kernels:
 def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[str, Tensor]:
     """In fp32, with what quantising and packing leave of them."""
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
-    matrices, vocabulary = schemes("float32", quantization)
     for p in spec.parameters:
         if p.kind not in ("vector", "router"):
-            scheme = vocabulary if p.kind == "vocabulary" else matrices
+            fmt = cpu_format(p.kind, (), "float32", quantization, 32)
             each = parameters[p.name].chunk(p.experts)
-            parameters[p.name] = torch.cat([unpack(pack(w, None, scheme, gated=p.kind == "gated")) for w in each])
+            parameters[p.name] = torch.cat([unpack(pack(w, None, fmt, gated=p.kind == "gated")) for w in each])
     return parameters
 
 
@@ -112,7 +114,7 @@ def test_logits_are_those_of_the_dequantised_weights(
     allowed = (rounded - dense).norm().item()
     assert 0 < allowed < 0.2 * dense.norm().item()
     assert (ours - dense).norm().item() <= 1.1 * allowed
-    assert (ours - rounded).norm().item() <= 0.5 * allowed
+    assert (ours - rounded).norm().item() <= 0.6 * allowed
 
 
 # -- quality ------------------------------------------------------------------------------------------------------

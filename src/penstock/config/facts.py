@@ -49,6 +49,7 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     router: bool = False  # in full precision however the others are quantised
     experts: int = 1  # each matrix is so many of this shape, stacked;
     share: float = 1.0  # a token uses this share of them
+    sensitive: bool = False  # gets more bits than others where weights are quantised
     stored: tuple[str, ...] = ()  # GGUF types of the tensors that it is made of, "" for floats; empty: all floats
 
 

@@ -57,6 +57,12 @@ class WeightFormat:
         """Bytes of a group's scale, at the first level."""
         return _SCALE_BYTES[self.scales]
 
+    @property
+    def bits_per_weight(self) -> float:
+        """The bits of a value with its share of scales and minima, in a long row."""
+        factors = 8 * self.scale_bytes / self.group + (16 / SUPER if self.scales == "two_levels" else 0)
+        return self.bits + (factors * (2 if self.mins else 1) if self.scheme == "grouped" else 0)
+
     def padded_width(self, k: int) -> int:
         """k with its padding."""
         if self.scheme == "f32":
@@ -116,25 +122,31 @@ def format_of(stored: Sequence[str]) -> WeightFormat:
 
 
 def cpu_format(
-    kind: str, stored: Sequence[str], dtype: str, quantization: str, group: int, isa: str = ""
+    kind: str,
+    stored: Sequence[str],
+    dtype: str,
+    quantization: str,
+    group: int,
+    isa: str = "",
+    *,
+    sensitive: bool = False,
 ) -> WeightFormat:
     """The format of a matrix for the native kernels of an instruction set. `kind`: see families.Parameter.kind.
     `stored` has the GGUF types of the tensors that it is made of, "" for floats.
 
     Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
-    choose a token's experts. With int4, embedding and head are int8, because the choice of a token is more sensitive.
-    Without AMX, a CPU multiplies integers faster than floats, so matrices of bf16 become int16, but for embedding and
-    head.
+    choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. Without AMX, a CPU
+    multiplies integers faster than floats, so matrices of bf16 become int16, but for embedding and head.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
         return floats
     if _has_codes(stored):
         return format_of(stored)
-    if quantization == "int8" or (quantization == "int4" and kind == "vocabulary"):
-        return INT8
-    if quantization == "int4":
+    if quantization == "int4" and kind != "vocabulary" and not sensitive:
         return int4_format(group)
+    if quantization in ("int8", "int4"):
+        return INT8
     return INT16 if floats == BF16 and kind != "vocabulary" and isa != "amx" else floats
 
 
@@ -193,7 +205,7 @@ def stored_as(engine: EngineConfig, isa: str = "", stored: Iterable[Sequence[str
 
 def _dense_as(engine: EngineConfig, isa: str) -> str:
     if engine.quantization == "int4":
-        return f"int4 in groups of {engine.quantization_group}, embedding and head int8"
+        return f"int4 in groups of {engine.quantization_group}, with int8"
     if engine.quantization != "none":
         return engine.quantization
     integers = isa and cpu_format("matrix", (), engine.dtype, "none", 0, isa) == INT16
@@ -232,5 +244,6 @@ def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, scheme, engine.quantization_group, bias_size=bias)
     kind = "vocabulary" if matrix.vocabulary else "router" if matrix.router else "matrix"
-    fmt = cpu_format(kind, matrix.stored, engine.dtype, engine.quantization, engine.quantization_group)
+    settings = (engine.dtype, engine.quantization, engine.quantization_group)
+    fmt = cpu_format(kind, matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

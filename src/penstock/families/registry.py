@@ -56,7 +56,14 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = FAMILIES[known[0]](fields)
     check_layers(spec)
-    return spec
+    return _with_sensitive_layers(spec)
+
+
+def _with_sensitive_layers(spec: ModelSpec) -> ModelSpec:
+    """Mark the matrices of the first and the last layer: quantising these costs several times as much quality."""
+    ends = tuple(f"layers.{layer}." for layer in {0, len(spec.layers) - 1})
+    parameters = (replace(p, sensitive=p.kind != "vector" and p.name.startswith(ends)) for p in spec.parameters)
+    return replace(spec, parameters=tuple(parameters))
 
 
 def load_spec(model: Path) -> ModelSpec:
@@ -142,7 +149,10 @@ def _mixture(spec: ModelSpec) -> MixtureFacts | None:
 def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     names = {parameter.name for parameter in spec.parameters}
     counts = Counter(
-        (p.shape, p.kind, p.experts, ".experts." in p.name, p.name.replace(".weight", ".bias") in names, p.stored)
+        (
+            *(p.shape, p.kind, p.experts, p.stored, p.sensitive),
+            *(".experts." in p.name, p.name.replace(".weight", ".bias") in names),
+        )
         for p in spec.parameters
         if p.kind != "vector"
     )
@@ -159,8 +169,9 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             experts=experts,
             share=mixture.per_token / mixture.experts if mixture and routed else 1.0,
             stored=stored if any(stored) else (),
+            sensitive=sensitive,
         )
-        for (shape, kind, experts, routed, bias, stored), count in counts.items()
+        for (shape, kind, experts, stored, sensitive, routed, bias), count in counts.items()
     )
 
 

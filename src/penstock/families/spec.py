@@ -78,6 +78,7 @@ class Parameter:
     shape: tuple[int, ...]
     sources: tuple[TensorSource, ...]
     experts: int = 1  # number of equal matrices that are stacked
+    sensitive: bool = False  # gets more bits than others where weights are quantised
 
     @property
     def kind(self) -> ParameterKind:

@@ -52,6 +52,9 @@ _END_TEXTS: Final = (
 )
 _END_IDS: Final = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _VISIBLE: Final = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # parts of an answer of gpt-oss
+_KNOWN_TEXTS: Final = frozenset(
+    (*_END_TEXTS, *_VISIBLE, "<|plamo:eos|>", *(text for texts in _FIM_TEXTS.values() for text in texts))
+)
 
 
 class TokenKind(IntEnum):
@@ -81,51 +84,66 @@ class Vocabulary(NamedTuple):
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary in a file's metadata. Raises GgufError, without the file's name, if it is missing or broken."""
-    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_values(metadata, "tokens", (str,), "strings"))]
+    tokens = _tokens(metadata)
     if not tokens:
         raise GgufError("the file has no tokenizer: tokenizer.ggml.tokens is missing or empty. Use another conversion")
-    index = {token: i for i, token in enumerate(tokens)}
-    if len(index) != len(tokens):
+    if len(set(tokens)) != len(tokens):
         raise _twice(tokens)
     types = _values(metadata, "token_type", (int,), "integers", len(tokens))
     scores = _values(metadata, "scores", (int, float), "numbers", len(tokens))
     kinds = [_KINDS.get(number, TokenKind.UNDEFINED) for number in types] or [TokenKind.NORMAL] * len(tokens)
+    meanings = _meanings(metadata, tokens)
+    for token_id, kind in meanings.kinds.items():
+        kinds[token_id] = kind
+    return Vocabulary(tokens, kinds, scores or None, meanings.ids, tuple(sorted(meanings.end_ids)))
+
+
+def end_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The `end_ids` of the vocabulary; none if there is no vocabulary. Raises GgufError if it is not one of strings."""
+    return tuple(sorted(_meanings(metadata, _tokens(metadata)).end_ids))
+
+
+class _Meanings(NamedTuple):
+    ids: dict[str, int]
+    end_ids: set[int]
+    kinds: dict[int, TokenKind]  # that differ from those in the file
+
+
+def _meanings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> _Meanings:
+    index = {token: i for i, token in enumerate(tokens) if token in _KNOWN_TEXTS}
     ids = _ids(metadata, len(tokens))
+    kinds: dict[int, TokenKind] = {}
     for name, texts in _FIM_TEXTS.items():
         found = [index[text] for text in texts if text in index]
         if name not in ids and found:
             ids[name] = min(found)
             kinds[ids[name]] = TokenKind.CONTROL
-    end_ids = _mark_ends(index, kinds) | {ids[name] for name in _END_IDS if name in ids}
-    for text in _VISIBLE:
-        if text in index:
-            kinds[index[text]] = TokenKind.USER_DEFINED
-    _correct_ends(index, kinds, end_ids)
-    return Vocabulary(tokens, kinds, scores or None, ids, tuple(sorted(end_ids)))
-
-
-def _mark_ends(index: Mapping[str, int], kinds: list[TokenKind]) -> set[int]:
-    """The ids of tokens whose text means an end. Makes them control tokens."""
     ends = {index[text] for text in _END_TEXTS if text in index}
-    for token_id in ends:
-        kinds[token_id] = TokenKind.CONTROL
-    return ends
+    kinds |= dict.fromkeys(ends, TokenKind.CONTROL)
+    kinds |= dict.fromkeys([index[text] for text in _VISIBLE if text in index], TokenKind.USER_DEFINED)
+    meanings = _Meanings(ids, ends | {ids[name] for name in _END_IDS if name in ids}, kinds)
+    _correct_ends(index, meanings)
+    return meanings
 
 
-def _correct_ends(index: Mapping[str, int], kinds: list[TokenKind], end_ids: set[int]) -> None:
+def _correct_ends(index: Mapping[str, int], meanings: _Meanings) -> None:
     """Removes two tokens that end a generation in some models and are part of it in others."""
 
     def ends(*texts: str) -> bool:
-        return any(index.get(text) in end_ids for text in texts)
+        return any(index.get(text) in meanings.end_ids for text in texts)
 
-    channels = (ends("<|return|>") or ends("<|flush|>")) and ends("<|call|>", "<|calls|>")
+    channels = ends("<|return|>", "<|flush|>") and ends("<|call|>", "<|calls|>")
     for text, inside, kind in (
         ("<|end|>", channels, TokenKind.USER_DEFINED),  # the end of a channel of gpt-oss and Solar
         ("</s>", ends("<|tool_response>", "<|plamo:eos|>"), TokenKind.NORMAL),  # Gemma 4's HTML tag
     ):
         if inside and ends(text):
-            end_ids.discard(index[text])
-            kinds[index[text]] = kind
+            meanings.end_ids.discard(index[text])
+            meanings.kinds[index[text]] = kind
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    return [token or f"[EMPTY_{i}]" for i, token in enumerate(_values(metadata, "tokens", (str,), "strings"))]
 
 
 def _ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:

@@ -40,9 +40,17 @@ class Packer(Protocol):
 class Packing(Protocol):
     """Makes the packer of each of a model's weights."""
 
-    def __call__(self, shape: tuple[int, ...], kind: Kind, experts: int = 1, stored: Sequence[str] = ()) -> Packer:
+    def __call__(
+        self,
+        shape: tuple[int, ...],
+        kind: Kind,
+        experts: int = 1,
+        stored: Sequence[str] = (),
+        *,
+        sensitive: bool = False,
+    ) -> Packer:
         """A packer for a weight of a shape and kind (see families.Parameter.kind), of `experts` stacked below each
-        other. `stored`: see config.weights.cpu_format."""
+        other. `stored` and `sensitive`: see config.weights.cpu_format."""
         ...
 
 
@@ -119,14 +127,16 @@ def select_packing(
             f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
         )
     weights = WeightMemory()
-    return lambda shape, kind, experts=1, stored=(): DensePacker(shape, needs.dtype, memory=weights)
+    return lambda shape, kind, experts=1, stored=(), *, sensitive=False: DensePacker(shape, needs.dtype, memory=weights)
 
 
 def _on_device(dtype: str, quantization: str, group: int, device: torch.device) -> Packing:
     matrices, vocabulary = schemes(dtype, quantization)
     by_kind = {"vocabulary": vocabulary, "router": unquantized(dtype)}
 
-    def packer(shape: tuple[int, ...], kind: Kind, experts: int = 1, stored: Sequence[str] = ()) -> Packer:
+    def packer(
+        shape: tuple[int, ...], kind: Kind, experts: int = 1, stored: Sequence[str] = (), *, sensitive: bool = False
+    ) -> Packer:
         scheme = by_kind.get(kind, matrices)
         if scheme == "bf16" or scheme == "f32":
             return DensePacker(shape, getattr(torch, dtype), device)

@@ -4,6 +4,7 @@ A file has either byte-level BPE with merges (`gpt2`), BPE over characters with 
 BPE, where a token has a score in place of merges (`llama`, Gemma 3's too).
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -16,6 +17,7 @@ from penstock.text.errors import TokenizerError
 from penstock.text.gguf_pretokenizers import PRE_TOKENIZERS
 from penstock.text.special_tokens import SpecialTokens
 
+_log = logging.getLogger(__name__)
 _SPACE = "▁"  # in the tokens of SentencePiece
 # Limits of untrusted files, far above those of models: work grows with their product.
 _MAX_PIECE = 512  # characters of a token with a score
@@ -56,7 +58,10 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
-    name = metadata.get("tokenizer.ggml.pre", "default")
+    name = metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        _log.warning("the file has no tokenizer.ggml.pre: using 'default', as llama.cpp does. Answers may be worse")
+        name = "default"
     kind = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise TokenizerError(

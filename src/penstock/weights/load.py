@@ -99,7 +99,7 @@ def load_parameters(
 def _packer(parameter: Parameter, dtype: torch.dtype, packing: Packing | None, device: torch.device | None) -> Packer:
     if packing is None or parameter.kind == "vector":
         return DensePacker(parameter.shape, dtype, device)
-    return packing(parameter.shape, parameter.kind, parameter.experts, parameter.stored)
+    return packing(parameter.shape, parameter.kind, parameter.experts, parameter.stored, sensitive=parameter.sensitive)
 
 
 def _finish(folder: Path, name: str, packer: Packer) -> Any:

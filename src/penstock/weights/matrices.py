@@ -27,7 +27,9 @@ class MatrixReader:
         self.tensors = stored_tensors(folder)
         check_tensors(whole or spec, self.tensors)
         self.packers: dict[str, NativePacker] = {
-            p.name: packing(p.shape, p.kind, p.experts, p.stored) for p in spec.parameters if p.kind != "vector"
+            p.name: packing(p.shape, p.kind, p.experts, p.stored, sensitive=p.sensitive)
+            for p in spec.parameters
+            if p.kind != "vector"
         }
         matrices = [p for p in spec.parameters if p.name in self.packers]
         self.unread: list[PlannedRead] = []  # reads of the matrices that the caller must do: columns

@@ -14,29 +14,11 @@ from penstock.families.gguf.names import INTERLEAVED, ROPE_FACTORS
 from penstock.families.gguf.rope import llama3_scaling, rope_scaling
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.llama_like import MAX_LAYERS
-from penstock.gguf import GgufFile, read_floats
+from penstock.gguf import GgufError, GgufFile, read_floats
+from penstock.gguf.vocabulary import end_token_ids
 
 WHERE = "metadata"
 MAX_HEAD_DIM = 4096
-
-# Tokens that end a turn, by their text, as in llama.cpp: many files name only one of a model's in their metadata.
-_END_TEXTS = frozenset(
-    {
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "</s>",
-    }
-)
-_CONTROL = 3  # in tokenizer.ggml.token_type
 
 
 class GgufKeys:
@@ -177,14 +159,14 @@ def _dtype(keys: GgufKeys) -> str:
 
 
 def _end_tokens(keys: GgufKeys, vocab_size: int) -> list[int]:
-    """Tokens that end an answer: those that the metadata names, then control tokens with a known text."""
+    """Tokens that end an answer: those that the metadata names, then those with a known text."""
     names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     named = [keys.all.integer(name, least=0, most=vocab_size - 1) for name in names if keys.all.get(name) is not None]
-    tokens, kinds = (keys.metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
-    if not (isinstance(tokens, list) and isinstance(kinds, list)):
-        return named
-    pairs = enumerate(zip(tokens[:vocab_size], kinds, strict=False))
-    return list(dict.fromkeys(named + [i for i, (text, kind) in pairs if kind == _CONTROL and text in _END_TEXTS]))
+    try:
+        known = end_token_ids(keys.metadata)
+    except GgufError as error:
+        raise UnsupportedModel(str(error)) from error
+    return list(dict.fromkeys(named + [token_id for token_id in known if token_id < vocab_size]))
 
 
 def _llama(keys: GgufKeys) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def pack_rows(job: PackJob) -> int:
     if library is None:
         raise OSError("the native kernels were not built")
     bad = int(library.penstock_pack(ctypes.byref(job)))
+    if bad == -2:
+        raise ValueError(f"a row of {job.row_stride} bytes is not {job.weight.k} values of its type")
     if bad < 0:
         raise MemoryError("no memory to pack weights")
     return bad

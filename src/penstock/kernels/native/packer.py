@@ -80,8 +80,16 @@ class NativePacking:
         self._settings = (dtype, quantization, group, isa)
         self._memory = WeightMemory()
 
-    def __call__(self, shape: tuple[int, ...], kind: str, experts: int = 1, stored: Sequence[str] = ()) -> NativePacker:
-        fmt, gated = cpu_format(kind, stored, *self._settings), kind == "gated"
+    def __call__(
+        self,
+        shape: tuple[int, ...],
+        kind: str,
+        experts: int = 1,
+        stored: Sequence[str] = (),
+        *,
+        sensitive: bool = False,
+    ) -> NativePacker:
+        fmt, gated = cpu_format(kind, stored, *self._settings, sensitive=sensitive), kind == "gated"
         rows, columns = shape
         return NativePacker((rows, columns), fmt, gated=gated, memory=self._memory, experts=experts)
 

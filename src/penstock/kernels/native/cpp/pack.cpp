@@ -155,6 +155,18 @@ void place(const uint8_t* const* rows, int64_t count, int64_t words, uint8_t* ou
 
 bool is_finite(float x) { return (__builtin_bit_cast(int32_t, x) & kMagnitude) < kInfinity; }
 
+bool same_table(const int8_t* a, const int8_t* b) { return a != nullptr && std::memcmp(a, b, 16) == 0; }
+
+// True if the format has a place for all that a type's codes and factors are.
+bool holds(const Format& format, const CodeTraits& traits) {
+  const bool codes = format.codes == Codes::bytes ||
+                     (traits.bits <= 4 && (format.codes == Codes::nibbles
+                                               ? traits.table == nullptr && traits.zero == format.zero
+                                               : same_table(traits.table, table_of(format.codes))));
+  return codes && traits.group % format.group == 0 && (format.mins != 0 || !traits.mins) &&
+         (traits.two_levels ? format.scales != Scales::f16 : format.scales != Scales::two_levels);
+}
+
 class RowPacker {
  public:
   explicit RowPacker(const PackJob& job)
@@ -168,6 +180,7 @@ class RowPacker {
         half_(job.gated ? job.weight.n / 2 : job.weight.n),
         as_stored_(padded_ == k_ && ((format_.scheme == Scheme::bf16 && job.stored == Stored::bf16) ||
                                      (format_.scheme == Scheme::f32 && job.stored == Stored::f32))),
+        recodes_(job.stored > Stored::f16 && holds(format_, traits_of(job.stored))),
         wide_(padded_),
         words_(kOctet * word_bytes_),
         codes_(groups_ == 0 ? 0 : padded_),
@@ -235,7 +248,7 @@ class RowPacker {
   }
 
   bool convert_grouped(const uint8_t* source, int64_t block, int64_t column, uint8_t* words) {
-    if (job_.stored <= Stored::f16) {
+    if (!recodes_) {
       widen_stored(source);
       if (largest_bits(wide_.data(), padded_) >= kInfinity) return false;
       const GroupedRow row{codes_.data(), scales_.data(), mins_.data(), super_scales_.data(), super_mins_.data()};
@@ -325,6 +338,7 @@ class RowPacker {
   const Format& format_;
   const int64_t k_, padded_, word_bytes_, groups_, supers_, half_;
   const bool as_stored_;
+  const bool recodes_;  // whether codes of a file stay as they are
   std::vector<float> wide_;
   std::vector<uint8_t> words_, codes_;
   std::vector<float> scales_, mins_;
@@ -335,6 +349,8 @@ class RowPacker {
 }  // namespace
 
 int64_t pack_rows(const PackJob& job) {
+  const auto type = static_cast<int32_t>(job.stored);
+  if (job.stored > Stored::f16 && !is_coded_row(type, job.weight.k, job.row_stride)) return -2;
   try {
     return RowPacker(job).run();
   } catch (const std::bad_alloc&) {

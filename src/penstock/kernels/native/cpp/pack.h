@@ -38,10 +38,12 @@ struct PackJob {
   int32_t gated;  // rows from n / 2 on are the half that is gated: they fill the last 8 columns of the blocks
 };
 
-// Codes that a file holds are packed without loss: the weight's format must be able to hold them (see `format_of` in
-// config/weights.py). Other values are rounded to the nearest, and quantised as quantize.h describes. Returns -1 if
-// memory is refused, else the number of rows that cannot be packed: they hold an infinity or NaN, or a scale that the
-// format cannot hold. Several threads may call at once, each with rows of its own.
+// Codes that a file holds are packed without loss if the weight's format can hold them (see `format_of` in
+// config/weights.py). Other values are rounded to the nearest, and quantised as quantize.h describes.
+//
+// Returns -1 if memory is refused, -2 if k values of the type take more than row_stride bytes or part of a block, else
+// the number of rows that cannot be packed: they hold an infinity or NaN, or a scale that the format cannot hold.
+// Several threads may call at once, each with rows of its own.
 int64_t pack_rows(const PackJob& job);
 
 }  // namespace penstock

@@ -75,6 +75,7 @@ void WeightReader::perform(int64_t index, std::vector<uint8_t>& buffer) {
   PackJob pack = job.pack;
   pack.rows = buffer.data();
   const int64_t bad = pack_rows(pack);
+  if (bad == -2) return fail({index, 0, 0, EINVAL});
   if (bad < 0) throw std::bad_alloc();
   if (bad > 0) return fail({index, 0, bad, 0});
   done_ += job.bytes;
