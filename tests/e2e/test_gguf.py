@@ -9,7 +9,11 @@ from tests.e2e.server import Server, serving
 from tests.smollm2 import smollm2
 
 FLAGS = ("--max-num-seqs", "4", "--max-model-len", "512", "--kv-cache-memory", "64MiB", "--device", "cpu")
-QUESTIONS = {"What is the capital of France?": "Paris", "What is the capital of Japan?": "Tokyo"}
+# Each token of these answers is at least twice as likely as the next best one, so that rounding does not decide.
+QUESTIONS = {
+    "What is the capital of France? Answer in one sentence.": "Paris",
+    "What is the capital of Japan?": "Tokyo",
+}
 SPLITS = {
     "tensor": ("--tensor-parallel-size", "3"),  # it has 3 KV heads
     "pipeline": ("--pipeline-parallel-size", "2"),
@@ -50,11 +54,6 @@ def test_it_knows_capitals(one_rank: list[str]) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_ranks_know_them_too(split: str, tmp_path: Path, one_rank: list[str]) -> None:
+def test_ranks_say_the_same(split: str, tmp_path: Path, one_rank: list[str]) -> None:
     with serving(tmp_path / "log", *FLAGS, *SPLITS[split], model=str(smollm2())) as server:
-        said = answers(server)
-        assert answers(server) == said
-    for answer, capital in zip(said, QUESTIONS.values(), strict=True):
-        assert capital in answer
-    if split == "pipeline":  # the same sums in the same order
-        assert said == one_rank
+        assert answers(server) == one_rank
