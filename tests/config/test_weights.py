@@ -1,6 +1,7 @@
 """What packed weights take, worked out by hand from the layout's description."""
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.config import size_memory
 from penstock.config.weights import (
@@ -15,6 +16,7 @@ from penstock.config.weights import (
     packed_bytes,
     schemes,
     stored_as,
+    weights_bytes,
 )
 from tests.config.models import FULL, GIB
 from tests.config.test_memory import engine
@@ -113,6 +115,27 @@ def test_codes_of_a_file_stay_and_routers_are_floats(dtype: str, floats: WeightF
         dense = cpu_format(kind, (), dtype, quantization, 32, "avx2")
         assert cpu_format(kind, ("Q4_K", ""), dtype, quantization, 32, "avx2") == dense
     assert cpu_format("router", ("Q8_0",), dtype, quantization, 32, "avx2") == floats
+
+
+def test_the_types_in_memory_are_named() -> None:
+    q4, q8, mixed, floats = ("Q4_K",), ("Q8_0",), ("", "Q4_K"), ("",)
+    assert stored_as(engine(), "avx2", [q8, q4, q8]) == "Q4_K and Q8_0 as in the file"
+    assert stored_as(engine(), "amx", [("Q4_K", "Q6_K"), q8]) == "Q4_K, Q6_K and Q8_0 as in the file"
+    assert stored_as(engine(), "avx2", [q8, floats]) == "Q8_0 as in the file, others bfloat16"
+    assert stored_as(engine(quantization="int4"), "avx2", [q8, mixed]) == "Q8_0 as in the file, others int4"
+    assert stored_as(engine(dtype="float32"), "avx2", [mixed, floats, ()]) == "float32"
+
+
+def test_codes_take_less_where_kernels_read_them() -> None:
+    matrices = tuple(replace(matrix, stored=("Q4_0",)) for matrix in FULL.matrices)
+    facts, elements = replace(FULL, matrices=matrices), 151_936 * 1024 + 28 * 15_360 * 1024
+    norms = 4 * FULL.vector_elements
+    assert weights_bytes(facts, engine(dtype="float32")) == elements // 32 * 18 + norms
+    assert weights_bytes(facts.without_codes(), engine(dtype="float32")) == 4 * elements + norms
+    plan = size_memory(facts, engine(), 16 * GIB)
+    assert plan.rows[0].note == "596.0 M parameters, Q4_0 as in the file"
+    assert size_memory(facts.without_codes(), engine(), 16 * GIB).rows[0].note == "596.0 M parameters, bfloat16"
+    assert size_memory(facts, engine(device="cuda"), 16 * GIB).rows[0].note == "596.0 M parameters, bfloat16"
 
 
 def test_a_known_model() -> None:

@@ -10,7 +10,9 @@ import pytest
 from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import GenerateRequest
 from tests.checkpoints import write_tiny_checkpoint
+from tests.gguf_models import write_gguf
 from tests.invariance.test_batch_invariance import Machine, renamed, requests, resumed
+from tests.smollm2 import smollm2
 
 WAYS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "float32"},
@@ -18,6 +20,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"},
 }
+MIXED = {"attn_q": "Q8_0", "attn_v": "Q5_1", "attn_output": "Q4_1", "ffn_up": "Q5_0", "ffn_up_exps": "IQ4_NL"}
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
 
 
@@ -25,11 +28,8 @@ def with_logprobs(wave: list[GenerateRequest]) -> list[GenerateRequest]:
     return [msgspec.structs.replace(r, sampling=msgspec.structs.replace(r.sampling, logprobs=3)) for r in wave]
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) -> None:
-    machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS[way])
-    wave = with_logprobs(requests(variant)[:24])
+def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int) -> None:
+    """Run the requests alone and then in other ways, `few_blocks` among them, which preempts."""
     alone = machine.run([wave], seqs=1)
     expected = machine.logprobs
     assert all(expected.values())
@@ -42,7 +42,7 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
     check(seqs=24)
     check(seqs=24, threads=2)
     check(seqs=24, budget=32)  # prompts in chunks, at whatever border the others leave
-    check(seqs=24, blocks=30)
+    check(seqs=24, blocks=few_blocks)
     assert machine.preemptions > 0
     check(waves=[renamed(wave, "warm-"), wave], seqs=24, caching=True)
     assert machine.cached > 0
@@ -50,3 +50,24 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
     assert machine.run([later], seqs=24) == alone
     skipped = {request.request_id: len(request.output_ids) for request in later}
     assert machine.logprobs == {name: packed[skipped[name] :] for name, packed in expected.items()}
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen2_moe"])
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) -> None:
+    machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS[way])
+    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
+
+
+@pytest.mark.parametrize("variant", ["qwen3_moe", "llama_bias"])
+def test_nothing_else_counts_for_a_gguf_file(variant: str, tmp_path: Path) -> None:
+    """Matrices of several types, some of which share one."""
+    kinds = {f"blk.{i}.{name}.weight": kind for i in range(3) for name, kind in MIXED.items()}
+    folder = write_tiny_checkpoint(variant, tmp_path / variant)
+    machine = Machine(write_gguf(folder, tmp_path / "model.gguf", kind="Q4_0", kinds=kinds), dtype="bfloat16")
+    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
+
+
+def test_nothing_else_counts_for_a_real_file() -> None:
+    wave = with_logprobs(requests("qwen3")[:6])  # token ids that any vocabulary has
+    check_ways(Machine(smollm2(), dtype="bfloat16"), wave, few_blocks=12)

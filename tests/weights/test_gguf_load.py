@@ -73,8 +73,7 @@ def load_fp32(path: Path, spec: ModelSpec, *, packed: bool, **options: Any) -> d
     return load_parameters(path, spec, torch.float32, packing=packing, **options)
 
 
-def assert_values(path: Path, spec: ModelSpec, got: dict[str, Any]) -> None:
-    want = Values(path)
+def assert_values(want: Values, spec: ModelSpec, got: dict[str, Any]) -> None:
     assert list(got) == [parameter.name for parameter in spec.parameters]
     for parameter in spec.parameters:
         np.testing.assert_array_equal(values_of(got[parameter.name]), want.of(parameter), parameter.name)
@@ -83,13 +82,13 @@ def assert_values(path: Path, spec: ModelSpec, got: dict[str, Any]) -> None:
 @pytest.mark.parametrize("packed", [NATIVE, False])
 def test_values_are_those_of_gguf(model: Path, packed: bool) -> None:
     spec = load_spec(model)
-    assert_values(model, spec, load_fp32(model, spec, packed=packed))
+    assert_values(Values(model), spec, load_fp32(model, spec, packed=packed))
 
 
 def test_values_without_native_code(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "instruction_sets", lambda: ())
     spec = load_spec(model)
-    assert_values(model, spec, load_fp32(model, spec, packed=False))
+    assert_values(Values(model), spec, load_fp32(model, spec, packed=False))
 
 
 @pytest.mark.parametrize("packed", [NATIVE, False])
@@ -98,13 +97,11 @@ def test_ranks_have_the_values_of_their_parts(model: Path, split: Split, packed:
     whole = load_spec(model)
     if split.expert and not any(layer.moe for layer in whole.layers):
         pytest.skip("has no experts")
-    total = 0
+    total, want = 0, Values(model)
     for place in split.places:
         spec = shard(whole, place)
         got = load_fp32(model, spec, packed=packed, whole=whole)
-        want = Values(model)
-        for parameter in spec.parameters:
-            np.testing.assert_array_equal(values_of(got[parameter.name]), want.of(parameter), parameter.name)
+        assert_values(want, spec, got)
         total += spec.num_parameters()
     assert total >= whole.num_parameters()
 
@@ -137,9 +134,9 @@ def test_a_real_file(packed: bool) -> None:
     """SmolLM2: q and k of Q4_1, the embedding and some others of Q8_0."""
     path = smollm2()
     spec = load_spec(path)
-    types = {kind for parameter in spec.parameters for kind in Values(path).types(parameter)}
-    assert types == {"Q4_1", "Q8_0", "F32"}
-    assert_values(path, spec, load_fp32(path, spec, packed=packed))
+    want = Values(path)
+    assert {kind for parameter in spec.parameters for kind in want.types(parameter)} == {"Q4_1", "Q8_0", "F32"}
+    assert_values(want, spec, load_fp32(path, spec, packed=packed))
 
 
 @pytest.mark.parametrize("packed", [NATIVE, False])

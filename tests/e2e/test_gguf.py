@@ -1,0 +1,59 @@
+"""`penstock serve` with SmolLM2's GGUF file, through a real client: what it says, alone and divided among ranks."""
+
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.e2e.server import Server, serving
+from tests.smollm2 import smollm2
+
+FLAGS = ("--max-num-seqs", "4", "--max-model-len", "512", "--kv-cache-memory", "64MiB", "--device", "cpu")
+# Each token of these answers is at least twice as likely as the next best one, so that rounding does not decide.
+QUESTIONS = {
+    "What is the capital of France? Answer in one sentence.": "Paris",
+    "What is the capital of Japan?": "Tokyo",
+}
+SPLITS = {
+    "tensor": ("--tensor-parallel-size", "3"),  # it has 3 KV heads
+    "pipeline": ("--pipeline-parallel-size", "2"),
+}
+
+
+def answers(server: Server) -> list[str]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        (model,) = client.models.list().data
+        assert model.id == "SmolLM2-135M-Instruct.Q4_1"
+        said = []
+        for question in QUESTIONS:
+            answer = client.chat.completions.create(
+                model=model.id,
+                messages=[{"role": "user", "content": question}],
+                temperature=0,
+                max_tokens=32,
+            )
+            said.append(answer.choices[0].message.content or "")
+        return said
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    log = tmp_path_factory.mktemp("one") / "log"
+    with serving(log, *FLAGS, model=str(smollm2())) as server:
+        said = answers(server)
+        assert answers(server) == said
+        text = log.read_text()
+        assert "weights in Q4_1 and Q8_0 as in the file" in text
+        assert smollm2().name in next(line for line in text.splitlines() if "GB of weights from" in line)
+    return said
+
+
+def test_it_knows_capitals(one_rank: list[str]) -> None:
+    for said, capital in zip(one_rank, QUESTIONS.values(), strict=True):
+        assert capital in said
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_ranks_say_the_same(split: str, tmp_path: Path, one_rank: list[str]) -> None:
+    with serving(tmp_path / "log", *FLAGS, *SPLITS[split], model=str(smollm2())) as server:
+        assert answers(server) == one_rank
