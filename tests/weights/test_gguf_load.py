@@ -11,6 +11,7 @@ import torch
 from penstock.config import Split
 from penstock.config.weights import cpu_format, format_of, packed_bytes
 from penstock.families import ModelSpec, load_spec, shard
+from penstock.families.shard import CannotSplit, possible_splits
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import PackedWeight
 from penstock.weights import load, reads
@@ -139,13 +140,25 @@ def test_a_real_file(packed: bool) -> None:
     assert_values(want, spec, load_fp32(path, spec, packed=packed))
 
 
+def test_a_split_that_cuts_blocks_is_refused(tmp_path: Path) -> None:
+    spec = load_spec(write_model(tmp_path, "llama", {"ffn_down": "Q6_K"}))
+    assert possible_splits(spec, 4) == [Split(), Split(2), Split(1, 2), Split(2, 2)]
+    with pytest.raises(CannotSplit) as caught:
+        shard(spec, Split(4).places[1])
+    assert str(caught.value) == (
+        "--tensor-parallel-size 4 cuts rows of 512 values (layers.0.down.weight, Q6_K) into 128, which are no blocks "
+        "of 256: use 1 or 2"
+    )
+
+
 @pytest.mark.parametrize("packed", [NATIVE, False])
 def test_columns_that_cut_a_block_are_refused(tmp_path: Path, packed: bool) -> None:
-    path = write_model(tmp_path, "llama", {"ffn_down": "Q6_K"})
+    """By the reads as well, if the file is not what the spec was made from."""
+    path = write_model(tmp_path, "llama", {"ffn_down": "Q8_0"})
     whole = load_spec(path)
-    for place in Split(4).places[1:2]:  # columns 128 to 255
-        with pytest.raises(CheckpointError) as caught:
-            load_fp32(path, shard(whole, place), packed=packed, whole=whole)
+    write_model(tmp_path, "llama", {"ffn_down": "Q6_K"})
+    with pytest.raises(CheckpointError) as caught:  # of columns 128 to 255
+        load_fp32(path, shard(whole, Split(4).places[1]), packed=packed, whole=whole)
     assert str(caught.value) == (
         f"{path}: blk.0.ffn_down.weight is Q6_K, whose blocks of 256 values cannot be divided at column 128: use fewer "
         "ranks (--tensor-parallel-size)"

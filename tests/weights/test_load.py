@@ -284,7 +284,8 @@ def test_packed_while_read_is_what_packing_the_tensors_gives(
         if parameter.kind == "vector":
             assert torch.equal(got, tensor)
             continue
-        fmt = cpu_format(parameter.kind, (), "bfloat16", quantization, 32, detect_platform().isa)
+        settings = ("bfloat16", quantization, 32, detect_platform().isa)
+        fmt = cpu_format(parameter.kind, (), *settings, sensitive=parameter.sensitive)
         want = pack(tensor, None, fmt, gated=parameter.kind == "gated")
         assert (got.n, got.k, got.format, got.gated) == (want.n, want.k, want.format, want.gated)
         assert all(torch.equal(x, y) for x, y in zip(got.tensors, want.tensors, strict=True)), parameter.name

@@ -222,7 +222,7 @@ def test_parts_packed_while_read_are_parts_packed_at_once(
         for parameter in shard(spec, place).parameters:
             if parameter.kind == "vector":
                 continue
-            packer = packing(parameter.shape, parameter.kind, parameter.experts)
+            packer = packing(parameter.shape, parameter.kind, parameter.experts, sensitive=parameter.sensitive)
             packer.put(0, values[parameter.name])
             each = zip(weights[parameter.name].tensors, packer.finish().tensors, strict=True)
             assert all(torch.equal(got, want) for got, want in each), parameter.name

@@ -14,6 +14,7 @@ from penstock.config.split import part
 from penstock.families.attention_kinds import Cut
 from penstock.families.registry import model_facts
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
+from penstock.gguf import TYPES
 
 # The cut of each parameter of a layer. Those of attention are in its AttentionSpec.
 _CUTS: Mapping[str, Cut] = MappingProxyType(
@@ -89,7 +90,8 @@ def stage_layers(layers: int, stages: int, stage: int) -> range:
 
 
 def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
-    """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, and a layer.
+    """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, whole blocks of codes of a GGUF
+    file, and a layer.
 
     `group` values of a row share a scale (1: none do). A rank's part of a row must be whole groups, so that its
     quantised weights are those of the undivided model.
@@ -141,6 +143,12 @@ def _obstacle(spec: ModelSpec, tensor: int, expert: bool, group: int) -> str | N
         for width, name in _cut_columns(layer, expert):
             if width // tensor % group:
                 return f"cuts rows of {width} values ({name}) into {width // tensor}, which are no groups of {group}"
+    for parameter in spec.parameters:
+        for kind in filter(None, parameter.stored):
+            block, columns = TYPES[kind].block_values, parameter.shape[1]
+            if columns // tensor % block and _cut(spec, parameter, expert) == "columns":
+                what = f"cuts rows of {columns} values ({parameter.name}, {kind}) into {columns // tensor}"
+                return f"{what}, which are no blocks of {block}"
     if tensor > spec.vocab_size:
         return f"is more than the {spec.vocab_size} tokens of the vocabulary"
     return None
@@ -208,10 +216,20 @@ def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range
     _, number, name = parameter.name.split(".", 2)
     if int(number) not in stage:
         return []
-    cuts = {**_CUTS, **spec.layers[int(number)].attention.tensor_split.cuts}
-    cut = "experts" if name.startswith("experts.") and place.split.expert else cuts[name]
+    cut = _cut(spec, parameter, place.split.expert)
     parameter = replace(parameter, name=f"layers.{int(number) - stage.start}.{name}")
     return _divide(parameter, cut, place.split.tensor, place.tensor_rank)
+
+
+def _cut(spec: ModelSpec, parameter: Parameter, expert: bool) -> Cut:
+    """How tensor ranks divide a parameter."""
+    if not parameter.name.startswith("layers."):
+        return "whole" if parameter.kind == "vector" else "rows"
+    _, number, name = parameter.name.split(".", 2)
+    if name.startswith("experts.") and expert:
+        return "experts"
+    cuts = {**_CUTS, **spec.layers[int(number)].attention.tensor_split.cuts}
+    return cuts[name]
 
 
 def _divide(parameter: Parameter, cut: Cut, ranks: int, rank: int) -> list[Parameter]:
