@@ -85,7 +85,7 @@ def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[s
     parameters = load_parameters(folder, spec, torch.float32, progress=False)
     for p in spec.parameters:
         if p.kind not in ("vector", "router"):
-            fmt = cpu_format(p.kind, (), "float32", quantization, 32)
+            fmt = cpu_format(p.kind, (), "float32", quantization, 32, sensitive=p.sensitive)
             each = parameters[p.name].chunk(p.experts)
             parameters[p.name] = torch.cat([unpack(pack(w, None, fmt, gated=p.kind == "gated")) for w in each])
     return parameters

@@ -93,8 +93,7 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
     """Raise CannotSplit unless every rank gets whole heads, an equal part of every MLP, whole blocks of codes of a GGUF
     file, and a layer.
 
-    `group` values of a row share a scale (1: none do). A rank's part of a row must be whole groups, so that its
-    quantised weights are those of the undivided model.
+    `group` values of a row share a scale (1: none do). A rank's part of a row must be whole groups.
     """
     if split.pipeline > len(spec.layers):
         raise CannotSplit(
