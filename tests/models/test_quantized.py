@@ -33,7 +33,7 @@ LIMITS = (
     ("none", torch.bfloat16, 0.0005),  # where bf16 is multiplied as integers
     ("int8", torch.bfloat16, 0.001),
     ("none", torch.int8, 0.002),
-    ("int4", torch.bfloat16, 0.02),
+    ("int4", torch.bfloat16, 0.009),
 )
 
 pytestmark = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
