@@ -45,10 +45,11 @@ def test_arithmetic_bounds_a_large_batch() -> None:
 
 
 def test_quantised_weights_and_cache_are_read_as_they_are_stored() -> None:
-    """0.60 GB a step in int8; 0.40 in int4 with its scales, head in int8; a token's cache has a scale per head."""
+    """596 M weights: in int8 8.5 bits each. In int4 the layers' 440 M take 4.625, but for the first and the last of 28;
+    these and the head take 8.5. A token's cache has a scale per head."""
     facts = model_facts(spec_from_config(QWEN3_06B))
     narrow = MachineRates(bandwidth=1e9, flops=1e15)
-    for quantization, weights in (("int8", 0.598e9), ("int4", 0.404e9)):
+    for quantization, weights in (("int8", 0.633e9), ("int4", 0.435e9)):
         engine = msgspec.structs.replace(ENGINE, quantization=quantization, kv_cache_dtype="int8")
         kv = 57_344 + 4 * 28 * 2 * 8
         assert least_seconds(Case(1, 100, 2), facts, engine, narrow) == pytest.approx(

@@ -169,11 +169,11 @@ def test_facts_of_a_mixture(tiny_checkpoint: Callable[..., Path]) -> None:
     assert facts.widest_mlp == 112  # of the dense layer: the shared expert's is 56
     experts = [m for m in facts.matrices if m.experts > 1]
     assert experts == [
-        MatrixFacts(rows=80, columns=64, count=2, gated=True, experts=7, share=3 / 7, sensitive=True),
-        MatrixFacts(rows=64, columns=40, count=2, experts=7, share=3 / 7, sensitive=True),
+        MatrixFacts(rows=80, columns=64, count=2, gated=True, experts=7, share=3 / 7),
+        MatrixFacts(rows=64, columns=40, count=2, experts=7, share=3 / 7),
     ]
     routers = [m for m in facts.matrices if m.router]
-    assert routers == [MatrixFacts(rows=rows, columns=64, count=2, router=True, sensitive=True) for rows in (7, 1)]
+    assert routers == [MatrixFacts(rows=rows, columns=64, count=2, router=True) for rows in (7, 1)]
 
 
 def test_transformers_5_renamed_the_number_of_experts() -> None:
@@ -363,13 +363,20 @@ def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
     sizes = sum(m.count * m.rows * m.columns for m in facts.matrices)
     assert sizes + facts.vector_elements == spec.num_parameters() + repeated
     assert [m for m in facts.matrices if m.vocabulary] == [MatrixFacts(rows=307, columns=72, vocabulary=True)]
-    assert [m for m in facts.matrices if m.gated] == [
-        MatrixFacts(rows=224, columns=72, count=2, gated=True, sensitive=True),  # of the first and the last layer
-        MatrixFacts(rows=224, columns=72, count=4, gated=True),
-    ]
+    assert [m for m in facts.matrices if m.gated] == [MatrixFacts(rows=224, columns=72, count=6, gated=True)]
     page = PageShape(2, 2, 48)
     assert facts.groups == (GroupFacts(0, 1, page), GroupFacts(16, 5, page))
     assert (facts.widest_attention, facts.widest_gathered, facts.widest_mlp) == (3 * 192 + 4 * 96, 2 * 96, 112)
+
+
+@pytest.mark.parametrize(("layers", "sensitive"), [(7, set()), (8, {"0", "7"})])
+def test_the_first_and_the_last_of_many_layers_are_sensitive(layers: int, sensitive: set[str]) -> None:
+    spec = spec_from_config(LLAMA | {"num_hidden_layers": layers})
+    marked = [p for p in spec.parameters if p.sensitive]
+    assert {p.name.split(".")[1] for p in marked} == sensitive
+    assert len(marked) == 4 * len(sensitive) and not any(p.kind == "vector" for p in marked)
+    counts = [m.count for m in model_facts(spec).matrices if m.gated]
+    assert sorted(counts) == ([2, layers - 2] if sensitive else [layers])
 
 
 def test_layers_of_one_group_share_their_page(tiny_checkpoint: Callable[..., Path]) -> None:

@@ -205,7 +205,7 @@ def stored_as(engine: EngineConfig, isa: str = "", stored: Iterable[Sequence[str
 
 def _dense_as(engine: EngineConfig, isa: str) -> str:
     if engine.quantization == "int4":
-        return f"int4 in groups of {engine.quantization_group}, with int8"
+        return f"int4 in groups of {engine.quantization_group}, and int8"
     if engine.quantization != "none":
         return engine.quantization
     integers = isa and cpu_format("matrix", (), engine.dtype, "none", 0, isa) == INT16

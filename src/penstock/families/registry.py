@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
 )
 
 MAX_CONFIG_BYTES = 4 << 20
+FEW_LAYERS = 8
 
 
 def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
@@ -60,8 +61,11 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
 
 
 def _with_sensitive_layers(spec: ModelSpec) -> ModelSpec:
-    """Mark the matrices of the first and the last layer: quantising these costs several times as much quality."""
-    ends = tuple(f"layers.{layer}." for layer in {0, len(spec.layers) - 1})
+    """Mark the matrices of the first and the last layer: quantising these costs several times as much quality. With few
+    layers they would be too large a part of the model."""
+    if len(spec.layers) < FEW_LAYERS:
+        return spec
+    ends = ("layers.0.", f"layers.{len(spec.layers) - 1}.")
     parameters = (replace(p, sensitive=p.kind != "vector" and p.name.startswith(ends)) for p in spec.parameters)
     return replace(spec, parameters=tuple(parameters))
 

@@ -241,7 +241,9 @@ class GroupTiles {
     const int64_t per_group = weight_.format.group / x_.along;
     const auto add_span = [&](const int32_t* sums, int64_t span) __attribute__((always_inline)) {
       add(sums, factors + span * 3 * kTileRows, scales, mins, totals);
-      if ((span + 1) % per_group == 0) scales.next(), mins.next();
+      if ((span + 1) % per_group != 0) return;
+      scales.next();
+      if (weight_.mins != nullptr) mins.next();
     };
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows; ++m) totals[m] = zero_f();

@@ -92,9 +92,10 @@ inline int64_t groups_of(const Matrix& weight) { return padded_k(weight) / weigh
 // Walks along the scales or the minima of consecutive blocks, a group at a time.
 class GroupFactors {
  public:
-  // `super`: the second level, if there is one.
+  // `factors` may be null if they are not read. `super`: the second level, if there is one.
   GroupFactors(const Matrix& weight, const void* factors, const uint16_t* super, int64_t block, int64_t group)
       : scales_(weight.format.scales) {
+    if (factors == nullptr) return;
     const int64_t groups = groups_of(weight), size = scales_ == Scales::f32 ? 4 : scales_ == Scales::f16 ? 2 : 1;
     step_ = kColumns * size;
     stride_ = groups * step_;
@@ -124,9 +125,9 @@ class GroupFactors {
 
  private:
   Scales scales_;
-  const std::byte* at_;
+  const std::byte* at_ = nullptr;
   const uint16_t* super_ = nullptr;
-  int64_t step_, stride_, super_stride_ = 0;
+  int64_t step_ = 0, stride_ = 0, super_stride_ = 0;
   int64_t together_ = 1, left_ = 1;  // groups that share a second level, and those until the next one
 };
 
