@@ -51,6 +51,18 @@ REPRESENTABLE = (
 )
 
 
+Written = Callable[..., Path]
+
+
+def writer(tiny_checkpoint: Callable[..., Path], folder: Path) -> Written:
+    """written(variant, **options of write_gguf) gives a file made of a tiny checkpoint."""
+
+    def write(variant: str, **options: Any) -> Path:
+        return write_gguf(tiny_checkpoint(variant), folder / f"{variant}.gguf", **options)
+
+    return write
+
+
 def write_gguf(
     folder: Path,
     path: Path,

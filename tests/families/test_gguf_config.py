@@ -17,19 +17,12 @@ from penstock.families.gguf.names import hf_tensor_name, is_interleaved
 from penstock.families.gguf.rope import llama3_scaling
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from tests.checkpoints import END, END_TURN
-from tests.gguf_models import REPRESENTABLE, llama3_factors, write_gguf
-
-Written = Callable[..., Path]
+from tests.gguf_models import REPRESENTABLE, Written, llama3_factors, writer
 
 
 @pytest.fixture
 def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Written:
-    """written(variant, **options of write_gguf) gives a file made of a tiny checkpoint."""
-
-    def write(variant: str, **options: Any) -> Path:
-        return write_gguf(tiny_checkpoint(variant), tmp_path / f"{variant}.gguf", **options)
-
-    return write
+    return writer(tiny_checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize("variant", REPRESENTABLE)

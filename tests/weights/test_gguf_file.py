@@ -17,17 +17,12 @@ from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
 from penstock.weights.stored import CheckpointError, StoredTensor
-from tests.gguf_models import REPRESENTABLE, write_gguf
-
-Written = Callable[..., Path]
+from tests.gguf_models import REPRESENTABLE, Written, write_gguf, writer
 
 
 @pytest.fixture
 def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Written:
-    def write(variant: str, **options: Any) -> Path:
-        return write_gguf(tiny_checkpoint(variant), tmp_path / f"{variant}.gguf", **options)
-
-    return write
+    return writer(tiny_checkpoint, tmp_path)
 
 
 def values(stored: StoredTensor) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """Measures the perplexity of a model by its engine's own log-probabilities of prompts.
 
-What is scored, the same as by the scripts in benchmarks/peers:
+The scripts in benchmarks/peers score by the same rules:
 
 - The text becomes token ids at once, without special tokens, and is cut into windows of equal length. A rest that is
   shorter than a window is left out.

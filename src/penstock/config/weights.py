@@ -81,7 +81,7 @@ class WeightFormat:
 
 F32, BF16, INT16 = WeightFormat("f32"), WeightFormat("bf16"), WeightFormat("int16")
 INT8 = WeightFormat("grouped")
-# What a GGUF file's types of blocks become, without loss.
+# The format that holds each block type of a GGUF file without loss.
 GGUF_FORMATS: dict[str, WeightFormat] = {
     "Q4_0": replace(INT8, codes="nibbles", zero=8),
     "Q4_1": replace(INT8, codes="nibbles", zero=0, mins=True),

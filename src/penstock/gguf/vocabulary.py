@@ -58,7 +58,7 @@ _KNOWN_TEXTS: Final = frozenset(
 
 
 class TokenKind(IntEnum):
-    """What a token is. The numbers are those of `tokenizer.ggml.token_type`."""
+    """The kinds of tokens, numbered as in `tokenizer.ggml.token_type`."""
 
     UNDEFINED = 0
     NORMAL = 1

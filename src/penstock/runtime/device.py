@@ -17,7 +17,7 @@ from torch import Tensor
 
 ALIGNMENT = 16  # bytes, of an array within an upload
 
-# What a step gives by name ("tokens", "status", ...): tensors or, where the device reads the host's memory, buffers.
+# The results of a step by name ("tokens", "status", ...): tensors, or buffers if the device reads the host's memory.
 Found = dict[str, Any]
 Job = Callable[[], Found]
 

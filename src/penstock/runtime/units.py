@@ -43,7 +43,7 @@ class Units(NamedTuple):
 
     @property
     def first_logit_rows(self) -> NDArray[np.int64]:
-        """Where each unit's rows of logits begin among the step's. One without any has the place of the next ones."""
+        """The index of each unit's first row of logits in the step. A unit without logits has the next unit's index."""
         return np.cumsum(self.logits) - self.logits
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from penstock.gguf import GgufError, read_gguf
+from penstock.gguf import GgufError, is_gguf, read_gguf
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
 from penstock.text.gguf_tokenizer import build_tokenizer
@@ -52,7 +52,7 @@ class Tokenizer:
         Raises TokenizerError that names the missing or broken file.
         """
         path = Path(path)
-        return cls._from_gguf(path) if path.suffix == ".gguf" and not path.is_dir() else cls._from_folder(path)
+        return cls._from_gguf(path) if is_gguf(path) else cls._from_folder(path)
 
     @classmethod
     def _from_gguf(cls, path: Path) -> "Tokenizer":

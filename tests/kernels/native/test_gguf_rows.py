@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.kernels.native.gguf_rows import FIRST, dequantize
-from penstock.kernels.native.gguf_rows import TYPES as NATIVE_TYPES
+from penstock.config.weights import GGUF_FORMATS
+from penstock.kernels.native.gguf_rows import dequantize
 from penstock.kernels.native.loader import instruction_sets
 from tests.gguf.blocks import TYPES, bits, random_rows, real_rows, reference, sizes
 from tests.kernels.native.coded_rows import RIGHT_SIZE, CodeTraits, decode, functions, traits_of
@@ -105,9 +105,9 @@ def test_the_tensors_of_a_real_file_have_the_bits_of_gguf() -> None:
 
 
 def test_native_code_has_codes_for_the_types_of_gguf_only() -> None:
-    assert set(NATIVE_TYPES) == set(TYPES)
+    assert set(GGUF_FORMATS) == set(TYPES)
     numbers = [number for number in range(-300, 300) if functions().penstock_code_traits(number)]
-    assert numbers == list(range(FIRST, FIRST + len(TYPES)))
+    assert numbers == list(range(3, 3 + len(TYPES)))
 
 
 @pytest.mark.parametrize(

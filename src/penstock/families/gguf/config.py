@@ -106,7 +106,7 @@ def _refuse_unknown(keys: GgufKeys) -> None:
 
 
 def _common(keys: GgufKeys) -> dict[str, Any]:
-    """What all architectures have."""
+    """The settings that all architectures share."""
     embedding = keys.tensors.get("token_embd.weight")
     if embedding is None:
         raise UnsupportedModel("there is no tensor token_embd.weight: a file with a vocabulary only has no model")

@@ -29,7 +29,7 @@ _LLAMA = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Where a tensor has the matrices of all experts, {} stands for the expert's number.
+# If a tensor holds the matrices of all experts, {} in its name is the expert's number.
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",

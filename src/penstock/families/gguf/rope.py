@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 
-# Of all published models with this scaling. A file has only the resulting factors.
+# All published models with this scaling use these values. A file holds only the factors that result from them.
 _LOW, _HIGH = 1.0, 4.0
 _PUBLISHED_POSITIONS = 8192
 _TOLERANCE = 2e-5  # the factors are computed in float32: near the upper end of the blend they have errors of 1e-6

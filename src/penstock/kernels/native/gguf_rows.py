@@ -1,25 +1,18 @@
 """Rows of GGUF tensors as fp32, by native code."""
 
-from ctypes import c_int32, c_int64, c_void_p
-
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.native.loader import instruction_sets, native_library
-
-FIRST = 3  # the number of the first type below, in Stored of cpp/pack.h
-TYPES = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "MXFP4"),
-)
+from penstock.kernels.native.packer import STORED
 
 
 def number_of(dtype: str) -> int:
     """The number of a type of GGUF in Stored of cpp/pack.h."""
-    if dtype not in TYPES:
-        raise ValueError(f"type {dtype}: native code reads {', '.join(TYPES)}")
-    return FIRST + TYPES.index(dtype)
+    if dtype not in GGUF_FORMATS:
+        raise ValueError(f"type {dtype}: native code reads {', '.join(GGUF_FORMATS)}")
+    return STORED.index(dtype)
 
 
 def dequantize(dtype: str, data: NDArray[np.uint8], rows: int, k: int) -> NDArray[np.float32]:
@@ -35,9 +28,6 @@ def dequantize(dtype: str, data: NDArray[np.uint8], rows: int, k: int) -> NDArra
         raise ValueError(f"{rows} rows in {data.dtype} {list(data.shape)}: contiguous bytes of whole rows are needed")
     row_bytes = data.size // max(rows, 1)
     out = np.empty((rows, max(k, 0)), np.float32)
-    call = library.penstock_dequantize
-    call.restype = c_int64
-    call.argtypes = (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p)
-    if call(number, data.ctypes.data, rows, k, row_bytes, out.ctypes.data):
+    if library.penstock_dequantize(number, data.ctypes.data, rows, k, row_bytes, out.ctypes.data):
         raise ValueError(f"a row of {row_bytes} bytes is not {k} values of {dtype}")
     return out

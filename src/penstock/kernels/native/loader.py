@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import os
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +36,8 @@ def native_library() -> ctypes.CDLL | None:
     library.penstock_stop.argtypes = (c_void_p,)
     library.penstock_pack.restype = c_int64
     library.penstock_pack.argtypes = (c_void_p,)
+    library.penstock_dequantize.restype = c_int64
+    library.penstock_dequantize.argtypes = (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p)
     if library.penstock_op_bytes() != ctypes.sizeof(TaggedOp):
         logger.warning("%s is of another version of penstock, so torch's kernels are used: reinstall penstock", LIBRARY)
         return None

@@ -9,10 +9,6 @@
 namespace penstock {
 namespace {
 
-constexpr int8_t kIq4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t kFp4Table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // e2m1, doubled
-constexpr int64_t kSuper = 256;  // values of a block with two levels
-
 // -- parts of a block --------------------------------------------------------------------------------------------
 
 // An fp16 number. All fields of a block are bytes: blocks have any alignment.
@@ -61,16 +57,20 @@ __m256i high_bits(__m256i codes, int shift) { return _mm256_slli_epi16(codes, sh
 // -- blocks of 32 values with one level --------------------------------------------------------------------------
 // decode() writes block i of a row.
 
-struct BlockQ4_0 {
+template <int kZero, const int8_t* kTable>
+struct BlockNibbles {
   Half d;
   uint8_t low[16];
-  static constexpr CodeTraits kTraits{4, 32, 8, false, false, nullptr, 32, 18};
+  static constexpr CodeTraits kTraits{4, 32, kZero, false, false, kTable, 32, 18};
 
   void decode(int64_t i, const CodedRow& out) const {
     store32(out.codes + 32 * i, nibbles(low));
     out.scales[i] = d.value();
   }
 };
+
+using BlockQ4_0 = BlockNibbles<8, nullptr>;
+using BlockIq4Nl = BlockNibbles<0, kIq4Table>;
 
 struct BlockQ4_1 {
   Half d, min;
@@ -118,21 +118,10 @@ struct BlockQ8_0 {
   }
 };
 
-struct BlockIq4Nl {
-  Half d;
-  uint8_t low[16];
-  static constexpr CodeTraits kTraits{4, 32, 0, false, false, kIq4Table, 32, 18};
-
-  void decode(int64_t i, const CodedRow& out) const {
-    store32(out.codes + 32 * i, nibbles(low));
-    out.scales[i] = d.value();
-  }
-};
-
 struct BlockMxfp4 {
   uint8_t exponent;
   uint8_t low[16];
-  static constexpr CodeTraits kTraits{4, 32, 0, false, false, kFp4Table, 32, 17};
+  static constexpr CodeTraits kTraits{4, 32, 0, false, false, kMxfp4Table, 32, 17};
 
   void decode(int64_t i, const CodedRow& out) const {
     store32(out.codes + 32 * i, nibbles(low));
@@ -284,7 +273,7 @@ template <class Block>
 __m256 unscaled(const uint8_t* codes) {
   constexpr const CodeTraits& traits = Block::kTraits;
   __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
-  if constexpr (traits.table != nullptr) {
+  if (traits.table != nullptr) {
     eight = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(traits.table)), eight);
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
   } else {

@@ -318,12 +318,13 @@ constexpr double kMostNorm = 46300.0, kMostInt16 = 32767.0;
 constexpr int64_t kGroupOfX = 32;  // values of a row of x that share a scale where they meet grouped weights
 constexpr int64_t kSuper = 256;    // values along k that share the second level of scales
 
-// The values of the codes that are places in a table, by the table's owner: llama.cpp's IQ4_NL and IQ4_XS, and the
-// values of MXFP4 (OCP Microscaling formats, FP4 E2M1) times two.
+// The values of codes that are places in a table: those of llama.cpp's IQ4_NL and IQ4_XS, and those of MXFP4 (OCP
+// Microscaling formats, FP4 E2M1) times two.
+inline constexpr int8_t kIq4Table[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr int8_t kMxfp4Table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 inline const int8_t* table_of(Codes codes) {
-  static constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-  static constexpr int8_t kMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-  return codes == Codes::iq4 ? kIq4 : codes == Codes::mxfp4 ? kMxfp4 : nullptr;
+  return codes == Codes::iq4 ? kIq4Table : codes == Codes::mxfp4 ? kMxfp4Table : nullptr;
 }
 
 // The bits of a packed value.

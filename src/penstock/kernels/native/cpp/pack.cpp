@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <new>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "gguf_rows.h"
@@ -155,14 +155,12 @@ void place(const uint8_t* const* rows, int64_t count, int64_t words, uint8_t* ou
 
 bool is_finite(float x) { return (__builtin_bit_cast(int32_t, x) & kMagnitude) < kInfinity; }
 
-bool same_table(const int8_t* a, const int8_t* b) { return a != nullptr && std::memcmp(a, b, 16) == 0; }
-
 // True if the format has a place for all that a type's codes and factors are.
 bool holds(const Format& format, const CodeTraits& traits) {
   const bool codes = format.codes == Codes::bytes ||
                      (traits.bits <= 4 && (format.codes == Codes::nibbles
                                                ? traits.table == nullptr && traits.zero == format.zero
-                                               : same_table(traits.table, table_of(format.codes))));
+                                               : traits.table == table_of(format.codes)));
   return codes && traits.group % format.group == 0 && (format.mins != 0 || !traits.mins) &&
          (traits.two_levels ? format.scales != Scales::f16 : format.scales != Scales::two_levels);
 }
