@@ -10,7 +10,6 @@ from penstock.weights.packaged import embedded_model
 from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
 
-
 SMALL = ("--kv-cache-memory", "64MiB", "--max-model-len", "512")
 
 
