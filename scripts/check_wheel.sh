@@ -7,7 +7,6 @@ wheel=$(realpath "${1:?usage: scripts/check_wheel.sh WHEEL}")
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 port=${PORT:-8000}
-model=${MODEL:-smollm2-135m}
 work=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$work"' EXIT
@@ -31,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 cd "$work"
 penstock --version
-penstock serve "$model" --port "$port" --kv-cache-memory 512MB 2>"$work/log" &
+penstock serve --port "$port" --kv-cache-memory 512MB 2>"$work/log" &
 server=$!
 "$work/client/bin/python" - "$port" "$server" <<'PY' || { cat "$work/log" >&2; exit 1; }
 import os, sys, time, urllib.request
