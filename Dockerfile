@@ -31,8 +31,9 @@ ENV PATH=/opt/penstock/bin:$PATH \
     PENSTOCK_PORT=8000
 VOLUME /models
 EXPOSE 8000
+# Not through a proxy that the environment may name.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10m --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['PENSTOCK_PORT']}/readyz\", timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.build_opener(r.ProxyHandler({})).open(f\"http://127.0.0.1:{os.environ['PENSTOCK_PORT']}/readyz\", timeout=2)"]
 STOPSIGNAL SIGTERM
 # Not a shell: SIGTERM must reach Penstock, which then lets requests in flight finish.
 ENTRYPOINT ["penstock"]

@@ -47,7 +47,7 @@ $(VENV)/.installed-dev: $(SOURCES)
 dist: install-dev
 	@rm -rf dist build/wheel
 	@$(VENV)/bin/python -m build --outdir build/wheel .
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@mv build/wheel/*.tar.gz dist
 	@$(VENV)/bin/python scripts/check_dist.py dist
 
