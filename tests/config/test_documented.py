@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 from penstock.cli.options import ENGINE, SERVER
 from penstock.config.settings import Settings
-from penstock.config.sources import FILE_VARIABLE, KERNELS
+from penstock.config.sources import FILE_VARIABLE, KERNELS, read_settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/configuration.md"
@@ -62,3 +62,22 @@ def test_every_variable_that_the_code_reads_is_documented() -> None:
     }
     assert len(read) >= 4
     assert read <= set(named), f"not in docs/configuration.md: {sorted(read - set(named))}"
+
+
+def test_the_examples_are_accepted(tmp_path: Path) -> None:
+    """The YAML example, and the variables of the systemd unit's file once their values are filled in."""
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "penstock.yaml"
+    path.write_text(example)
+    assert set(read_settings(file=path).sources) == {
+        "model",
+        "max_model_len",
+        "kv_cache_memory",
+        "enable_prefix_caching",
+    }
+
+    lines = (ROOT / "packaging/systemd/penstock.env").read_text().splitlines()
+    variables = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", "\n".join(lines), re.MULTILINE))
+    assert len(variables) >= 4
+    given = read_settings(environ={name: value or "secret" for name, value in variables.items()})
+    assert set(given.sources) == {name.removeprefix("PENSTOCK_").lower() for name in variables if "PENSTOCK" in name}
