@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Set
 from pathlib import Path, PurePosixPath
 
 MOST_BYTES = 24 << 20  # of each file; the embedded models are 17 MB of it
@@ -46,15 +47,18 @@ def check_sdist(path: Path) -> None:
     top = {name.split("/")[0] for name in inside}
     if top != TOP_OF_SDIST:
         raise Wrong(f"{path.name}: the top folder has, or lacks, {', '.join(sorted(top ^ TOP_OF_SDIST))}")
+    check_files(inside - {"PKG-INFO"})
+
+
+def check_files(inside: Set[str]) -> None:
+    """Raises Wrong if the files of a source distribution are not those of the checkout. Call it in the checkout."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    if strange := sorted(inside - {*known, "PKG-INFO"}):
-        raise Wrong(f"{path.name} holds files that git ignores: {', '.join(strange[:5])}")
-    parts = ("src/", "docs/", "packaging/")
-    if missing := sorted(
-        name for name in known if name.startswith(parts) and Path(name).is_file() and name not in inside
-    ):
-        raise Wrong(f"{path.name} lacks {', '.join(missing[:5])}")
+    if strange := sorted(inside - set(known)):
+        raise Wrong(f"the source distribution holds files that git ignores: {', '.join(strange[:5])}")
+    needed = [name for name in known if name.startswith(("src/", "docs/", "packaging/")) and Path(name).is_file()]
+    if missing := sorted(set(needed) - inside):
+        raise Wrong(f"the source distribution lacks {', '.join(missing[:5])}")
 
 
 def check_wheel(path: Path) -> None:
