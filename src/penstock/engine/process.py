@@ -2,14 +2,13 @@
 
 Started by penstock.engine.link.engine_child, which passes it one end of a socket pair, the file descriptor SOCKET, and
 writes the configuration to standard input. Standard input then stays open and empty: it ends when the client's process
-ends.
+ends. Signals to the process group are blocked from the start (penstock.engine.signals).
 """
 
 import faulthandler
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 
@@ -35,7 +34,6 @@ def serve(backend: EngineBackend) -> int:
     die_with_parent()
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
-    signal.signal(signal.SIGTERM, lambda *_: channel.stop("the engine was terminated by SIGTERM"))
     config = msgspec.json.decode(line, type=EngineConfig)
     logging.getLogger().setLevel(config.log_level.upper())
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)

@@ -6,7 +6,7 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
 
@@ -15,6 +15,12 @@ import uvicorn
 from penstock.frontend.access import Access
 from penstock.frontend.connection import BoundedProtocol
 from penstock.messages import EngineClient, EngineError
+
+# Signals that arrive this close together are one request to stop: `timeout` and `make` send SIGTERM to their process
+# group and once more to the server.
+ONE_STOP_SECONDS = 1.0
+CLOSE_SECONDS = 5  # to send the rest of the answers after drain_timeout; only a client that does not read takes as long
+HURRIED_SECONDS = 1  # the same after a second signal
 
 _log = logging.getLogger("penstock.server")
 
@@ -68,8 +74,9 @@ async def serve(
     """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
 
     `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
-    lets those in flight finish for at most `drain_timeout`, and closes the client and the socket. A second signal ends
-    that wait. Requests that are still in flight then end with the engine's error. Run it on uvloop:
+    lets those in flight finish for at most `drain_timeout`, and closes the client and the socket. A second signal, a
+    second or more after the first, ends that wait: requests that are still in flight end with the engine's error.
+    SIGHUP does nothing. The signals stay handled until the event loop is closed. Run it on uvloop:
     `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended before the server was stopped.
@@ -84,22 +91,24 @@ async def serve(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(app.limits.keep_alive_timeout),
-        timeout_graceful_shutdown=5,  # to send the rest of the answers, after drain_timeout
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )
     server = _Server(config, ready)
-    async with _stopping(stop) as (stopping, hurry):
-        running = asyncio.create_task(server.serve(sockets=[sock]))
-        stopped = asyncio.create_task(stopping.wait())
-        try:
-            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
-            await _drain(app, hurry)
-        finally:
-            stopped.cancel()
-            app.lifecycle.draining = True
-            ended = not client.healthy
-            await client.close()  # requests that are still in flight end now, with an error
-            server.should_exit = True
-            await running
+    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals()
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await _drain(app, hurry)
+    finally:
+        stopped.cancel()
+        app.lifecycle.draining = True
+        ended = not client.healthy
+        await client.close()  # requests that are still in flight end now, with an error
+        server.should_exit = True
+        if hurry.is_set():
+            config.timeout_graceful_shutdown = HURRIED_SECONDS
+        await running
     if ended:
         raise EngineError("the engine ended before the server was stopped; the log above says why")
 
@@ -108,18 +117,23 @@ async def _drain(app: Access, hurry: asyncio.Event) -> None:
     """Refuses new requests, and waits for those in flight to finish."""
     lifecycle = app.lifecycle
     lifecycle.draining = True
-    _log.info("stopping: requests in flight may finish", extra={"fields": {"requests": lifecycle.in_flight}})
     if not lifecycle.in_flight:
+        _log.info("stopping: no requests are in flight")
         return
+    seconds = app.limits.drain_timeout
+    _log.info(
+        "stopping: %d requests in flight have %g s to finish (--drain-timeout), new ones get 503; "
+        "a second signal ends them at once",
+        lifecycle.in_flight,
+        seconds,
+    )
     waits = [asyncio.create_task(lifecycle.idle()), asyncio.create_task(hurry.wait())]
-    await asyncio.wait(waits, timeout=app.limits.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in waits:
         task.cancel()
     if lifecycle.in_flight:
-        _log.warning(
-            "stopping: requests did not finish in time and are aborted",
-            extra={"fields": {"requests": lifecycle.in_flight}},
-        )
+        why = "a second signal came" if hurry.is_set() else f"{seconds:g} s are over (--drain-timeout)"
+        _log.warning("stopping: %d requests are aborted, as %s", lifecycle.in_flight, why)
 
 
 class _Server(uvicorn.Server):
@@ -138,24 +152,25 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextlib.asynccontextmanager
-async def _stopping(stop: asyncio.Event | None) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Two events: stop, and stop without waiting. Signals set them, unless `stop` is given."""
-    hurry = asyncio.Event()
-    if stop is not None:
-        yield stop, hurry
-        return
-    stopping = asyncio.Event()
+def _handle_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Two events that signals set: stop, and stop without waiting.
+
+    The handlers stay until the loop is closed: a late signal must not turn a clean end into a kill.
+    """
+    stopping, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    first = 0.0
 
-    def on_signal() -> None:
-        (hurry if stopping.is_set() else stopping).set()
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal first
+        if not stopping.is_set():
+            first = loop.time()
+            _log.info("%s received", number.name)
+            stopping.set()
+        elif loop.time() - first >= ONE_STOP_SECONDS:
+            hurry.set()
 
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield stopping, hurry
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP does nothing; SIGTERM or SIGINT stops the server")
+    return stopping, hurry

@@ -8,7 +8,6 @@ Two threads have a socket each: the main one takes orders and executes plans, th
 import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -39,6 +38,7 @@ from penstock.engine.ranks.wire import (
     encode,
     identity,
 )
+from penstock.engine.signals import block_group_signals
 
 BEAT_SECONDS = 0.25
 LINGER_MS = 1000  # for the last word to get through
@@ -87,7 +87,7 @@ def work(load: Load, mesh: str = MESH) -> int:
         format=f"rank {rank} %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr
     )
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the client decides what it means
+    block_group_signals()  # a rank on this machine has inherited that, one that Ray started has not
     keys = read_keys() if endpoint.startswith("tcp:") else None
     begun = threading.Event()
     die_at_end_of_input(lambda: None if begun.is_set() else remove_socket(endpoint))
