@@ -15,7 +15,7 @@ import sys
 import msgspec
 
 from penstock.config.engine import EngineConfig
-from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent
+from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
@@ -23,7 +23,7 @@ from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 def serve(backend: EngineBackend) -> int:
     """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
     gc.disable()  # until it is ready: imports and loading make many objects and no garbage
-    logging.basicConfig(format="engine %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    log_to_stderr("engine")
     faulthandler.enable()
     end = int(sys.argv[1])
     os.set_inheritable(end, False)

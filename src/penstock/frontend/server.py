@@ -1,8 +1,7 @@
-"""Listens, serves until a signal, and stops."""
+"""Serves on a socket until a signal, and stops."""
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -25,44 +24,6 @@ HURRIED_SECONDS = 1  # the same after a second signal
 _log = logging.getLogger("penstock.server")
 
 
-class AddressInUse(OSError):
-    """The server cannot listen on the address. The message says why and what to change."""
-
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-
-def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
-    """Returns a listening socket; port 0 takes a free port. Raises AddressInUse.
-
-    Call it before the model is loaded, so that a port that is in use is reported at once.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise AddressInUse(error.errno, f"cannot listen on {host}: {error.strerror}; choose another --host") from error
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(backlog)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            message = f"port {port} of {host} is in use; stop what listens there, or choose another --port"
-        else:
-            message = f"cannot listen on port {port} of {host}: {error.strerror}; choose another --host or --port"
-        raise AddressInUse(error.errno, message) from error
-    sock.setblocking(False)
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    """The URL of a listening socket."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
-
-
 async def serve(
     app: Access,
     sock: socket.socket,
@@ -83,7 +44,7 @@ async def serve(
     """
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits)),
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse)),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from penstock.config import Place, detect_hardware
-from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, remove_socket
+from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr, remove_socket
 from penstock.engine.error_text import error_text, is_for_user
 from penstock.engine.ranks.keys import RankKeys
 from penstock.engine.ranks.runner import RankRunner
@@ -83,9 +83,7 @@ def work(load: Load, mesh: str = MESH) -> int:
     A rank whose stack has a function of the module `mesh` waits for other ranks.
     """
     endpoint, rank = sys.argv[1], int(sys.argv[2])
-    logging.basicConfig(
-        format=f"rank {rank} %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr
-    )
+    log_to_stderr(f"rank {rank}")
     faulthandler.enable()
     block_group_signals()  # a rank on this machine has inherited that, one that Ray started has not
     keys = read_keys() if endpoint.startswith("tcp:") else None
