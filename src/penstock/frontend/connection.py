@@ -17,6 +17,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.limits import RequestLimits
 
 LINGER_SECONDS = 2.0  # for a refused client to read the answer, while what it still sends is dropped
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
 TLS_HANDSHAKE = b"\x16"  # the first byte of one
 
 _log = logging.getLogger("penstock.connection")
@@ -133,6 +134,8 @@ class BoundedProtocol(HttpToolsProtocol):
 def _explain(error: httptools.HttpParserError, data: bytes) -> str:
     if data.startswith(TLS_HANDSHAKE):
         return "the client speaks TLS, but this server only HTTP: use http:// and not https://"
+    if data.startswith(HTTP2_PREFACE):
+        return "the client speaks HTTP/2, but this server only HTTP/1.1"
     if not isinstance(error, httptools.HttpParserCallbackError):
         return f"this is not a valid HTTP request: {str(error).rstrip('.').lower() or 'it cannot be parsed'}"
     if not isinstance(error.__context__, (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError)):
