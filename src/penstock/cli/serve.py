@@ -77,6 +77,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
         from penstock.observe.metrics import Metrics
+        from penstock.observe.reporting import reporting
         from penstock.text import Tokenizer
 
         configure_logging()
@@ -89,7 +90,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
         raise
-    client = await connecting
+    with reporting("starting the engine"):  # torch alone takes seconds to import
+        client = await connecting
     served = ServedModel(
         name=server.served_model_name,
         aliases=server.aliases,
