@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,6 +178,10 @@ async def _load_server(
     """Returns the figures, and the first five different errors. Raises ValueError if the server lists no models."""
     try:
         name = model or await first_model(url, api_key)
+    except aiohttp.ClientConnectorError as error:
+        code, text = error.os_error.errno, error.os_error.strerror
+        why = os.strerror(code) if code and code > 0 else text  # below 0: of getaddrinfo
+        raise ValueError(f"--url {url} does not answer ({why}): is a server running there?") from None
     except aiohttp.ClientResponseError as error:
         raise ValueError(f"--url {url} does not list its models: {_explain(error)}") from None
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 TERMINAL_SECONDS = 0.5  # between updates of the line on a terminal
-FILE_SECONDS = 2.0  # between lines elsewhere
+FIRST_SECONDS = 1.0  # until the first line elsewhere
+FILE_SECONDS = 2.0  # between lines there
 LATER_SECONDS = 5.0  # the same after EARLY_SECONDS, so that a log does not fill
 EARLY_SECONDS = 10.0
 
@@ -36,14 +37,14 @@ def reporting(text: str) -> Iterator[Callable[[str], None]]:
             done.set()
 
     def show() -> None:
-        pause = TERMINAL_SECONDS if terminal else FILE_SECONDS
+        pause = TERMINAL_SECONDS if terminal else FIRST_SECONDS
         while not done.wait(pause):
             seconds = time.monotonic() - began
             line = f"{current} ({seconds:.0f} s)"
             if terminal:  # the cursor stays in front, so that a line of a log replaces this one
                 line = f"{line[: shutil.get_terminal_size().columns - 1]}\x1b[K\r"
-            elif seconds > EARLY_SECONDS:
-                pause = LATER_SECONDS
+            else:
+                pause = FILE_SECONDS if seconds < EARLY_SECONDS else LATER_SECONDS
             write(line)
 
     writer = threading.Thread(target=show, name="reporting", daemon=True)
