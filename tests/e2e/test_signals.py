@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, status, wait_for
 from tests.engine.processes import alive, children
 
-STREAMS, TOKENS = 40, 300
+STREAMS, TOKENS = 40, 200
 FLAGS = ("--max-num-seqs", "64", "--kv-cache-memory", "64MiB", "--max-model-len", "1024")
 SECRET = "hf_0123456789abcdef"
 
@@ -154,7 +154,7 @@ def test_the_end_of_its_terminal_ends_no_stream(tmp_path: Path) -> None:
 def test_the_first_interrupt_waits_for_streams_and_the_second_does_not(tmp_path: Path) -> None:
     with at_a_terminal(tmp_path / "log") as (server, terminal):
         engine = server.engine_pid
-        streams = started(server, 4, 900)
+        streams = started(server, STREAMS, 900)
         os.write(terminal, b"\x03")
         wait_for(lambda: status(server.url + "/readyz") == 503, 5, "the server to refuse requests")
         time.sleep(1.2)
@@ -168,4 +168,4 @@ def test_the_first_interrupt_waits_for_streams_and_the_second_does_not(tmp_path:
             stream.join(5)
             error, done = stream.events[-2:]
             assert done == "data: [DONE]" and json.loads(error[6:])["error"]["code"] == "engine_unavailable"
-    assert "4 requests are aborted, as a second signal came" in server.log.read_text()
+    assert f"{STREAMS} requests are aborted, as a second signal came" in server.log.read_text()

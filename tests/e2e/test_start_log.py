@@ -10,7 +10,7 @@ LINES = [
     r"engine: read 16 MiB of weights from python-8m in \d+\.\d s, while the engine started",
     r"engine: weights in bfloat16.*; (native kernels for \w+|kernels .*); 1 thread; first step in \d+\.\d\d s",
     rf"penstock {re.escape(__version__)}: python-8m in bfloat16; no API key is required",
-    r"KV cache: ([\d,]+) tokens in bfloat16; a request may have [\d,]+ tokens, and 16 sequences run at a time",
+    r"KV cache: ([\d,]+) tokens in bfloat16; at most [\d,]+ in a request, 16 sequences at a time",
     r"serving python-8m on http://127.0.0.1:\d+, ready after \d+\.\d s",
     r"OpenAI\'s API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server",
 ]

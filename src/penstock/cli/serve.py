@@ -122,6 +122,6 @@ def start_report(resolved: "Resolved", info: "EngineInfo") -> list[str]:
     tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
     return [
         f"penstock {__version__}: {resolved.engine.name} in {info.dtype}; {key}",
-        f"KV cache: {tokens:,} tokens in {resolved.engine.kv_dtype}; a request may have {info.max_model_len:,} tokens, "
-        f"and {info.max_num_seqs} sequences run at a time",
+        f"KV cache: {tokens:,} tokens in {resolved.engine.kv_dtype}; at most {info.max_model_len:,} "
+        f"in a request, {info.max_num_seqs} sequences at a time",
     ]
