@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.weights.packaged import EMBEDDED
 from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, status, wait_for
 from tests.engine.processes import alive, children
 
@@ -81,7 +82,7 @@ def test_sigterm_to_the_group_lets_streams_finish(tmp_path: Path, monkeypatch: p
 def test_a_launcher_that_passes_the_signal_on_does_not_end_the_wait(tmp_path: Path, launcher: str) -> None:
     """`timeout` signals its child and then its group; `make` passes on what its group has received, too."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "serve", "--port", str(port), "--threads", "1", *FLAGS]
+    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1", *FLAGS]
     makefile = tmp_path / "Makefile"
     makefile.write_text(f"serve:\n\t@{' '.join(command)}\n")
     starts = {"timeout": ["timeout", "600", *command], "make": ["make", "-f", str(makefile), "serve"]}
@@ -118,7 +119,7 @@ def at_a_terminal(log: Path) -> Iterator[tuple[Server, int]]:
     """A server with a terminal of its own, and the terminal's other end, which the block may close."""
     port = free_port()
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "penstock", "serve", "--port", str(port), "--threads", "1", *FLAGS]
+    command = [sys.executable, "-m", "penstock", "serve", EMBEDDED, "--port", str(port), "--threads", "1", *FLAGS]
     process = subprocess.Popen(command, preexec_fn=lambda: os.login_tty(theirs), pass_fds=(theirs,))
     os.close(theirs)
 

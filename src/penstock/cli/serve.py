@@ -72,7 +72,6 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.address import url_of
-        from penstock.families import load_generation_defaults
         from penstock.frontend import ServedModel, create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
@@ -85,7 +84,6 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
-        defaults = load_generation_defaults(prepared.path)
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -98,7 +96,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         client=client,
         tokenizer=tokenizer,
         created=int(time.time()),
-        defaults=defaults,
+        defaults=prepared.generation,
     )
     app = create_app(served, server, Metrics(CollectorRegistry()))
 
@@ -109,6 +107,12 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         log = logging.getLogger("penstock.serve")
         for line in start_report(prepared.resolved, client.info):
             log.info(line)
+        if prepared.generation:
+            values = ", ".join(f"{name} {value:g}" for name, value in prepared.generation.items())
+            log.info(
+                "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
+                values,
+            )
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 

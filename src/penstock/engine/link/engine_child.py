@@ -22,7 +22,9 @@ STDERR = 2
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
 # NumPy's BLAS threads would spin beside the imports, and no engine uses them.
 QUIET = {"OPENBLAS_NUM_THREADS": "1"}
-SECRETS = frozenset(("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "CREDENTIALS"))
+SECRETS = frozenset(
+    ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
+)
 OF_RAY = "RAY_"  # an engine with ranks on a Ray cluster connects to it, perhaps with a token
 
 
