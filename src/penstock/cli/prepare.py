@@ -78,15 +78,24 @@ class FoundModel:
         return {**(packaged.generation if packaged else {}), **load_generation_defaults(self.path)}
 
 
-def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
-    """Finds the model and the settings that the user gave.
-
-    A Hugging Face model is downloaded, without the weights if `weights` is false and they are not in GGUF. Raises
-    ConfigError, UnsupportedModel, GgufError and HubError.
-    """
+def read_given(model: str | None, flags: Flags) -> Given:
+    """Returns the settings that the user gave, `model` among them. Raises ConfigError."""
     settings = dict(flags)
     file = settings.pop("config", None)
-    given = read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
+    return read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
+
+
+def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
+    """Finds the model and the settings that the user gave. Raises what `read_given` and `find_given` raise."""
+    return find_given(read_given(model, flags), weights=weights)
+
+
+def find_given(given: Given, *, weights: bool = True) -> FoundModel:
+    """Finds the model that the settings name.
+
+    A Hugging Face model is downloaded, without the weights if `weights` is false and they are not in GGUF. Raises
+    UnsupportedModel, GgufError and HubError.
+    """
     named = given.settings.model
     path = _default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(path)

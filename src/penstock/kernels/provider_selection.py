@@ -26,6 +26,12 @@ class Kernels:
     fingerprint: str  # which provider computes which op: results of equal fingerprints can be compared bit for bit
     session: Session | None = None  # records the ops; None unless all providers are native
 
+    @property
+    def summary(self) -> str:
+        """The providers, for people: "native kernels for avx512"."""
+        *_, isa = self.fingerprint.partition("isa=")
+        return f"native kernels for {isa}" if self.session else f"kernels {self.fingerprint}"
+
     def norm_before(self, weight: Any) -> RmsNorm:
         """`rms_norm` for rows that only products with `weight` read: they may come quantised, as these read them."""
         before = getattr(self.rms_norm, "before", None)
