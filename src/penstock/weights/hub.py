@@ -8,16 +8,20 @@ import glob
 import hashlib
 import logging
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from penstock.config import format_bytes
 from penstock.gguf import is_gguf
+from penstock.observe.progress import download_progress
 from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf, model_in_folder
+from penstock.weights.hub_download import Damaged, Download, LargeFile
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
@@ -33,6 +37,7 @@ UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
 TIMEOUT = 10.0  # seconds for the hub to describe a model
 VERIFIERS = 4
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _FOLDER_ALONE = ("\0",)  # a pattern that no file matches
 
 _HUB_ID = re.compile(
@@ -182,17 +187,72 @@ class _Snapshot:
                 try_to_load_from_cache(self.name, file.rfilename, cache_dir=self.cache, revision=info.sha), str
             )
         ]
+        large = self._large_files(fresh, info.sha)
+        self._check_disk(fresh, large)
         try:
-            with _progress_bars(progress and sys.stderr.isatty()):
+            self._fetch(large, progress)
+            with _no_progress_bars():
                 folder = self._snapshot_folder(patterns)
-        except Exception as error:  # as above, and a full disk
+        except Damaged as error:
+            raise _wrong_checksum(self.name, [str(error)]) from None
+        except Exception as error:  # as above, and a disk that others have filled
             raise HubError(
-                f"{self.name} could not be downloaded ({_brief(error)}); run it again, files that are complete are kept"
+                f"{self.name} could not be downloaded ({_brief(error)}); run it again: it continues where it stopped"
             ) from error
         if folder.name != info.sha:
             raise HubError(f"{self.name} changed on the hub while it was downloaded; run it again")
-        _verify(self.name, folder, fresh)
+        _verify(self.name, folder, [file for file in fresh if all(file.rfilename != other.name for other in large)])
         return folder / gguf[0] if gguf else folder
+
+    def _large_files(self, files: Sequence[Any], commit: str) -> list[LargeFile]:
+        """The files that are downloaded here, and not by huggingface_hub."""
+        from huggingface_hub import constants, hf_hub_url
+
+        if constants.HF_XET_HIGH_PERFORMANCE:
+            return []
+        blobs = Path(self.cache or constants.HF_HUB_CACHE) / f"models--{self.name.replace('/', '--')}" / "blobs"
+        return [
+            LargeFile(
+                name=file.rfilename,
+                size=file.size,
+                sha256=file.lfs.sha256,
+                url=hf_hub_url(self.name, file.rfilename, revision=commit, endpoint=self.api.endpoint),
+                blob=blobs / file.lfs.sha256,
+            )
+            for file in files
+            if file.lfs is not None
+            and _SHA256.fullmatch(file.lfs.sha256)  # it becomes the name of a file
+            and 0 < (file.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
+        ]
+
+    def _check_disk(self, files: Sequence[Any], large: Sequence[LargeFile]) -> None:
+        """Raise HubError if the cache's disk has not the space for the files."""
+        from huggingface_hub import constants
+
+        needed = sum(file.size or 0 for file in files) - sum(file.present() for file in large)
+        folder = Path(self.cache or constants.HF_HUB_CACHE).absolute()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        if needed > free:
+            raise HubError(
+                f"{self.name} needs {format_bytes(needed)} more, but the disk of {folder} has {format_bytes(free)} "
+                "free: remove a model (penstock list, penstock rm NAME), or set HF_HOME to a folder on another disk"
+            )
+
+    def _fetch(self, files: Sequence[LargeFile], progress: bool) -> None:
+        from huggingface_hub.utils import build_hf_headers
+
+        missing = [file for file in files if not file.blob.exists()]
+        if not missing:
+            return
+        total, done = sum(file.size for file in missing), sum(file.present() for file in missing)
+        if progress:
+            count = f"{len(missing)} file{'s' if missing[1:] else ''}"
+            kept = f"; {format_bytes(done)} are there from an earlier run" if done else ""
+            print(f"{self.name}: downloading {count}, {format_bytes(total)}{kept}", file=sys.stderr, flush=True)
+        shown = download_progress(self.name, total, done) if progress else nullcontext(lambda size: None)
+        with _no_progress_bars(), shown as report:
+            Download(missing, build_hf_headers(library_name="penstock")).run(report)
 
     def _gguf_files(self, names: Sequence[str]) -> list[str]:
         """The files of a model in GGUF among a repository's files; none if this is a model of another format."""
@@ -231,10 +291,14 @@ def _verify(name: str, folder: Path, files: list[Any]) -> None:
         link.resolve().unlink(missing_ok=True)
         link.unlink(missing_ok=True)
     if damaged:
-        raise HubError(
-            f"{name}: {', '.join(damaged)} came with a wrong checksum and has been removed from the cache; run it "
-            "again; if that does not help, use another connection or another mirror of the hub"
-        )
+        raise _wrong_checksum(name, damaged)
+
+
+def _wrong_checksum(name: str, files: Sequence[str]) -> HubError:
+    return HubError(
+        f"{name}: {', '.join(files)} came with a wrong checksum and has been removed from the cache; run it again; if "
+        "that does not help, use another connection or another mirror of the hub"
+    )
 
 
 def _is_intact(path: Path, file: Any) -> bool:
@@ -249,10 +313,11 @@ def _is_intact(path: Path, file: Any) -> bool:
 
 
 @contextmanager
-def _progress_bars(wanted: bool) -> Iterator[None]:
+def _no_progress_bars() -> Iterator[None]:
+    """Keeps huggingface_hub from showing bars of its own."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    if wanted or are_progress_bars_disabled():
+    if are_progress_bars_disabled():
         yield
         return
     disable_progress_bars()
