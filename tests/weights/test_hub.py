@@ -12,7 +12,6 @@ from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, serving
 EXTRAS = {
     "pytorch_model.bin": b"a pickle",
     "modeling_tiny.py": b"raise SystemExit",
-    "README.md": b"# tiny",
     "consolidated.safetensors": b"the same weights again",
     "onnx/model.safetensors": b"not at the top",
 }
@@ -221,7 +220,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_neither_a_folder_nor_an_id(name: str) -> None:
-    with pytest.raises(HubError, match="neither a folder, a GGUF file nor a hub id"):
+    with pytest.raises(HubError, match="neither a folder, a GGUF file"):
         locate_model(name)
 
 

@@ -12,8 +12,9 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 CONNECTIONS = 4  # files that are downloaded at the same time
 TICK = 0.2  # seconds between two reports
@@ -103,15 +104,15 @@ class Download:
             if start > file.size:
                 start = stream.seek(0)
                 stream.truncate()
-            part = _Part(stream, lambda size: self._advance(file, size))
-            http_get(file.url, part, resume_size=start, headers=self._headers, expected_size=file.size)  # type: ignore[arg-type]
+            part: Any = _Part(stream, lambda size: self._advance(file, size))  # as much of a file as http_get needs
+            http_get(file.url, part, resume_size=start, headers=self._headers, expected_size=file.size)
             stream.seek(0)
             if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
                 file.partial.unlink(missing_ok=True)
                 raise Damaged(file.name)
             file.partial.replace(file.blob)
 
-    def _lock(self, file: LargeFile) -> IO[bytes] | None:
+    def _lock(self, file: LargeFile) -> BufferedRandom | None:
         """Returns the partial file, open and locked, or None if another process has completed it in the meantime."""
         while not file.blob.exists():
             stream = os.fdopen(os.open(file.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -140,7 +141,7 @@ class Download:
 class _Part:
     """The stream that huggingface_hub writes to. It reports the size after each chunk."""
 
-    def __init__(self, stream: IO[bytes], report: Report) -> None:
+    def __init__(self, stream: BufferedRandom, report: Report) -> None:
         self._stream = stream
         self._report = report
 
