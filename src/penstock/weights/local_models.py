@@ -1,6 +1,5 @@
 """The models on this machine, and the names that they have in commands. No file of a model is opened."""
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,6 +28,8 @@ def full_name(name: str, cache: Path | None = None) -> str | None:
 
 def did_you_mean(name: str, cache: Path | None = None) -> str:
     """Returns a clause that names the models on this machine with similar names, or an empty text."""
+    import difflib  # imported only for errors
+
     names = [model.name for model in local_models(cache) if model.path] + [model.name for model in PACKAGED]
     names = [other for other in dict.fromkeys(names) if other != name]
     near = difflib.get_close_matches(name.lower(), _forms(names), n=3, cutoff=0.6)

@@ -14,6 +14,7 @@ from penstock.config.weights import GGUF_FORMATS
 from penstock.families import ModelSpec, UnsupportedModel, load_generation_defaults, load_spec
 from penstock.text import TokenizerError, chat_template_sources
 from penstock.weights.hub import locate_model
+from penstock.weights.local_models import local_models
 from penstock.weights.packaged import locate_default, packaged_model
 
 MAX_CARD_CHARACTERS = 1 << 16
@@ -27,7 +28,8 @@ def show(model: str | None, revision: str | None, template: bool, as_json: bool)
         _print_template(path)
         return
     facts = ModelFacts(path)
-    figures = _figures(model or path.name, facts)
+    names = {one.path: one.name for one in local_models()}
+    figures = _figures(names.get(path, model or path.name), facts)
     if as_json:
         print(json.dumps(figures, indent=2))
     else:
@@ -48,7 +50,7 @@ def _figures(name: str, facts: ModelFacts) -> dict[str, Any]:
     packaged = packaged_model(facts.path)
     spec, problem = _spec(facts.path)
     return {
-        "name": packaged.name if packaged else name,
+        "name": name,
         "path": str(facts.path),
         "problem": problem,
         "format": facts.format,
