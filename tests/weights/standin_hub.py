@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ class StandInHub:
         self.cut_after: dict[str, int] = {}  # file -> bytes of its first answer before the connection breaks
         self.stall_after: dict[str, int] = {}  # file -> bytes of its first answer before it waits for `go_on`
         self.go_on = threading.Event()
+        self.delay = 0.0  # seconds before the model is described
         self.lost = ""  # a file of which no answer ever comes through
         self.corrupt: set[str] = set()  # files of which a byte is changed on the way
         self.status: int | None = None  # every answer's
@@ -92,6 +94,7 @@ class _Request(BaseHTTPRequestHandler):
     def _info(self, revision: str, body: bool) -> None:
         if not self._known(revision):
             return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
+        time.sleep(self.hub.delay)
         siblings = [described(name, content) for name, content in self.hub.files.items()]
         info = {"id": self.hub.name, "modelId": self.hub.name, "sha": self.hub.commit, "siblings": siblings, "tags": []}
         return self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.families import load_spec
 from penstock.weights.hub import HubError, locate_model
+from penstock.weights.hub_snapshot import Snapshot
 from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, serving
 
 EXTRAS = {
@@ -232,3 +234,27 @@ def test_a_file_that_would_lie_outside_of_the_snapshot_is_not_written(
     with pytest.raises(HubError):
         fetch()
     assert b"escape" not in {path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_slow_hub_is_named(hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.delay = 2.0
+    locate_model(MODEL, weights=False, endpoint=hub.url, cache=tmp_path)
+    assert f"{MODEL}: waiting for {hub.url}\n" in capsys.readouterr().err
+
+
+def test_what_is_not_downloaded_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Digests become names of files, so that only digests are accepted. Files beyond the limit of HTTP are left to
+    huggingface_hub, and all of them if the user asks for its fastest transfer."""
+    snapshot = Snapshot("a/b", None, None, (), "http://127.0.0.1:1", tmp_path)
+
+    def file(digest: str, size: int = 5) -> SimpleNamespace:
+        return SimpleNamespace(rfilename="x.gguf", size=size, lfs=SimpleNamespace(sha256=digest))
+
+    good, commit = "0" * 64, "1" * 40
+    (large,) = snapshot._large_files([file(good)], commit)
+    assert large.blob == tmp_path / "models--a--b" / "blobs" / good
+    assert large.url == f"http://127.0.0.1:1/a/b/resolve/{commit}/x.gguf"
+    others = [file("../../../x"), file(good.upper() + "A"), file(""), file(good, 60 << 30), file(good, 0)]
+    assert snapshot._large_files(others, commit) == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_XET_HIGH_PERFORMANCE", True)
+    assert snapshot._large_files([file(good)], commit) == []

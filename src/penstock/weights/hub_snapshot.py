@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -33,6 +34,7 @@ LICENCE_FILES = ("README.md", "LICENSE")  # fetched if they are there, for `pens
 MAX_LICENCE_BYTES = 1 << 20
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
 TIMEOUT = 10.0  # seconds for the hub to describe a model
+SILENCE = 1.5  # seconds without output
 VERIFIERS = 4
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -75,7 +77,8 @@ class Snapshot:
         )
 
         try:
-            info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
+            with _patience(f"{self.name}: waiting for {self.api.endpoint}", progress):
+                info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
         except GatedRepoError:
             raise HubError(
                 f"{self.name} is gated: accept its terms at {self.api.endpoint}/{self.name}, then set HF_TOKEN to a "
@@ -292,6 +295,21 @@ def _is_intact(path: Path, file: Any) -> bool:
     header = b"blob %d\0" % len(content)
     digest = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
     return file.blob_id is None or bool(digest == file.blob_id)
+
+
+@contextmanager
+def _patience(text: str, wanted: bool) -> Iterator[None]:
+    """Prints a line if the block takes longer than a user waits without one."""
+    if not wanted:
+        yield
+        return
+    timer = threading.Timer(SILENCE, print, (text,), {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from penstock.cli.models.facts import ModelFacts
 from penstock.cli.models.table import count_text, print_table
 from penstock.config import format_bytes
+from penstock.observe.progress import progress_bar
 from penstock.weights.cached_models import LocalModel
 from penstock.weights.local_models import local_models
 from penstock.weights.packaged import PACKAGED
 
 HEADERS_SECONDS = 10.0  # for reading the headers of all models
+MANY = 10  # models, whose headers take a noticeable time
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,12 @@ def list_models(as_json: bool) -> None:
 
 
 def _read(models: list[LocalModel]) -> list[ListedModel]:
-    deadline = time.monotonic() + HEADERS_SECONDS
-    return [_facts(model, time.monotonic() < deadline) for model in models]
+    deadline, rows = time.monotonic() + HEADERS_SECONDS, []
+    with progress_bar("reading headers", len(models), wanted=len(models) > MANY) as advance:
+        for model in models:
+            rows.append(_facts(model, time.monotonic() < deadline))
+            advance(1)
+    return rows
 
 
 def _facts(model: LocalModel, in_time: bool) -> ListedModel:

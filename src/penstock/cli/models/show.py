@@ -83,7 +83,7 @@ def _templates(path: Path) -> dict[str, str]:
 
 
 def _licence(facts: ModelFacts) -> str | None:
-    """The licence that the metadata or the model card names."""
+    """The licence that the metadata or the model card names, or the file that has it."""
     if facts.gguf is not None:
         named = facts.gguf.metadata.get("general.license")
         if isinstance(named, str):
@@ -93,10 +93,12 @@ def _licence(facts: ModelFacts) -> str | None:
         with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
             card = file.read(MAX_CARD_CHARACTERS)
     except OSError:
-        return None
+        card = ""
     begin, _, rest = card.partition("---\n")
     match = None if begin.strip() else _LICENCE.search(rest.partition("\n---")[0])
-    return match[1].strip() if match else None
+    if match is None:
+        return "see LICENSE" if (folder / "LICENSE").is_file() else None
+    return match[1].strip()
 
 
 def _type(row: TypeRow) -> dict[str, Any]:
