@@ -38,6 +38,8 @@ class StandInHub:
         self.status: int | None = None  # every answer's
         self.error_code = ""  # as the hub names it in X-Error-Code
         self.private = False  # only with TOKEN
+        self.whole_files_only = False  # Range is ignored, as some mirrors do
+        self.gated = False  # anybody may see the list of files, but not their content
         self.requests: list[tuple[str, str, str]] = []  # method, path, Range
         self.url = ""
 
@@ -108,6 +110,8 @@ class _Request(BaseHTTPRequestHandler):
     def _file(self, name: str, body: bool) -> None:
         hub = self.hub
         content = hub.files.get(name)
+        if hub.gated:
+            return self._send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
         if content is None:
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit}, body)
         entry = described(name, content)
@@ -119,7 +123,8 @@ class _Request(BaseHTTPRequestHandler):
         if name in hub.corrupt:
             content = content[:-1] + bytes([content[-1] ^ 1])
         status, start = 200, 0
-        if span := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+        span = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if span and not hub.whole_files_only:
             start = int(span[1])
             status = 206
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"

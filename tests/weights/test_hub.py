@@ -9,7 +9,7 @@ import pytest
 from penstock.families import load_spec
 from penstock.weights.hub import HubError, locate_model
 from penstock.weights.hub_snapshot import Snapshot
-from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, serving
+from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, described, serving
 
 EXTRAS = {
     "pytorch_model.bin": b"a pickle",
@@ -84,6 +84,31 @@ def test_a_download_that_breaks_off_resumes_where_it_was(
     assert hub.served(name) == {"": 1, "bytes=5000-": 1}
 
 
+@pytest.mark.parametrize("size", [1, 5000, 10**6])
+def test_a_damaged_part_is_not_kept(hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path, size: int) -> None:
+    """Of an earlier run. One that is longer than the file starts again at once."""
+    name = "model-00001-of-00002.safetensors"
+    lfs = described(name, hub.files[name])["lfs"]
+    assert isinstance(lfs, dict) and len(hub.files[name]) < 10**6
+    part = tmp_path / "cache" / "models--acme--tiny" / "blobs" / f"{lfs['sha256']}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\xff" * size)
+    if size < len(hub.files[name]):
+        with pytest.raises(HubError, match=rf"{name} came with a wrong checksum and has been removed"):
+            fetch()
+        assert not part.exists()
+    assert_complete(fetch(), hub)
+
+
+def test_a_mirror_that_sends_whole_files_only(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.whole_files_only = True
+    hub.cut_after["model-00001-of-00002.safetensors"] = 5500
+    assert_complete(fetch(), hub)
+
+
 def test_a_download_that_breaks_off_for_good_keeps_the_files_that_are_complete(
     hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +159,14 @@ def test_a_gated_model(hub: StandInHub, fetch: Callable[..., Path]) -> None:
     hub.status, hub.error_code = 403, "GatedRepo"
     with pytest.raises(HubError, match=f"is gated: accept its terms at {hub.url}/{MODEL}"):
         fetch()
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_gated_model_that_is_described(hub: StandInHub, fetch: Callable[..., Path], weights: bool) -> None:
+    """As the real hub does it: only the content of files is refused."""
+    hub.gated = True
+    with pytest.raises(HubError, match=f"^acme/tiny is gated: accept its terms at {hub.url}/{MODEL}"):
+        fetch(weights=weights)
 
 
 def test_a_token_without_the_right(hub: StandInHub, fetch: Callable[..., Path]) -> None:

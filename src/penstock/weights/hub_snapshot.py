@@ -68,38 +68,38 @@ class Snapshot:
     def locate(self, progress: bool, *, fallback: bool = True) -> Path:
         """The path after a download of what is missing. With `fallback`, the path in the cache if the hub cannot be
         reached."""
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            HFValidationError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
-
         try:
             with _patience(f"{self.name}: waiting for {self.api.endpoint}", progress):
                 info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
-        except GatedRepoError:
-            raise HubError(
-                f"{self.name} is gated: accept its terms at {self.api.endpoint}/{self.name}, then set HF_TOKEN to a "
-                "token of that account"
-            ) from None
-        except RepositoryNotFoundError:
-            raise HubError(
-                f"the hub has no model {self.name}, or it is private: check the name, or set HF_TOKEN to a token that "
-                f"may read it{did_you_mean(self.name, self.cache)}"
-            ) from None
-        except RevisionNotFoundError:
-            raise HubError(f"{self.name} has no revision {self.revision!r}; check --revision") from None
-        except HFValidationError as error:
-            raise HubError(f"{self.name!r} is not a hub id: {error}") from None
         except Exception as error:  # its type depends on huggingface_hub's HTTP library
-            if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-                raise HubError(f"the hub refuses access to {self.name}: check the token in HF_TOKEN") from None
+            if refusal := self._refusal(error):
+                raise HubError(refusal) from None
             if not fallback:
                 raise HubError(f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})") from error
             return self._from_cache(error)
         return self._download(info, progress)
+
+    def _refusal(self, error: Exception) -> str | None:
+        """What to tell the user if the hub has answered and refuses; None if it cannot be reached."""
+        from huggingface_hub import errors
+
+        if isinstance(error, errors.GatedRepoError):
+            return (
+                f"{self.name} is gated: accept its terms at {self.api.endpoint}/{self.name}, then set HF_TOKEN to a "
+                "token of that account"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return (
+                f"the hub has no model {self.name}, or it is private: check the name, or set HF_TOKEN to a token that "
+                f"may read it{did_you_mean(self.name, self.cache)}"
+            )
+        if isinstance(error, errors.RevisionNotFoundError):
+            return f"{self.name} has no revision {self.revision!r}; check --revision"
+        if isinstance(error, errors.HFValidationError):
+            return f"{self.name!r} is not a hub id: {error}"
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+            return f"the hub refuses access to {self.name}: check the token in HF_TOKEN"
+        return None
 
     def cached(self) -> Path:
         """The path in the cache."""
@@ -181,6 +181,8 @@ class Snapshot:
         except Damaged as error:
             raise _wrong_checksum(self.name, [str(error)]) from None
         except Exception as error:  # as above, and a disk that others have filled
+            if refusal := self._refusal(error):  # a gated model is described to everybody
+                raise HubError(refusal) from None
             raise HubError(
                 f"{self.name} could not be downloaded ({_brief(error)}); run it again: it continues where it stopped"
             ) from error
