@@ -189,6 +189,14 @@ def test_a_cached_model_serves_while_the_hub_is_down(hub: StandInHub, fetch: Cal
     assert fetch(hub.commit) == folder
 
 
+def test_a_cached_model_serves_when_it_has_left_the_hub(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    folder = fetch()
+    hub.name = "acme/renamed"
+    assert fetch() == folder
+    hub.status = 403
+    assert fetch() == folder
+
+
 def test_a_cached_model_serves_offline(
     hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,6 @@ CACHE = "Hugging Face cache"
 INCOMPLETE = "incomplete"
 NO_WEIGHTS = "no weights"
 _QUANTISATION = re.compile(r"(.*)[-._]((?:i?q\d|f16|f32|bf16|mxfp4)\w*)", re.IGNORECASE)
-
-
 _SHARD = re.compile(r"model-\d+-of-(?P<count>\d{1,6})\.safetensors")
 
 
@@ -61,22 +59,22 @@ def cached_models(cache: Path | None = None) -> list[LocalModel]:
 
 
 def _scan(cache: Path) -> Iterator[LocalModel]:
-    for folder in islice(_folders(cache), MAX_REPOSITORIES):
-        if _FOLDER.fullmatch(folder.name):
-            yield from _repository(folder)
+    folders = (folder for folder in _folders(cache) if _FOLDER.fullmatch(folder.name))
+    for folder in islice(folders, MAX_REPOSITORIES):
+        yield from _repository(folder)
 
 
 def _repository(folder: Path) -> Iterator[LocalModel]:
     name = folder.name.removeprefix(_PREFIX).replace("--", "/")
     refs = _refs(folder / "refs")
     found: list[LocalModel] = []
-    linked: set[Path] = set()
+    linked: set[str] = set()
     for snapshot in _folders(folder / "snapshots"):
         files = {file.relative_to(snapshot).as_posix(): file for file in islice(_files(snapshot), MAX_FILES)}
-        linked.update(file.resolve() for file in files.values())
+        linked.update(os.path.realpath(file) for file in files.values())
         found += _snapshot(name, folder, snapshot, files, refs.get(snapshot.name, ()))
     # Blobs that belong to no snapshot are parts of a download that has not ended.
-    blobs = [blob for blob in islice(_files(folder / "blobs", 0), MAX_FILES) if blob.resolve() not in linked]
+    blobs = [blob for blob in islice(_files(folder / "blobs", 0), MAX_FILES) if os.path.realpath(blob) not in linked]
     left = [status for blob in blobs if (status := _stat(blob)) is not None]
     if left:
         size, modified = sum(status.st_size for status in left), max(status.st_mtime for status in left)
@@ -133,6 +131,8 @@ def _refs(folder: Path) -> dict[str, tuple[str, ...]]:
     """Branches and tags, by commit."""
     found: dict[str, tuple[str, ...]] = {}
     for path in islice(_files(folder), MAX_FILES):
+        if not path.is_file():  # a pipe would block
+            continue
         try:
             with path.open() as file:
                 commit = file.read(100).strip()
@@ -151,14 +151,21 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    return (folder / entry.name for entry in _entries(folder) if entry.is_dir())
+    return (folder / entry.name for entry in _entries(folder) if _is_folder(entry))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _files(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
     for entry in _entries(folder):
         if not entry.name.isprintable():
             continue
-        if not entry.is_dir(follow_symlinks=False):
+        if entry.is_symlink() or not _is_folder(entry):
             yield folder / entry.name
         elif depth:
             yield from _files(folder / entry.name, depth - 1)

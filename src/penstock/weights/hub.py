@@ -13,7 +13,7 @@ from penstock.weights.local_models import did_you_mean, full_name
 from penstock.weights.packaged import locate_packaged
 
 _HUB_ID = re.compile(
-    r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(:(?P<tag>[A-Za-z0-9][A-Za-z0-9._/-]{0,255}))?"
+    r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(:(?P<tag>[^:\s][^:\x00-\x1f\x7f]{0,255}))?"
 )
 
 
@@ -82,7 +82,7 @@ def _snapshot(name: str, revision: str | None, *, weights: bool, endpoint: str |
     except ValueError as error:
         raise HubError(str(error)) from None
     match = _HUB_ID.fullmatch(full)
-    if match is None or ".." in full or "--" in full:
+    if match is None or ".." in match["id"] or "--" in match["id"]:
         raise HubError(
             f"{name!r} is neither a folder, a GGUF file, the name of a model on this machine nor a hub id such as "
             f"'org/model' or 'org/model:Q4_K_M'{did_you_mean(name, cache) or '; penstock list shows the names'}"

@@ -72,11 +72,11 @@ class Snapshot:
             with _patience(f"{self.name}: waiting for {self.api.endpoint}", progress):
                 info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
         except Exception as error:  # its type depends on huggingface_hub's HTTP library
-            if refusal := self._refusal(error):
-                raise HubError(refusal) from None
+            refusal = self._refusal(error)
+            reason = refusal or f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})"
             if not fallback:
-                raise HubError(f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})") from error
-            return self._from_cache(error)
+                raise HubError(reason) from error
+            return self._from_cache(reason, refused=refusal is not None)
         return self._download(info, progress)
 
     def _refusal(self, error: Exception) -> str | None:
@@ -113,17 +113,21 @@ class Snapshot:
                 f"{whole} is not complete on this machine: run penstock pull {whole}{did_you_mean(whole, self.cache)}"
             ) from None
 
-    def _from_cache(self, reason: Exception) -> Path:
-        from huggingface_hub.errors import LocalEntryNotFoundError
+    def _from_cache(self, reason: str, *, refused: bool) -> Path:
+        """The path in the cache, also of a model that the hub no longer has."""
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
         try:
             model = self._in_cache()
-        except LocalEntryNotFoundError:
+        except (LocalEntryNotFoundError, HFValidationError, HubError) as error:
+            if refused:
+                raise HubError(reason) from None
+            if isinstance(error, HubError):
+                raise
             raise HubError(
-                f"the hub at {self.api.endpoint} cannot be reached ({_brief(reason)}), and "
-                f"{self.name} is not complete in the cache; connect, or give a model's folder"
-            ) from reason
-        logger.warning("the hub cannot be reached (%s); using the cached snapshot %s", _brief(reason), model)
+                f"{reason}, and {self.name} is not complete in the cache; connect, or give a model's folder"
+            ) from None
+        logger.warning("%s; using the cached snapshot %s", reason, model)
         return model
 
     def _in_cache(self) -> Path:

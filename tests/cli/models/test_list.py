@@ -106,6 +106,8 @@ def test_a_lost_connection_leaves_an_incomplete_model(
 
 def test_broken_folders_do_not_break_the_list(hub: StandInHub, run_command: RunCommand, cache: Path) -> None:
     assert run_command("pull", f"{GGUF}:Q8_0").returncode == 0
+    (snapshot,) = cache.glob("*/snapshots/*")
+    (snapshot / "a b (1)--x.gguf").symlink_to("tiny-Q8_0.gguf")
     for name in ("models--acme", "models--a--b--c", "datasets--acme--texts", "models--acme--\x1b[31mred"):
         (cache / name / "snapshots" / "0").mkdir(parents=True)
     (cache / "models--acme--file").write_bytes(b"")
@@ -124,6 +126,10 @@ def test_broken_folders_do_not_break_the_list(hub: StandInHub, run_command: RunC
     config.mkdir(parents=True)
     (config / "config.json").write_bytes(b"[" * 10000)
     (config / "model.safetensors").write_bytes(b"\xff" * 100)
+    (loop / "itself").symlink_to("itself")
+    (cache / "models--acme--itself").symlink_to("models--acme--itself")
+    (cache / "models--acme--pipe" / "refs").mkdir(parents=True)
+    os.mkfifo(cache / "models--acme--pipe" / "refs" / "main")
     locked = cache / "models--acme--locked"
     locked.mkdir()
     locked.chmod(0)
@@ -132,7 +138,8 @@ def test_broken_folders_do_not_break_the_list(hub: StandInHub, run_command: RunC
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     broken = [f"acme/{name}" for name in ("huge", "json", "noise", "short")]
     shown = [name if name == "acme/json" else f"{name}:{name.removeprefix('acme/')}.gguf" for name in broken]
-    assert names == ["python-8m", "smollm2-135m", *shown, f"{GGUF}:Q8_0"]
+    assert names == ["python-8m", "smollm2-135m", *shown, f"{GGUF}:a", f"{GGUF}:Q8_0"]
+    assert run_command("show", f"{GGUF}:a b (1)--x.gguf").returncode == 0
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == broken
     assert "\x1b" not in done.stdout + done.stderr
 
