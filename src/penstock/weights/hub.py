@@ -5,12 +5,14 @@ HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE mean what they mean for huggin
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.gguf import is_gguf
 from penstock.weights.gguf_choice import HubError, model_in_folder
-from penstock.weights.hub_snapshot import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, Snapshot
-from penstock.weights.local_models import did_you_mean, full_name
 from penstock.weights.packaged import locate_packaged
+
+if TYPE_CHECKING:
+    from penstock.weights.hub_snapshot import Snapshot
 
 _HUB_ID = re.compile(
     r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(:(?P<tag>[^:\s][^:\x00-\x1f\x7f]{0,255}))?"
@@ -75,8 +77,13 @@ def _local_path(name: str, revision: str | None) -> Path | None:
     return model_in_folder(path) if path.is_dir() else path
 
 
-def _snapshot(name: str, revision: str | None, *, weights: bool, endpoint: str | None, cache: Path | None) -> Snapshot:
+def _snapshot(
+    name: str, revision: str | None, *, weights: bool, endpoint: str | None, cache: Path | None
+) -> "Snapshot":
     """The snapshot of a hub id or, in short, of a model in the cache."""
+    from penstock.weights.hub_snapshot import CONFIG_FILES, TOKENIZER_FILES, WEIGHT_FILES, Snapshot
+    from penstock.weights.local_models import did_you_mean, full_name  # imported here: a path needs none of these
+
     try:
         full = name if "/" in name or not name else full_name(name, cache) or name
     except ValueError as error:
