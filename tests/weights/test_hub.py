@@ -277,8 +277,11 @@ def test_a_file_that_would_lie_outside_of_the_snapshot_is_not_written(
     assert b"escape" not in {path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_a_slow_hub_is_named(hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hub.delay = 2.0
+def test_a_slow_hub_is_named(
+    hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.weights.hub_snapshot.SILENCE", 0.1)
+    hub.delay = 0.5
     locate_model(MODEL, weights=False, endpoint=hub.url, cache=tmp_path)
     assert f"{MODEL}: waiting for {hub.url}\n" in capsys.readouterr().err
 
