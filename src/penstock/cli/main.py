@@ -1,4 +1,4 @@
-"""Defines the command line: `penstock serve | run | plan | bench`."""
+"""Defines the command line: `penstock serve | run | plan | bench`, and the commands of `cli/models`."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import penstock
+from penstock.cli import completion
+from penstock.cli.models.commands import add_model_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
-MODEL = typer.Argument(metavar="MODEL", help="A folder, a GGUF file or a Hugging Face id. Default: the embedded model.")
-NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
+MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: the default model.",
+    autocompletion=completion.model_names,
+)
+NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.", autocompletion=completion.model_names)
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
 RUNS = typer.Option(min=1, help="Runs of each case; the median is reported.")
@@ -98,6 +104,22 @@ def plan(
     from penstock.cli.plan import plan as command
 
     command(_one_model(model, named), hardware, link, json_file, flags)
+
+
+add_model_commands(app)
+
+
+@app.command(
+    "completion",
+    short_help="Print the script that completes words with Tab.",
+    help="Print the script with which a shell completes commands, flags and models: bash, zsh or fish.",
+)
+def print_completion(
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", autocompletion=completion.one_of(*completion.SCRIPTS), help="Its name.")
+    ],
+) -> None:
+    typer.echo(completion.script(shell), nl=False)
 
 
 @app.command(
@@ -242,7 +264,8 @@ def main(engine: "EngineChild | None" = None) -> None:
     `engine` is an engine process that was started for `serve` before the imports.
     """
     try:
-        app(obj=engine)
+        completion.enable()
+        app(obj=engine, prog_name=completion.PROGRAM)
     except Exception as error:
         status = _status(error)
         if status is None:

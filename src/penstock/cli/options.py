@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.completion import one_of
+
 Flags = Mapping[str, Any]
 
 ENGINE: Flags = {
@@ -137,6 +139,21 @@ SERVER: Flags = {
         typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),
     ],
 }
+
+# The values that Tab offers. A test compares them with the settings.
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "generation_config": ("model", "none"),
+    "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ("auto", "triton", "flashinfer"),
+    "dtype": ("float32", "bfloat16"),
+    "quantization": ("none", "int8", "int4", "fp8"),
+    "quantization_group": ("32", "64", "128"),
+    "kv_cache_dtype": ("auto", "int8", "fp8"),
+    "distributed_executor": ("auto", "process", "ray"),
+}
+for _name, _values in VALUES.items():
+    (_option,) = ENGINE[_name].__metadata__
+    _option.autocompletion = one_of(*_values)
 
 
 def takes(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:
