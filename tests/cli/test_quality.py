@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.embedded import default_model
+from penstock.weights.packaged import embedded_model
 from tests.cli.conftest import RunCommand
 
-MODEL = str(default_model())
+MODEL = str(embedded_model())
 SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 
 
