@@ -1,1 +1,1 @@
-"""`penstock run`: a conversation with a model in the terminal. Nothing is imported here, so that `--help` stays fast."""
+"""`penstock run`: a conversation with a model in the terminal. It imports nothing, as `--help` must be fast."""

@@ -13,13 +13,11 @@ _NAME = re.compile(r"[A-Za-z0-9._:/~-]+")  # names of models have only these cha
 _PATH = re.compile(r"(\.{0,2}|~)/\S*")
 
 
-def split_arguments(
-    words: Sequence[str], model: str | None, known: Sequence[str]
-) -> tuple[str | None, str | None]:
+def split_arguments(words: Sequence[str], model: str | None, known: Sequence[str]) -> tuple[str | None, str | None]:
     """Returns the model, None for the default one, and the prompt, None if there is none.
 
-    `model` is the value of --model; with it, all words are the prompt. `known` are the names of models. Raises ValueError
-    if the first word could be either.
+    `model` is the value of --model; with it, all words are the prompt. `known` are the names of models. Raises
+    ValueError if the first word could be either.
     """
     if model is not None or not words:
         return model, " ".join(words) if words else None
@@ -30,14 +28,14 @@ def split_arguments(
         raise ValueError(_unclear(first, rest, known))
     if rest:
         raise ValueError(
-            f"{_short(first)} is not a model, and {len(rest)} more argument{'s' * (len(rest) > 1)} follow: name the model "
-            "before the prompt, or put quotes around the whole prompt"
+            f"{_short(first)} is not a model, and more words follow: name the model before the prompt, or put quotes "
+            "around the whole prompt"
         )
     return None, first
 
 
 def is_model(word: str, known: Sequence[str]) -> bool:
-    """True if `word` can only be meant as a model: a known name, a path that exists or is written as one, or a hub id."""
+    """True if `word` must be meant as a model: a known name, what exists or is written as a path, or a hub id."""
     if word in known:
         return True
     if not word or "\n" in word or len(word) > 4096:
@@ -61,7 +59,7 @@ def read_input(stream: IO[bytes]) -> str:
 
 
 def join_prompt(prompt: str | None, piped: str, *, raw: bool) -> str:
-    """Returns the prompt of the command line with the piped text below it. With `raw`, both stay exactly as they are."""
+    """Returns the prompt with the piped text below it. With `raw`, both stay exactly as they are."""
     if raw:
         return (prompt or "") + piped
     return "\n\n".join(part for part in (prompt or "", piped.strip("\n")) if part.strip())
@@ -89,14 +87,14 @@ def _unclear(word: str, rest: Sequence[str], known: Sequence[str]) -> str:
     shown = _short(word)
     near = [name for name in known if word.lower() in name.lower()]
     near = near or difflib.get_close_matches(word.lower(), known, n=3, cutoff=0.5)
-    meant = f"did you mean {' or '.join(near[:3])}? " if near else ""
+    meant = f"Did you mean {' or '.join(near[:3])}? " if near else ""
     model = known[0] if known else "MODEL"
     if rest:
         return (
-            f"there is no model {shown}; {meant}If the words are a prompt, put quotes around them: "
+            f"there is no model {shown}. {meant}If the words are a prompt, put quotes around them: "
             f'penstock run "{_inner(" ".join([word, *rest]))}"'
         )
-    return f"there is no model {shown}; {meant}If it is a prompt, name the model before it: penstock run {model} {word[:40]}"
+    return f"there is no model {shown}. {meant}If it is a prompt, name the model before it: penstock run {model} {word[:40]}"
 
 
 def _short(word: str) -> str:

@@ -3,7 +3,7 @@
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def execute(chat: Chat, text: str) -> str:
     if command is None:
         near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
         meant = f"did you mean /{near[0]}?" if near else "/? lists the commands."
-        raise ValueError(f"there is no command /{name[:40]}; {meant} A message that begins with / needs a space before it")
+        raise ValueError(f"there is no command /{name[:40]}; {meant} To send the line as a message, begin with a space")
     return command.run(chat, argument)
 
 
@@ -160,7 +160,7 @@ def _turns(conversation: Conversation) -> str:
     return f"{count} turn{'s' * (count != 1)}"
 
 
-def _columns(rows: list[tuple[str, ...]]) -> str:
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
     """Returns rows as lines of aligned columns. The last column may have any length."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []

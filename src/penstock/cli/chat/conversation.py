@@ -34,9 +34,7 @@ class Conversation:
             found += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         return found if prompt is None else [*found, {"role": "user", "content": prompt}]
 
-    def fit(
-        self, prompt: str, encode: Callable[[Sequence[Message]], list[int]], context: int, space: int
-    ) -> list[int]:
+    def fit(self, prompt: str, encode: Callable[[Sequence[Message]], list[int]], context: int, space: int) -> list[int]:
         """Returns the token ids of the conversation with `prompt`, and forgets the oldest turns if it must.
 
         The ids leave at least `space` of the `context` tokens for the answer. Raises DoesNotFitContext if `prompt` and
@@ -133,7 +131,8 @@ def _from_messages(path: Path, messages: Any) -> Conversation:
         raise ValueError(f"{path} has no list of messages; name a file of /save")
     if len(messages) > MAX_MESSAGES:
         raise ValueError(f"{path} has {len(messages)} messages; at most {MAX_MESSAGES} are read")
-    conversation, texts = Conversation(), []
+    conversation = Conversation()
+    texts: list[str] = []
     for number, message in enumerate(messages, 1):
         role = message.get("role") if isinstance(message, dict) else None
         text = message.get("content") if isinstance(message, dict) else None
@@ -144,7 +143,7 @@ def _from_messages(path: Path, messages: Any) -> Conversation:
             continue
         expected = "user" if len(texts) % 2 == 0 else "assistant"
         if role != expected:
-            raise ValueError(f"{path}: message {number} has the role {str(role)[:40]!r}, but it must be {expected!r} there")
+            raise ValueError(f"{path}: message {number} has the role {str(role)[:40]!r}, but {expected!r} must follow")
         texts.append(text)
     if len(texts) % 2:
         raise ValueError(f"{path} ends with a message of the user; it must end with an answer")

@@ -18,9 +18,7 @@ SAMPLING: Flags = {
     "repetition_penalty": Annotated[
         float | None, typer.Option(help="Above 1: tokens of the prompt and the answer become less likely.")
     ],
-    "presence_penalty": Annotated[
-        float | None, typer.Option(help="Above 0: tokens of the answer become less likely.")
-    ],
+    "presence_penalty": Annotated[float | None, typer.Option(help="Above 0: tokens of the answer become less likely.")],
     "frequency_penalty": Annotated[
         float | None, typer.Option(help="Above 0: the more often the answer has a token, the less likely it becomes.")
     ],
@@ -34,7 +32,8 @@ CHAT: Flags = {
     "system": Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of the conversation.")],
     "raw": Annotated[bool | None, typer.Option("--raw", help="Complete the text as it is, without a chat template.")],
     "stats": Annotated[
-        bool | None, typer.Option("--stats", help="After each answer, show its tokens per second and time to first token.")
+        bool | None,
+        typer.Option("--stats", help="Show tokens per second and time to first token after each answer."),
     ],
     "history": Annotated[
         bool | None,

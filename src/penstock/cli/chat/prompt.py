@@ -85,14 +85,12 @@ class CommandCompleter(Completer):
 
 def _setting(argument: str) -> Iterator[Completion]:
     name, gap, value = argument.partition(" ")
+    begun, choices = name, [*SAMPLING, *SWITCHES, "system"]
     if gap:
-        choices = ("on", "off", "default") if name in SWITCHES else ("default",)
-        name = value
-    else:
-        choices = (*SAMPLING, *SWITCHES, "system")
+        begun, choices = value, ["on", "off", "default"] if name in SWITCHES else ["default"]
     for choice in choices:
-        if choice.startswith(name) and choice != name:
-            yield Completion(choice, -len(name))
+        if choice.startswith(begun) and choice != begun:
+            yield Completion(choice, -len(begun))
 
 
 def _keys() -> KeyBindings:

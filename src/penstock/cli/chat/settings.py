@@ -70,6 +70,11 @@ class ChatSettings:
             return "random" if name == "seed" else "what the context holds"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
+    def sampling_summary(self) -> str:
+        """Returns the sampling values that something other than Penstock's neutral values decides, on one line."""
+        values = [f"{name} {self.shown(name)}" for name in SAMPLING if self[name] != _NEUTRAL.get(name)]
+        return ", ".join(value for value in values if not value.endswith(("random", "holds"))) or "temperature 1"
+
     def sampling(self, seed: int, left: int, eos: tuple[int, ...]) -> SamplingParams:
         """Returns the parameters of an answer. `seed` is taken if none is set; `left` tokens fit in the context."""
         values = {name: self[name] for name in SAMPLING}
