@@ -94,7 +94,8 @@ def _unclear(word: str, rest: Sequence[str], known: Sequence[str]) -> str:
             f"there is no model {shown}. {meant}If the words are a prompt, put quotes around them: "
             f'penstock run "{_inner(" ".join([word, *rest]))}"'
         )
-    return f"there is no model {shown}. {meant}If it is a prompt, name the model before it: penstock run {model} {word[:40]}"
+    prompt = word if len(word) <= 60 else "PROMPT"
+    return f"there is no model {shown}. {meant}If it is a prompt, name the model too: penstock run {model} {prompt}"
 
 
 def _short(word: str) -> str:
