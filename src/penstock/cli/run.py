@@ -1,10 +1,11 @@
 """Implements `penstock run`: one answer, or a conversation in the terminal."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.cli.chat.arguments import join_prompt, piped_input, split_arguments
 from penstock.cli.chat.flags import CHAT
@@ -14,8 +15,9 @@ from penstock.weights.packaged import EMBEDDED, PACKAGED
 
 if TYPE_CHECKING:
     from penstock.cli.chat.chat import Chat
+    from penstock.cli.chat.prompt import Prompt
     from penstock.cli.chat.screen import Screen
-    from penstock.cli.prepare import PreparedModel
+    from penstock.cli.chat.settings import ChatSettings
     from penstock.config import EngineConfig
 
 NAMES = (*(model.name for model in PACKAGED), EMBEDDED)
@@ -23,12 +25,12 @@ NAMES = (*(model.name for model in PACKAGED), EMBEDDED)
 
 @dataclass(frozen=True)
 class _Session:
-    """What the command line asks for. Without a prompt, messages come from the terminal."""
+    """The model and the settings of a session."""
 
-    prepared: "PreparedModel"
-    prompt: str | None
-    flags: Mapping[str, Any]  # of CHAT
-    engine: EngineChild | None
+    config: "EngineConfig"
+    recommended: Mapping[str, float]  # sampling values
+    flags: Flags  # of CHAT
+    engine: EngineChild | None  # a process that has `config`
 
 
 def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
@@ -38,82 +40,82 @@ def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChi
     imports what a conversation needs, so that both work at the same time.
     """
     model, prompt = split_arguments(words, model, NAMES)
+    import asyncio
+
+    from msgspec.structs import replace
+
     from penstock.cli.prepare import prepare
 
     prepared = prepare(model, {name: value for name, value in flags.items() if name not in CHAT})
-    config = _quiet(prepared)
+    config = replace(prepared.resolved.engine, log_level="warning")
     if engine is not None:
         engine.send_config(config)
     own = {name: value for name, value in flags.items() if name in CHAT}
     piped = piped_input(prompt is not None)
     if piped is not None:
         prompt = join_prompt(prompt, piped, raw=bool(own.get("raw")))
-    import asyncio
-
     try:
-        status = asyncio.run(_main(_Session(prepared, prompt, own, engine)))
+        status = asyncio.run(_main(prompt, _Session(config, prepared.generation, own, engine)))
     except BrokenPipeError:  # the reader of the answer has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
 
 
-async def _main(session: _Session) -> int:
+async def _main(prompt: str | None, session: _Session) -> int:
     """Returns the exit status."""
     from penstock.cli.chat.chat import Chat
     from penstock.cli.chat.conversation import Conversation
     from penstock.cli.chat.screen import Screen, takes_colours
+    from penstock.cli.chat.session import quiet_terminal
     from penstock.cli.chat.settings import ChatSettings
     from penstock.cli.chat.spinner import Spinner
     from penstock.cli.engine import own_engine
     from penstock.text import Tokenizer
 
-    prepared, flags = session.prepared, dict(session.flags)
-    config = _quiet(prepared)
-    with Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr)) as spinner:
+    config = session.config
+    with contextlib.ExitStack() as loading:
+        loading.enter_context(quiet_terminal())
+        loading.enter_context(Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr)))
         # Texts are tokenised one at a time: the library's threads would only take processor time from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        tokenizer = Tokenizer.load(prepared.path)
+        tokenizer = Tokenizer.load(config.model)
+        flags = dict(session.flags)
         system, raw = flags.pop("system", None), flags.pop("raw", False) or tokenizer.chat_template is None
         if raw and system is not None:
-            why = "--raw has none" if session.flags.get("raw") else f"{config.name} has no chat template"
+            why = "--raw has none" if tokenizer.chat_template else f"{config.name} has no chat template"
             raise ValueError(f"--system needs a chat, but {why}; leave --system out")
-        settings = ChatSettings(prepared.generation, flags, raw=raw)
-        if session.prompt is None:
-            import prompt_toolkit  # noqa: F401  (it takes a while, and the engine is not ready yet)
+        settings = ChatSettings(session.recommended, flags, raw=raw)
+        terminal = _terminal(settings) if prompt is None else None
         async with own_engine(config, session.engine) as client:
-            spinner.stop()
+            loading.close()
             chat = Chat(client, tokenizer, settings, Conversation(system), raw=raw)
             screen = Screen(sys.stdout, sys.stderr)
-            if session.prompt is None:
-                return await _talk(chat, screen)
-            await _answer_once(chat, screen, session.prompt)
-    return 0
+            if prompt is not None:
+                return await _answer(chat, screen, prompt)
+            assert terminal is not None
+            return await _talk(chat, screen, terminal)
 
 
-async def _talk(chat: "Chat", screen: "Screen") -> int:
-    from penstock.cli.chat.prompt import Prompt
+def _terminal(settings: "ChatSettings") -> "Prompt":
+    from penstock.cli.chat.prompt import Prompt  # takes a while, in which the engine loads the model
+
+    return Prompt(lambda: bool(settings["history"]))
+
+
+async def _talk(chat: "Chat", screen: "Screen", terminal: "Prompt") -> int:
     from penstock.cli.chat.session import converse
 
-    name = chat.client.info.model
-    if chat.raw:
-        screen.notice(f"{name} completes the text that you type. /? shows help, Ctrl-D leaves.")
-    else:
-        screen.notice(f"{name}: {chat.settings.sampling_summary()}. /? shows help, Ctrl-D leaves.")
-    return await converse(chat, screen, Prompt(lambda: chat.settings["history"]))
+    what = "completes the text that you type" if chat.raw else chat.settings.sampling_summary()
+    screen.notice(f"{chat.client.info.model}: {what}. /? shows help, Ctrl-D leaves.")
+    return await converse(chat, screen, terminal)
 
 
-async def _answer_once(chat: "Chat", screen: "Screen", prompt: str) -> None:
+async def _answer(chat: "Chat", screen: "Screen", prompt: str) -> int:
     with screen.answer(markdown=chat.settings["markdown"]) as shown:
         answer = await chat.answer(prompt, shown.write)
     if chat.settings["stats"]:
         screen.notice(answer.summary())
     if answer.end == "context":
         screen.notice(f"penstock: the answer was cut: the context of {chat.context} tokens is full")
-
-
-def _quiet(prepared: "PreparedModel") -> "EngineConfig":
-    """Returns the engine's configuration, in which it logs only what is wrong."""
-    from msgspec.structs import replace
-
-    return replace(prepared.resolved.engine, log_level="warning")
+    return 0

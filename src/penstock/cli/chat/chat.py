@@ -102,7 +102,7 @@ class Chat:
         """Returns the token ids of the conversation with `prompt`. Raises ValueError."""
         if not prompt.strip():
             raise ValueError("the prompt is empty; write at least a word")
-        space = min(256, max(1, self.context // 8), self.settings["max_tokens"] or self.context)
+        space = min(256, max(1, self.context // 8), self.settings["max_tokens"])
         if self.raw:
             return Conversation().fit(prompt, lambda messages: self.tokenizer.encode(prompt), self.context, space)
         return self.conversation.fit(prompt, self._render, self.context, space)

@@ -80,14 +80,15 @@ def _system(chat: Chat, argument: str) -> str:
     elif argument:
         text = argument[1:-1] if len(argument) > 1 and argument[0] == argument[-1] == '"' else argument
         chat.conversation.system = text.strip('"').strip() if argument.startswith('"""') else text
+        chat.conversation.system_source = "/system"
     return _columns([("system", *_system_row(chat))])
 
 
 def _system_row(chat: Chat) -> tuple[str, str]:
     system = chat.conversation.system
     if system is None:
-        return "the chat template's, if it has one", "default"
-    return f'"{one_line(system)}"', ""
+        return "the template's, if it has one", "default"
+    return f'"{one_line(system)}"', chat.conversation.system_source
 
 
 def _save(chat: Chat, argument: str) -> str:

@@ -24,6 +24,7 @@ class Conversation:
     """Messages by turns of the user and the assistant. The model does not see the first `forgotten` turns."""
 
     system: str | None = None  # None: the chat template's own, if it has one
+    system_source: str = "the command line"
     turns: list[tuple[str, str]] = field(default_factory=list)
     forgotten: int = 0
 
@@ -139,7 +140,7 @@ def _from_messages(path: Path, messages: Any) -> Conversation:
         if not isinstance(text, str):
             raise ValueError(f"{path}: message {number} has no text as its content")
         if number == 1 and role == "system":
-            conversation.system = text
+            conversation.system, conversation.system_source = text, str(path)
             continue
         expected = "user" if len(texts) % 2 == 0 else "assistant"
         if role != expected:

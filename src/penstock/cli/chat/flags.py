@@ -23,9 +23,7 @@ SAMPLING: Flags = {
         float | None, typer.Option(help="Above 0: the more often the answer has a token, the less likely it becomes.")
     ],
     "seed": Annotated[int | None, typer.Option(help="The same seed gives the same answer. Default: a random one.")],
-    "max_tokens": Annotated[
-        int | None, typer.Option(help="Most tokens of an answer. Default: what the context holds; with --raw, 256.")
-    ],
+    "max_tokens": Annotated[int | None, typer.Option(help="Most tokens of an answer. Default: 4096, with --raw 256.")],
 }
 CHAT: Flags = {
     **SAMPLING,

@@ -67,7 +67,8 @@ async def _answer(chat: Chat, screen: Screen, text: str) -> None:
     elif answer.end == "max_tokens":
         screen.notice(f"(cut at max_tokens {chat.settings['max_tokens']}; /set max_tokens N allows more)")
     elif answer.end == "context":
-        screen.notice(f"(cut, as the context of {chat.context} tokens is full; ask to go on, or /clear)")
+        remedy = "" if chat.raw else "; ask to go on, or /clear"
+        screen.notice(f"(cut: the context of {chat.context} tokens is full{remedy})")
     screen.space()
 
 

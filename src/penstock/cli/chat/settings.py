@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.messages import InvalidParameter, SamplingParams, check_sampling
 
-RAW_TOKENS = 256  # a model that completes text may never end it
+CHAT_TOKENS, RAW_TOKENS = 4096, 256  # a small model may never end an answer, and one that completes text rarely does
 # For a model that recommends nothing: to sample from the whole vocabulary reads badly.
 UNRECOMMENDED: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 INTEGERS = ("top_k", "seed", "max_tokens")
@@ -34,7 +34,7 @@ class ChatSettings:
         Raises ValueError that names the flag whose value is out of range.
         """
         self._default: dict[str, tuple[Any, str]] = {name: (value, "default") for name, value in _NEUTRAL.items()}
-        self._default |= {"seed": (None, "default"), "max_tokens": (RAW_TOKENS if raw else None, "default")}
+        self._default |= {"seed": (None, "default"), "max_tokens": (RAW_TOKENS if raw else CHAT_TOKENS, "default")}
         self._default |= {"stats": (False, "default"), "markdown": (not raw, "default"), "history": (True, "default")}
         for name, value in (recommended or UNRECOMMENDED).items():
             self._default[name] = (value, "the model" if recommended else "default")
@@ -67,13 +67,13 @@ class ChatSettings:
         if name in SWITCHES:
             return "on" if value else "off"
         if value is None:
-            return "random" if name == "seed" else "what the context holds"
+            return "random"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def sampling_summary(self) -> str:
         """Returns the sampling values that something other than Penstock's neutral values decides, on one line."""
-        values = [f"{name} {self.shown(name)}" for name in SAMPLING if self[name] != _NEUTRAL.get(name)]
-        return ", ".join(value for value in values if not value.endswith(("random", "holds"))) or "temperature 1"
+        names = [name for name in SAMPLING if name in _NEUTRAL and self[name] != _NEUTRAL[name]]
+        return ", ".join(f"{name} {self.shown(name)}" for name in names) or "temperature 1"
 
     def sampling(self, seed: int, left: int, eos: tuple[int, ...]) -> SamplingParams:
         """Returns the parameters of an answer. `seed` is taken if none is set; `left` tokens fit in the context."""
@@ -83,7 +83,7 @@ class ChatSettings:
         return SamplingParams(
             **values,
             seed=seed if chosen is None else chosen,
-            max_tokens=left if most is None else min(most, left),
+            max_tokens=min(most, left),
             eos_token_ids=eos,
         )
 
