@@ -24,9 +24,9 @@ class Conversation:
     """Messages by turns of the user and the assistant. The model does not see the first `forgotten` turns."""
 
     system: str | None = None  # None: the chat template's own, if it has one
-    system_source: str = "the command line"
     turns: list[tuple[str, str]] = field(default_factory=list)
     forgotten: int = 0
+    system_source: str = "the command line"
 
     def messages(self, prompt: str | None = None, *, skip: int = 0) -> list[Message]:
         """Returns the messages without the first `skip` turns, and `prompt` as the last one."""
