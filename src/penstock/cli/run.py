@@ -74,9 +74,8 @@ async def _main(prompt: str | None, session: _Session) -> int:
     from penstock.text import Tokenizer
 
     config = session.config
-    with contextlib.ExitStack() as loading:
-        loading.enter_context(quiet_terminal())
-        loading.enter_context(Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr)))
+    spinner = Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr))
+    with quiet_terminal() if prompt is None else contextlib.nullcontext(), spinner:
         # Texts are tokenised one at a time: the library's threads would only take processor time from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(config.model)
@@ -88,7 +87,7 @@ async def _main(prompt: str | None, session: _Session) -> int:
         settings = ChatSettings(session.recommended, flags, raw=raw)
         terminal = _terminal(settings) if prompt is None else None
         async with own_engine(config, session.engine) as client:
-            loading.close()
+            spinner.stop()
             chat = Chat(client, tokenizer, settings, Conversation(system), raw=raw)
             screen = Screen(sys.stdout, sys.stderr)
             if prompt is not None:

@@ -53,8 +53,7 @@ async def converse(chat: Chat, screen: Screen, prompt: "Prompt") -> int:
 
 async def _answer(chat: Chat, screen: Screen, text: str) -> None:
     before = chat.conversation.forgotten
-    with quiet_terminal():
-        answer = await show_answer(chat, screen, text)
+    answer = await show_answer(chat, screen, text)
     forgotten = chat.conversation.forgotten
     if forgotten > before:
         turns = "turn" if forgotten == 1 else f"{forgotten} turns"
@@ -97,7 +96,7 @@ async def until_interrupted(work: Coroutine[None, None, T]) -> T | None:
 
 @contextlib.contextmanager
 def quiet_terminal() -> Iterator[None]:
-    """Keys typed during an answer do not appear in it. They wait for the next prompt; Ctrl-C still works."""
+    """Keys typed while no prompt is shown do not appear. They wait for the next prompt; Ctrl-C still works."""
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, ValueError, OSError):  # not a terminal
