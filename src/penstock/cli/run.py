@@ -52,17 +52,17 @@ def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChi
         engine.send_config(config)
     own = {name: value for name, value in flags.items() if name in CHAT}
     piped = piped_input(prompt is not None)
-    if piped is not None:
-        prompt = join_prompt(prompt, piped, raw=bool(own.get("raw")))
+    if not (prompt or "").strip() and not (piped or "").strip() and (prompt, piped) != (None, None):
+        raise ValueError("the prompt is empty; write at least a word")
     try:
-        status = asyncio.run(_main(prompt, _Session(config, prepared.generation, own, engine)))
+        status = asyncio.run(_main(_Session(config, prepared.generation, own, engine), prompt, piped))
     except BrokenPipeError:  # the reader of the answer has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
 
 
-async def _main(prompt: str | None, session: _Session) -> int:
+async def _main(session: _Session, prompt: str | None, piped: str | None) -> int:
     """Returns the exit status."""
     from penstock.cli.chat.chat import Chat
     from penstock.cli.chat.conversation import Conversation
@@ -75,7 +75,8 @@ async def _main(prompt: str | None, session: _Session) -> int:
 
     config = session.config
     spinner = Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr))
-    with quiet_terminal() if prompt is None else contextlib.nullcontext(), spinner:
+    interactive = prompt is None and piped is None
+    with quiet_terminal() if interactive else contextlib.nullcontext(), spinner:
         # Texts are tokenised one at a time: the library's threads would only take processor time from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(config.model)
@@ -85,6 +86,8 @@ async def _main(prompt: str | None, session: _Session) -> int:
             why = "--raw has none" if tokenizer.chat_template else f"{config.name} has no chat template"
             raise ValueError(f"--system needs a chat, but {why}; leave --system out")
         settings = ChatSettings(session.recommended, flags, raw=raw)
+        if piped is not None:
+            prompt = join_prompt(prompt, piped, raw=raw)
         terminal = _terminal(settings) if prompt is None else None
         async with own_engine(config, session.engine) as client:
             spinner.stop()
