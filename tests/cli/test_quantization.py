@@ -10,10 +10,12 @@ from penstock.weights.packaged import embedded_model
 from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
 
+SMALL = ("--kv-cache-memory", "64MiB", "--max-model-len", "512")
+
 
 def planned(run_command: RunCommand, path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object]]]:
     """The bytes of the embedded model's weights, and the settings."""
-    done = run_command("plan", "--kv-cache-memory", "64MiB", "--max-model-len", "512", "--json", str(path), *flags)
+    done = run_command("plan", str(embedded_model()), *SMALL, "--json", str(path), *flags)
     assert done.returncode == 0, done.stderr
     plan = json.loads(path.read_text())
     return next(row["bytes"] for row in plan["memory"] if row["name"] == "weights"), plan["settings"]

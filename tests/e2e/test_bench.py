@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.weights.packaged import EMBEDDED
 from tests.cli.test_help import penstock
 from tests.e2e.server import Server
 
@@ -14,8 +15,8 @@ SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 def test_throughput_writes_its_figures_beside_the_roofline(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     done = penstock(
-        *("bench", "throughput", "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file), "--threads", "1"),
-        *("--dtype", "float32"),  # what the machine gives is measured in this alone then
+        *("bench", "throughput", EMBEDDED, "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file)),
+        *("--threads", "1", "--dtype", "float32"),  # what the machine gives is measured in this alone then
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
@@ -54,7 +55,7 @@ def test_a_server_is_found_by_the_address_that_clients_have_and_failing_is_told(
 
 def test_run_completes_a_text_and_says_the_same_again() -> None:
     flags = ("--raw", "--max-tokens", "12", "--seed", "1", *SMALL)
-    first, second = (penstock("run", "python-8m", *flags, stdin="def main():\n") for _ in range(2))
+    first, second = (penstock("run", EMBEDDED, *flags, stdin="def main():\n") for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout != ""
     assert first.stderr == ""

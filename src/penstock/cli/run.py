@@ -93,10 +93,9 @@ async def _main(session: _Session, prompt: str | None, piped: str | None) -> int
             spinner.stop()
             chat = Chat(client, tokenizer, settings, Conversation(system), raw=raw)
             screen = Screen(sys.stdout, sys.stderr)
-            if prompt is not None:
-                return await _answer(chat, screen, prompt)
-            assert terminal is not None
-            return await _talk(chat, screen, terminal)
+            if terminal is not None:
+                return await _talk(chat, screen, terminal)
+            return await _answer(chat, screen, prompt or "")
 
 
 def _terminal(settings: "ChatSettings") -> "Prompt":
