@@ -46,6 +46,13 @@ def test_what_exists_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert split_arguments([name, "Hi"], None, KNOWN) == (name, "Hi")
 
 
+def test_a_text_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("notes")
+    with pytest.raises(ValueError, match=r"'notes.txt' is a file, but no model: .* penstock run < notes.txt"):
+        split_arguments(["notes.txt"], None, KNOWN)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -23,6 +23,7 @@ def split_arguments(words: Sequence[str], model: str | None, known: Sequence[str
         return model, " ".join(words) if words else None
     first, rest = words[0], words[1:]
     if is_model(first, known):
+        _refuse_text_file(first)
         return first, " ".join(rest) if rest else None
     if _NAME.fullmatch(first):
         raise ValueError(_unclear(first, rest, known))
@@ -40,7 +41,7 @@ def is_model(word: str, known: Sequence[str]) -> bool:
         return True
     if not word or "\n" in word or len(word) > 4096:
         return False
-    if word.endswith(".gguf") or _PATH.fullmatch(word) or _exists(word):
+    if _is_gguf(word) or _PATH.fullmatch(word) or _exists(word):
         return True
     return "/" in word and _NAME.fullmatch(word) is not None
 
@@ -66,11 +67,13 @@ def join_prompt(prompt: str | None, piped: str, *, raw: bool) -> str:
 
 
 def piped_input(prompt_given: bool) -> str | None:
-    """Returns what is piped into this process, or None if standard input is a terminal or closed.
+    """Returns what is piped into this process, or None if standard input is a terminal.
 
     If the pipe stays open and empty, a note says after a second that the command reads it.
     """
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None:  # closed
+        return ""
+    if sys.stdin.isatty():
         return None
     import threading
 
@@ -81,6 +84,12 @@ def piped_input(prompt_given: bool) -> str | None:
         return read_input(sys.stdin.buffer)
     finally:
         note.cancel()
+
+
+def _refuse_text_file(word: str) -> None:
+    """Raises ValueError for a file that is probably meant as the prompt."""
+    if not _is_gguf(word) and Path(word).expanduser().is_file():
+        raise ValueError(f"{_short(word)} is a file, but no model: to send its text, use penstock run < {word}")
 
 
 def _unclear(word: str, rest: Sequence[str], known: Sequence[str]) -> str:
@@ -105,6 +114,10 @@ def _short(word: str) -> str:
 def _inner(text: str) -> str:
     text = " ".join(text.split()).replace('"', "'")
     return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _is_gguf(word: str) -> bool:
+    return word.lower().endswith(".gguf")
 
 
 def _exists(word: str) -> bool:

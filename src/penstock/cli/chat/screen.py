@@ -38,10 +38,10 @@ class Screen:
         self._say(text, RED)
 
     def table(self, text: str) -> None:
-        """Prints what a command shows: lines whose first word is set off."""
+        """Prints what a command shows. In a line with columns, the first one is bold."""
         for line in printable(text).splitlines():
-            if self._styled_err and line and not line.startswith(" "):
-                name, gap, rest = line.partition("  ")
+            name, gap, rest = line.partition("  ")
+            if self._styled_err and name and gap:
                 line = f"\x1b[{BOLD}m{name}{RESET}{gap}{rest}"
             print(line, file=self._err)
         self._err.flush()
