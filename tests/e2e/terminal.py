@@ -63,6 +63,10 @@ class Terminal:
                 except OSError:  # the other end is closed
                     raise AssertionError(f"it ended; no {text!r} in {shown!r}") from None
 
+    def echoes(self) -> bool:
+        """True if the terminal shows what is typed, as a shell needs it."""
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
+
     def wait(self) -> int:
         return self.process.wait(30)
 

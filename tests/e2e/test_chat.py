@@ -68,7 +68,7 @@ def test_the_next_session_and_an_engine_that_dies(tmp_path: Path) -> None:
         terminal.until("Ctrl-C again, Ctrl-D or /bye leaves.")
         terminal.until(READY)
         terminal.press(CTRL_C)
-        assert terminal.wait() == 0
+        assert terminal.wait() == 0 and terminal.echoes()
     with Terminal("run", "python-8m", "--max-tokens", "8", *SMALL, state=str(tmp_path)) as terminal:
         terminal.until(READY)
         terminal.press(UP)
@@ -87,6 +87,14 @@ def test_the_next_session_and_an_engine_that_dies(tmp_path: Path) -> None:
         terminal.press("/bye" + ENTER)
         assert terminal.wait() == 1
     assert not alive(engine)
+
+
+def test_a_session_that_is_terminated_gives_the_terminal_back(tmp_path: Path) -> None:
+    with Terminal("run", "python-8m", *SMALL, state=str(tmp_path)) as terminal:
+        terminal.until(READY)
+        assert not terminal.echoes()
+        terminal.process.terminate()
+        assert terminal.wait() == 143 and terminal.echoes()
 
 
 def test_a_pipe() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
 MODEL = typer.Argument(metavar="MODEL", help="A folder, a GGUF file or a Hugging Face id. Default: the embedded model.")
-WORDS = typer.Argument(metavar="[MODEL] [PROMPT]", help="The model, and a prompt. Both may be left out.")
+PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
@@ -59,13 +59,15 @@ def serve(
 def run(
     context: typer.Context,
     *,
-    words: Annotated[list[str] | None, WORDS] = None,
+    model: Annotated[str | None, MODEL] = None,
+    prompt: Annotated[list[str] | None, PROMPT] = None,
     named: Annotated[str | None, NAMED] = None,
     flags: Flags,
 ) -> None:
     from penstock.cli.run import run as command
 
-    command(words or [], named, flags, context.obj)
+    words = [] if model is None else [model, *(prompt or [])]
+    command(words, named, flags, context.obj)
 
 
 @app.command(

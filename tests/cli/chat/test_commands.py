@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.cli.chat.chat import Answer, Chat
 from penstock.cli.chat.commands import ALIASES, COMMANDS, Leave, execute, is_command
 from penstock.cli.chat.conversation import Conversation
 from penstock.cli.chat.settings import ChatSettings
+from penstock.frontend.openai.fields import ChatFields
 from penstock.text import Tokenizer
 from penstock.weights.packaged import embedded_model
 from tests.frontend.scripted import ScriptedClient
@@ -120,6 +122,7 @@ def test_a_conversation_is_saved_and_loaded(chat: Chat, tmp_path: Path) -> None:
     assert execute(chat, f"/save {file}") == f"saved 2 turns to {file}"
     assert file.stat().st_mode & 0o777 == 0o600
     saved = json.loads(file.read_text())
+    msgspec.json.decode(file.read_bytes(), type=ChatFields)  # a request's body
     assert saved["model"] == "scripted" and [m["role"] for m in saved["messages"]] == [
         *("system", "user", "assistant", "user", "assistant")
     ]

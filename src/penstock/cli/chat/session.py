@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.cli.chat.prompt import Prompt
 
 T = TypeVar("T")
+TERMINATED = 143  # exit status
 
 
 async def converse(chat: Chat, screen: Screen, prompt: "Prompt") -> int:
@@ -97,6 +98,7 @@ async def until_interrupted(work: Coroutine[None, None, T]) -> T | None:
 @contextlib.contextmanager
 def quiet_terminal() -> Iterator[None]:
     """Keys typed while no prompt is shown do not appear. They wait for the next prompt; Ctrl-C still works."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that the terminal gets its modes back
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, ValueError, OSError):  # not a terminal
