@@ -13,7 +13,17 @@ from penstock.config.settings import Settings
 from penstock.weights.packaged import EMBEDDED
 from tests.cli.conftest import RunCommand
 
-HEAVY = ("torch", "transformers", "starlette", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
+HEAVY = (
+    "torch",
+    "transformers",
+    "starlette",
+    "uvicorn",
+    "huggingface_hub",
+    "tokenizers",
+    "numpy",
+    "zmq",
+    "prompt_toolkit",
+)
 
 
 def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
