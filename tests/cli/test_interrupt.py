@@ -15,13 +15,13 @@ class Signal:
             os.kill(os.getpid(), {number})
 
 sys.meta_path.insert(0, Signal)
-sys.argv = ["penstock", "run"]
+sys.argv = ["penstock", "run", "Hi there"]
 from penstock.__main__ import main
 main()
 """
 
 
-@pytest.mark.parametrize("name", ["penstock.cli.main", "typer", "msgspec"])
+@pytest.mark.parametrize("name", ["penstock.cli.main", "typer", "penstock.cli.run", "penstock.cli.prepare", "msgspec"])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_it_ends_quietly(name: str, number: signal.Signals, status: int) -> None:
     code = INTERRUPTED_AT.format(name=name, number=int(number))
