@@ -39,7 +39,7 @@ def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChi
     `engine` is the engine process if the caller has already started one. It gets its configuration before this process
     imports what a conversation needs, so that both work at the same time.
     """
-    model, prompt = split_arguments(words, model, NAMES)
+    model, prompt = split_arguments(words, model, _names(words))
     import asyncio
 
     from msgspec.structs import replace
@@ -60,6 +60,15 @@ def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChi
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
+
+
+def _names(words: Sequence[str]) -> Sequence[str]:
+    """Returns the names that the first word may be."""
+    if not words or words[0] in NAMES or any(map(str.isspace, words[0])):
+        return NAMES
+    from penstock.weights.local_models import known_names
+
+    return list(dict.fromkeys((*NAMES, *known_names())))
 
 
 async def _main(session: _Session, prompt: str | None, piped: str | None) -> int:

@@ -26,6 +26,13 @@ def full_name(name: str, cache: Path | None = None) -> str | None:
     return next(iter(found), None)
 
 
+def known_names(cache: Path | None = None) -> list[str]:
+    """Returns the names that stand for models in commands, the short ones included."""
+    cached = cached_models(cache)
+    names = [EMBEDDED, *(model.name for model in PACKAGED), *(model.name for model in cached)]
+    return list(dict.fromkeys([*names, *(short for model in cached for short in _short_names(model))]))
+
+
 def did_you_mean(name: str, cache: Path | None = None) -> str:
     """Returns a clause that names the models on this machine with similar names, or an empty text."""
     import difflib  # imported only for errors
