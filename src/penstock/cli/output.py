@@ -15,6 +15,8 @@ def check_file(flag: str, path: str | None) -> None:
     """Raises ValueError if `path` cannot be written. Call it before the work whose result goes there."""
     if path is None:
         return
+    if not path:
+        raise _unwritable(flag, "''", "it is empty")
     file = Path(path)
     if file.is_dir():
         raise _unwritable(flag, path, "it is a folder")

@@ -72,8 +72,15 @@ def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> Foun
     """
     settings = dict(flags)
     file = settings.pop("config", None)
-    given = read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
+    if file == "":
+        raise ConfigError("--config is '': name a YAML file, or leave it out")
+    given = read_settings({**settings, "model": model}, os.environ, None if file is None else Path(file))
     named = given.settings.model
+    if named is None and given.settings.revision is not None:
+        raise ConfigError(
+            f"--revision ({given.sources['revision']}) is {given.settings.revision}, but the embedded model has no "
+            "revisions; name a Hugging Face model, or leave it out"
+        )
     path = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(path)
     return FoundModel(path, spec, lru_cache(partial(_rank_facts, spec)), given)
