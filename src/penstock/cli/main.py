@@ -68,12 +68,13 @@ def run(
     *,
     model: Annotated[str | None, MODEL] = None,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to complete.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most output tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely tokens that together have this probability.")
+        float,
+        typer.Option(min=0, max=1, help="Sample from the most likely tokens that together have this probability."),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the sampler.")] = 0,
     chat: Annotated[bool, typer.Option(help="Send the prompt through the model's chat template.")] = False,
     flags: Flags,
 ) -> None:
@@ -108,6 +109,23 @@ def plan(
     from penstock.cli.plan import plan as command
 
     command(_one_model(model, named), hardware, link, json_file, flags)
+
+
+@app.command(
+    short_help="Check what clients will meet when they use a model.",
+    help="Check a model as it is loaded: template, special tokens, stop tokens, answers, quality. Exit status: 0, or 1 "
+    "if there is a problem that clients will meet.",
+)
+@takes(ENGINE)
+def verify(
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    json_file: Annotated[str | None, JSON] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.verify import verify as command
+
+    sys.exit(command(model, json_file, flags))
 
 
 @app.command(
@@ -168,11 +186,11 @@ def quality(
     ] = None,
     windows: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Windows of the text to score. Default: 32, or all of --tokens-in."),
+        typer.Option(min=1, max=1_000_000, help="Windows to score. Default: 32, or all of --tokens-in."),
     ] = None,
     window_tokens: Annotated[
         int | None,
-        typer.Option(min=2, max=10_000_000, help="Tokens of a window; each is scored by itself. Default: 512."),
+        typer.Option(min=2, max=10_000_000, help="Tokens of a window. Default: 512."),
     ] = None,
     dense: Annotated[
         bool, typer.Option(help="If something is quantised, also score the model without that, to compare.")
@@ -202,7 +220,7 @@ def bench_serve(
     input_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Prompt tokens of a request.")] = "128",
     output_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Output tokens of a request.")] = "32",
     shared_prefix: Annotated[
-        int, typer.Option(min=0, max=10_000_000, help="Tokens that all prompts begin with, in addition to --input-len.")
+        int, typer.Option(min=0, max=10_000_000, help="Tokens that all prompts begin with, beside --input-len.")
     ] = 0,
     vocab_size: Annotated[
         int, typer.Option(min=16, max=10_000_000, help="Prompt token ids are drawn below this number.")

@@ -64,5 +64,13 @@ def cell(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
+def duration(seconds: float) -> str:
+    """Returns a duration as text, such as '20.7 ms', '6.43 µs' or '0'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
+
+
 def _unwritable(flag: str, path: str, why: str) -> ValueError:
     return ValueError(f"{flag} {path} cannot be written: {why}; name another file")

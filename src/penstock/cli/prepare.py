@@ -1,13 +1,15 @@
 """Turns the command line into a complete configuration: finds the model, reads its config, resolves every setting."""
 
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.checks import check_start
 from penstock.cli.device import detect_device
-from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
 from penstock.config import (
     ConfigError,
@@ -21,11 +23,11 @@ from penstock.config import (
     resolve,
 )
 from penstock.config.defaults import Divide
-from penstock.config.gpu import too_few_gpus
-from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
+from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
 from penstock.weights.hub import locate_model
+from penstock.weights.packaged import EMBEDDED, SMOLLM2, embedded_model, locate_default, packaged_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,6 +41,7 @@ class PreparedModel:
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
+    generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,19 @@ class FoundModel:
 
     def resolve(self, hardware: Hardware) -> Resolved:
         """Resolves every setting. Raises ConfigError, CannotSplit and DoesNotFit."""
-        name = model_name(self.path) if is_gguf(self.path) else self.path.name
+        packaged = packaged_model(self.path)
+        if packaged is not None:
+            name = packaged.name
+        else:
+            name = model_name(self.path) if is_gguf(self.path) else self.path.name
         return resolve(self.given, self.divide, hardware, folder=str(self.path), local_name=name)
+
+    def generation_defaults(self) -> dict[str, float]:
+        """Returns the sampling values that the model recommends; none with --generation-config none."""
+        if self.given.settings.generation_config == "none":
+            return {}
+        packaged = packaged_model(self.path)
+        return {**(packaged.generation if packaged else {}), **load_generation_defaults(self.path)}
 
 
 def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
@@ -78,12 +92,19 @@ def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> Foun
     named = given.settings.model
     if named is None and given.settings.revision is not None:
         raise ConfigError(
-            f"--revision ({given.sources['revision']}) is {given.settings.revision}, but the embedded model has no "
+            f"--revision ({given.sources['revision']}) is {given.settings.revision}, but the default model has no "
             "revisions; name a Hugging Face model, or leave it out"
         )
-    path = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
+    path = _default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(path)
     return FoundModel(path, spec, lru_cache(partial(_rank_facts, spec)), given)
+
+
+def _default_model() -> Path:
+    path = locate_default()
+    if path == embedded_model():
+        print(f"{EMBEDDED} completes Python code. For {SMOLLM2.purpose}, run {SMOLLM2.install}", file=sys.stderr)
+    return path
 
 
 def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFacts, ...]:
@@ -96,10 +117,10 @@ def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFac
 
 
 def prepare(model: str | None, flags: Flags) -> PreparedModel:
-    """Finds the model and resolves every setting. Starts no process and reads no weights.
+    """Finds the model and resolves every setting. Starts no process and reads only the headers of the weights.
 
-    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, GgufError and HubError: ValueErrors that say what to
-    change.
+    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, CheckpointError, GgufError and HubError: ValueErrors
+    that say what to change.
     """
     return prepare_found(find_model(model, flags))
 
@@ -108,16 +129,9 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     """Does what `prepare` does, for a model that has been found."""
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
-    check_runs(resolved, hardware)
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved)
-
-
-def check_runs(resolved: Resolved, hardware: Hardware) -> None:
-    """Raises ConfigError for a split that this machine cannot run. Ray checks the ranks that it places itself."""
-    engine = resolved.engine
-    ranks = engine.split.world
-    if engine.device == "cuda" and engine.distributed_executor != "ray" and ranks > hardware.gpus:
-        raise ConfigError(too_few_gpus(ranks, hardware.gpus))
+    check_start(found, resolved, hardware)
+    generation = found.generation_defaults()
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

@@ -130,18 +130,15 @@ def _wanted(param: Any, message: str) -> str:
         kind = described.annotation
     if kind not in (int, float):
         return message[0].lower() + message[1:]
-    return f"give {number_between(kind is int, limits.min, limits.max)}"
+    return f"give {_number(kind is int, limits.min, limits.max)}"
 
 
-def number_between(whole: bool, least: float | None, most: float | None, *, above: bool = False) -> str:
-    """Returns the description of a range: "a whole number from 1 to 64". With `above`, `least` is not part of it."""
+def _number(whole: bool, least: float | None, most: float | None) -> str:
+    """Returns the description of a range: "a whole number from 1 to 64"."""
     what = "a whole number" if whole else "a number"
-    if least is None:
-        return what if most is None else f"{what} up to {most:g}"
-    start = f"above {least:.15g}" if above else f"from {least:.15g}"
-    if most is None:
-        return f"{what} {start}" if above else f"{what} {start} on"
-    return f"{what} {start} {'and up to' if above else 'to'} {most:.15g}"
+    start = "" if least is None else f" from {least}"
+    end = "" if most is None else f" {'up ' if least is None else ''}to {most}"
+    return what + start + (end or (" on" if start else ""))
 
 
 def main(app: typer.Typer, obj: object = None) -> None:
