@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from statistics import median
 
 import numpy as np
 
@@ -12,7 +13,7 @@ SECONDS = 0.15
 
 
 def read_bandwidth() -> int:
-    """Returns the bytes per second that all of this process's cores read together: the best of several rounds."""
+    """Returns the bytes per second that all of this process's cores read together: the median of several rounds."""
     count = min(len(os.sched_getaffinity(0)), THREADS)
     slices = [np.zeros(SLICE // 8, np.uint64) for _ in range(count)]
     for piece in slices:
@@ -23,7 +24,7 @@ def read_bandwidth() -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    return int(sum(SLICE / min(seconds) for seconds in rounds))
+    return int(sum(SLICE / median(seconds) for seconds in rounds))
 
 
 def _read(piece: "np.ndarray[tuple[int], np.dtype[np.uint64]]", seconds: list[float]) -> None:

@@ -27,7 +27,9 @@ from penstock.text import Tokenizer
 
 
 def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
-    """Prints the plan. Raises what `penstock serve` raises before it starts an engine, unless `hardware` is elsewhere."""
+    """Prints the plan. Raises what `penstock serve` raises before it starts an engine. If `hardware` is given, it may be
+    another machine: then the model's weights and this machine's kernels are not checked.
+    """
     check_file("--json", json_file)
     found = find_model(model, flags, weights=False)
     machine, devices = _devices(found, hardware, link)
