@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from penstock.gguf import is_gguf
+from penstock.gguf import is_gguf, not_a_model
 from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf, model_in_folder
 from penstock.weights.packaged import locate_packaged
 
@@ -69,7 +69,7 @@ def locate_model(
             return model_in_folder(path)
         if is_gguf(path):
             return path
-        raise HubError(f"{name} is a file; name a GGUF file, or the folder of a model's config.json and safetensors")
+        raise HubError(not_a_model(path))
     packaged = locate_packaged(name)
     if packaged is not None:
         if revision is not None:

@@ -27,8 +27,8 @@ from penstock.text import Tokenizer
 
 
 def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
-    """Prints the plan. Raises what `penstock serve` raises before it starts an engine. If `hardware` is given, it may be
-    another machine: then the model's weights and this machine's kernels are not checked.
+    """Prints the plan. Raises what `penstock serve` raises before it starts an engine. With `hardware`, which may be
+    another machine, the weights and this machine's kernels are not checked.
     """
     check_file("--json", json_file)
     found = find_model(model, flags, weights=False)
