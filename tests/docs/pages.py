@@ -131,8 +131,8 @@ def _commands(text: str, language: str) -> Iterator[str]:
             line = line[2:]
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        while not _is_complete(line):
-            line += "\n" + next(lines)
+        while not _is_complete(line) and (more := next(lines, None)) is not None:
+            line += "\n" + more
         yield line.strip()
 
 

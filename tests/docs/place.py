@@ -61,8 +61,8 @@ class Stock:
         self.hub = folder / "hub"
         for name in HUB:
             _cache(self.hub, name, self.checkpoint, self.gguf)
-        self.programs = folder / "bin"
-        self.programs.mkdir()
+        self.programs = folder / "venv" / "bin"
+        self.programs.mkdir(parents=True)
         for name, words in (("penstock", f"{sys.executable} -m penstock"), ("python", sys.executable)):
             program = self.programs / name
             program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -76,6 +76,7 @@ class Stock:
             **dict.fromkeys(TEXTS, self.text),
             **dict.fromkeys(REAL, smollm2()),
             **{name: ROOT / name for name in FROM_REPOSITORY},
+            ".venv": self.programs.parent,
             "mixture": self.mixture,
             "llama-70b": self.large,
             "model.Q4_K_M.gguf": self.gguf,

@@ -25,9 +25,10 @@ SMALL = {
     "PENSTOCK_KV_CACHE_MEMORY": "512MiB",
 }  # for what makes an engine: tests share a machine
 
-_SERVES = re.compile(r"((?:\w+=\S+ +)*)(?:penstock|make) serve\b")
+_SERVE = re.compile(r"(?:\S*/)?penstock serve\b")
+_SERVES = re.compile(r"(?:\w+=\S+ +)*(?:(?:\S*/)?penstock|make) serve\b")
 _MAKES_ENGINE = re.compile(r"\bpenstock (serve|run|bench (throughput|latency|quality))\b")
-_RUNS = re.compile(r"penstock run\b[^|<]*")
+_RUNS = re.compile(r"(?:\S*/)?penstock run\b[^|<]*")
 _ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost|0\.0\.0\.0):(\d{2,5})\b")
 _BENCH = re.compile(r"\bpenstock bench serve\b")
 
@@ -50,8 +51,8 @@ class Served:
             self.written = named[1]
             command = command.replace(named[0], f"--port {self.port}")
         else:
-            command = re.sub(r"\bpenstock serve\b", f"penstock serve --port {self.port}", command)
-        command = re.sub(r"\bpenstock serve\b", "exec penstock serve", command)
+            command = _SERVE.sub(rf"\g<0> --port {self.port}", command)
+        command = _SERVE.sub(r"exec \g<0>", command)
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
                 bound(["bash", "-c", command]),

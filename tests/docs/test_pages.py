@@ -1,11 +1,15 @@
 """Every command of README.md, docs/*.md and benchmarks/README.md runs as written, or the page says why not."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
+from penstock.cli.main import app
+from penstock.cli.usage import command_of, flags_of
 from tests.docs.pages import ROOT, Block, blocks, pages
 from tests.docs.place import Stock
 from tests.docs.shell import ExampleFailed, Served, Shell
@@ -112,3 +116,26 @@ def test_shell_blocks_are_cut_into_commands() -> None:
     assert block.commands() == ["a 'b\n c'   # d", "f \\\n  g", "cat <<END\nh i\nEND"]
     assert shlex.split(block.commands()[0], comments=True) == ["a", "b\n c"]
     assert Block(block.page, 1, "console", "$ a\nout\n$ b\n").commands() == ["a", "b"]
+
+
+def _inline() -> list[tuple[str, list[str]]]:
+    """The commands of Penstock that a page names within a line, as words after `penstock`."""
+    found = []
+    for name, page in PAGES.items():
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            for text in re.findall(r"`penstock ([^`]+)`", line):
+                found.append((f"{name}:{number}", shlex.split(text)))
+    return found
+
+
+def test_commands_within_a_line_exist() -> None:
+    """Their commands and flags; they are not run."""
+    unknown = []
+    for where, words in _inline():
+        path, command = command_of(typer.main.get_command(app), words)
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        if getattr(command, "commands", None) and not flags:
+            unknown += [f"{where}: {path} {word}" for word in words[len(path.split()) - 1 :]]
+        unknown += [f"{where}: {path} {flag}" for flag in flags if flag not in flags_of(command)]
+    assert len(_inline()) > 20
+    assert not unknown

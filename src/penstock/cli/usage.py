@@ -30,7 +30,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str], obj: object = None) -> i
 
 def _explain(error: Any, root: Any, arguments: Sequence[str]) -> str:
     """Returns the message for an exception of click's. `root` is the command that has all others."""
-    path, command = _command(root, arguments)
+    path, command = command_of(root, arguments)
     hint = f"try {path} --help"
     kind, message = type(error).__name__, " ".join(error.message.split()).rstrip(".")
     if kind == "NoSuchOption":
@@ -54,7 +54,7 @@ def _explain(error: Any, root: Any, arguments: Sequence[str]) -> str:
     return f"{error.format_message().rstrip('.')}; {hint}"
 
 
-def _command(root: Any, arguments: Sequence[str]) -> tuple[str, Any]:
+def command_of(root: Any, arguments: Sequence[str]) -> tuple[str, Any]:
     """Returns the command that the arguments name, and its path: "penstock bench serve"."""
     path, command = "penstock", root
     for word in arguments:
@@ -65,14 +65,14 @@ def _command(root: Any, arguments: Sequence[str]) -> tuple[str, Any]:
 
 
 def _no_such_option(option: str, root: Any, arguments: Sequence[str]) -> str:
-    path, command = _command(root, arguments)
-    others = [name for name, other in _all_commands(root, "penstock") if option in _flags(other)]
+    path, command = command_of(root, arguments)
+    others = [name for name, other in _all_commands(root, "penstock") if option in flags_of(other)]
     if command is root and others:  # "penstock --port 80 serve"
         named = next((name for name in others if name.split()[-1] in arguments), others[0])
         return f"{option} comes after the command: {named} {option} ..."
     if others:
         return f"{path} has no flag {option}, which is a flag of {' and '.join(others)}; try {path} --help"
-    flags = _flags(command)
+    flags = flags_of(command)
     near = [flag for flag in flags if len(option) > 3 and flag.startswith(option)] or difflib.get_close_matches(
         option.lstrip("-"), [flag.lstrip("-") for flag in flags], n=1
     )
@@ -97,7 +97,7 @@ def _all_commands(command: Any, path: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _flags(command: Any) -> list[str]:
+def flags_of(command: Any) -> list[str]:
     """Returns the flags of a command, --help among them."""
     own = [flag for param in command.params if not _is_argument(param) for flag in (*param.opts, *param.secondary_opts)]
     return [*own, "--help"]
