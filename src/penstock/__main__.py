@@ -14,7 +14,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     with ExitStack() as held:
         engine = None
-        if sys.argv[1:2] == ["serve"]:  # what takes longest begins first: before the command line is understood
+        # What takes longest begins first: before the command line is understood.
+        if sys.argv[1:2] in (["serve"], ["run"]) and "--help" not in sys.argv:
             from penstock.engine.link.engine_child import EngineChild
 
             with suppress(OSError):  # the command will try again, and say why it cannot

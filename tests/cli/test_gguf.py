@@ -70,7 +70,9 @@ def test_a_file_answers_as_its_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     path = write_gguf(folder, tmp_path / "tiny.gguf")
     flags = ("The pipe that keeps a turbine", "--max-tokens", "24", "--kv-cache-memory", "8MiB", "--dtype", "float32")
-    expected, found = (run_command("run", str(model), *flags) for model in (folder, path))
+    expected, found = (
+        run_command("run", str(model), *flags, "--raw", "--temperature", "0") for model in (folder, path)
+    )
     assert found.returncode == 0, found.stderr
     assert len(found.stdout) > 24 and found.stdout == expected.stdout
 

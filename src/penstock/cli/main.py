@@ -7,12 +7,14 @@ import typer
 
 import penstock
 from penstock.cli import usage
+from penstock.cli.chat.flags import CHAT
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
 MODEL = typer.Argument(metavar="MODEL", help="A folder, a GGUF file or a Hugging Face id. Default: the embedded model.")
+PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
@@ -60,28 +62,22 @@ def serve(
 
 
 @app.command(
-    short_help="Stream a completion to the terminal.",
-    help="Stream a completion to the terminal. Without a prompt, read prompts until Ctrl-D.",
+    short_help="Chat with a model in the terminal.",
+    help="Chat with a model in the terminal, or answer one PROMPT. Text on standard input is added to the prompt.",
 )
-@takes(ENGINE)
+@takes(CHAT, ENGINE)
 def run(
+    context: typer.Context,
     *,
     model: Annotated[str | None, MODEL] = None,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to complete.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most output tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
-    top_p: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Sample from the most likely tokens that together have this probability."),
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the sampler.")] = 0,
-    chat: Annotated[bool, typer.Option(help="Send the prompt through the model's chat template.")] = False,
+    prompt: Annotated[list[str] | None, PROMPT] = None,
+    named: Annotated[str | None, NAMED] = None,
     flags: Flags,
 ) -> None:
-    from penstock.cli.run import RunOptions
     from penstock.cli.run import run as command
 
-    command(model, prompt, RunOptions(max_tokens, temperature, top_p, seed, chat), flags)
+    words = [] if model is None else [model, *(prompt or [])]
+    command(words, named, flags, context.obj)
 
 
 @app.command(
@@ -256,6 +252,6 @@ def _one_model(model: str | None, named: str | None) -> str | None:
 def main(engine: "EngineChild | None" = None) -> None:
     """Runs the command line. An error for the user is one line, not a traceback.
 
-    `engine` is an engine process that was started for `serve` before the imports.
+    `engine` is an engine process that was started for `serve` or `run` before the imports.
     """
     usage.main(app, engine)
