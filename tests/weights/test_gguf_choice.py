@@ -202,6 +202,6 @@ def test_a_folder_with_one_set_of_parts_is_found(files: dict[str, bytes], tmp_pa
 
 
 def test_another_file_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.bin").write_bytes(b"abc")
     with pytest.raises(HubError, match="is a file; name a GGUF file, or the folder"):
-        locate_model(str(tmp_path / "model.safetensors"))
+        locate_model(str(tmp_path / "model.bin"))

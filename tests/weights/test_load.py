@@ -180,7 +180,7 @@ def test_a_missing_shard_is_named(copy: Callable[..., Path]) -> None:
 def test_a_folder_without_weights(copy: Callable[..., Path]) -> None:
     folder = copy("llama2")
     (folder / "model.safetensors").unlink()
-    assert "neither model.safetensors.index.json nor model.safetensors is there" in refusal(folder)
+    assert "neither model.safetensors nor model.safetensors.index.json is there" in refusal(folder)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     assert "pytorch_model.bin is not read, as loading it can run code" in refusal(folder)
 

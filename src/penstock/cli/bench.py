@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,10 +146,11 @@ def _sizes(cases: Sequence[Case]) -> BenchSizes:
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
     """Loads a running server. Exits with status 1 and one line if every request failed."""
     check_file("--json", json_file)
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"--url {url} is not an address: write --url http://{url}")
+    if not re.match(r"https?://[^/\s]", url):
+        host = url.partition("://")[2].strip("/") if "://" in url else url
+        raise ValueError(f"--url is {url!r}, which is not an address: write --url http://{host or '127.0.0.1:8000'}")
     url = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients take the address with /v1
-    slo = Slo.parse(load.slo) if load.slo else None
+    slo = None if load.slo is None else Slo.parse(load.slo)
     with reporting(f"asking {url} for its models") as say:
         result = asyncio.run(_load_server(url, model, api_key, load.items(), load.concurrency, slo, say))
     if result["failed"] == result["requests"]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.gguf import is_gguf
+from penstock.gguf import is_gguf, not_a_model
 from penstock.weights.gguf_choice import HubError, model_in_folder
 from penstock.weights.packaged import locate_packaged
 
@@ -64,9 +64,7 @@ def _local_path(name: str, revision: str | None) -> Path | None:
     if name and path.exists():
         kind = "a folder" if path.is_dir() else "a file"
         if not path.is_dir() and not is_gguf(path):
-            raise HubError(
-                f"{name} is a file; name a GGUF file, or the folder of a model's config.json and safetensors"
-            )
+            raise HubError(not_a_model(path))
     else:
         found = locate_packaged(name)
         if found is None:
