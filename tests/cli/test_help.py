@@ -101,7 +101,7 @@ def test_version(run_command: RunCommand) -> None:
         (("run", "hello"), ("no model 'hello'", "name the model too: penstock run smollm2-135m hello")),
         (("run", "What", "is", "this?"), ("no model 'What'", 'quotes around them: penstock run "What is this?"')),
         (("run", "python-8m"), ("the prompt is empty",)),
-        (("run", "python-8m", "x", "--top-p", "2"), ("--top-p is 2.0", "from 0 to 1")),
+        (("run", "python-8m", "x", "--top-p", "2"), ("--top-p is '2'", "from 0 to 1")),
         (("run", "python-8m", "x", "--raw", "--system", "y"), ("--system needs a chat", "leave --system out")),
         (("plan", __file__), ("test_help.py is a file", "folder")),
         (("plan", "--json", "no-such-folder/plan.json"), ("--json", "no-such-folder")),

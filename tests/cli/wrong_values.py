@@ -126,6 +126,14 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
+    "list": {"--json": ()},
+    "pull": {
+        "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),
+        "--revision": (),
+    },
+    "show": {"MODEL": _MODEL, "--revision": (), "--template": (), "--json": ()},
+    "rm": {"MODEL": (("./no-such-model", ""), ("python-8m", "part of Penstock")), "--revision": (), "--yes": ()},
+    "completion": {"SHELL": (("tcsh", "bash, zsh, fish"), ("", "bash, zsh, fish"))},
     "replay": {
         "FILE": (
             (NO_FILE, "give the file of penstock serve --event-log"),

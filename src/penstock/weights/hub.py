@@ -86,6 +86,8 @@ def _snapshot(
         full = name if "/" in name or not name else full_name(name, cache) or name
     except ValueError as error:
         raise HubError(str(error)) from None
+    if not name or name[0] in "./~" or (name.endswith(".gguf") and ":" not in name):
+        raise HubError(f"there is no file or folder {name!r}: check the path; penstock list shows other models")
     match = _HUB_ID.fullmatch(full)
     if match is None or ".." in match["id"] or "--" in match["id"]:
         raise HubError(
