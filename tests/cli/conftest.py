@@ -14,11 +14,12 @@ RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
-    """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended."""
+    """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended.
+    Nothing is piped into it, unless the test sets sys.stdin."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))  # nothing is piped
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main()

@@ -15,7 +15,7 @@ from tests.gguf_models import write_gguf
 from tests.smollm2 import smollm2
 
 CHECKPOINTS = ("MODEL", "MODEL_DIR", "checkpoint", "my-checkpoint")
-TEXTS = ("book.txt", "notes.txt", "text.txt")
+TEXTS = ("book.txt", "text.txt")
 REAL = ("SmolLM2-135M-Instruct.Q4_1.gguf",)
 HUB = ("Qwen/Qwen3-0.6B", "org/name", "org/repo", "org/model")  # each in safetensors, and in GGUF as Q4_K_M
 FROM_REPOSITORY = ("benchmarks", "scripts")
@@ -83,6 +83,7 @@ class Stock:
         }
         for name, target in links.items():
             (folder / name).symlink_to(target)
+        (folder / "notes.txt").write_text("Rivers carry water from the mountains to the sea.\n")
         return folder
 
     def environment(self) -> dict[str, str]:

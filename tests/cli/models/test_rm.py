@@ -114,7 +114,7 @@ def test_incomplete_and_damaged_models(
         ("nothing", "nothing is not on this machine; penstock list shows what is"),
         ("acme/tiny-GGF", "did you mean acme/tiny-GGUF:Q8_0 or acme/tiny-GGUF:Q4_0?"),
         (f"{GGUF}:Q5_K_M", f"{GGUF}:Q5_K_M is not on this machine; did you mean"),
-        ("../../etc", "is not on this machine"),
+        ("../../no-such-folder", "is not on this machine"),
         ("", "is not on this machine"),
     ],
 )
