@@ -75,6 +75,9 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         max_model_len=config.max_model_len,
         max_waiting=config.max_waiting,
         enable_prefix_caching=config.enable_prefix_caching,
+        speculation=config.speculation,
+        num_speculative_tokens=config.num_speculative_tokens,
+        max_step_drafts=config.max_step_drafts,
     )
 
 

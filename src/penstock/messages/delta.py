@@ -12,6 +12,8 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefill: float = 0.0  # that step to the first token
     decode: float = 0.0  # first token to the last
     preemptions: int = 0
+    accepted_prediction: int = 0  # drafts from the request's prediction that were accepted
+    rejected_prediction: int = 0
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,6 +50,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
     computed_tokens: int = 0  # every unit of work, recomputation included
+    drafts: int = 0  # units of work with drafts
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of the draft tokens
+    accepted_at: tuple[int, ...] = ()  # the same by place among the drafts of a unit
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -1,0 +1,143 @@
+"""What steps with drafts cost, by measurement, and how many drafts pay.
+
+All seconds are differences of times that the scheduler was given, so a replay chooses the same drafts.
+"""
+
+from collections.abc import Sequence as Line
+
+WEIGHT = 0.1  # of a new measurement, when there are enough
+STALE = 1024  # steps after which a measurement counts no more, so that a wrong one does not last
+REFRESH = 48  # steps with drafts after which one without is taken, to compare with
+OUTLIER = 2.0  # times the mean: a longer step counts as this
+ROW_SHARE = 0.05  # of a step without drafts: what a draft costs before it was measured
+MIN_GAIN = 1.03  # tokens per second, against a step without drafts
+
+TRIAL = 12  # steps with drafts after which they are compared with plain ones
+KEEP = 0.97  # the weight of an earlier step in that comparison
+PAUSES = (32, 2048)  # steps without drafts after drafts have not paid: first, at most
+
+
+class Mean:
+    """A mean that follows its values."""
+
+    __slots__ = ("count", "step", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.count = 0
+        self.step = 0  # of the last value
+
+    def add(self, value: float, step: int) -> None:
+        if step - self.step > STALE:
+            self.count = 0
+        self.count += 1
+        if self.count > 4:
+            value = min(value, OUTLIER * self.value)
+        self.value += (value - self.value) * max(WEIGHT, 1 / self.count)
+        self.step = step
+
+    def known(self, step: int) -> bool:
+        return self.count > 0 and step - self.step <= STALE
+
+
+class StepTimes:
+    """Seconds of decode steps by their number of rows, one for each sequence and one for each draft."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, Mean] = {}  # by sequences
+        self._drafted: dict[int, Mean] = {}  # by rows
+        self._since_plain: dict[int, int] = {}  # steps with drafts of so many sequences
+
+    def note(self, sequences: int, drafts: int, seconds: float, step: int) -> None:
+        times, rows = (self._drafted, sequences + drafts) if drafts else (self._plain, sequences)
+        times.setdefault(rows, Mean()).add(seconds, step)
+        self._since_plain[sequences] = self._since_plain.get(sequences, 0) + 1 if drafts else 0
+
+    def plain(self, sequences: int, step: int) -> float | None:
+        """Seconds of a step without drafts. None when it must be measured first."""
+        mean = self._plain.get(sequences)
+        if mean is None or not mean.known(step) or self._since_plain[sequences] >= REFRESH:
+            return None
+        return mean.value
+
+    def with_drafts(self, sequences: int, plain: float, most: int, step: int) -> list[float]:
+        """Seconds of steps with 0, 1, ... `most` drafts, which never fall. Sizes between measured ones lie on a line;
+        beyond the largest, a draft costs a share of a plain step."""
+        seconds = [plain]
+        low, drafts = plain, 0
+        for rows in sorted(self._drafted):
+            found, mean = rows - sequences, self._drafted[rows]
+            if found < 1 or not mean.known(step):
+                continue
+            if found > most + 8:
+                break
+            high = max(mean.value, low)
+            slope = (high - low) / (found - drafts)
+            seconds += [low + slope * i for i in range(1, found - drafts + 1)]
+            low, drafts = high, found
+        slope = min(plain * ROW_SHARE, plain / sequences / 2)
+        seconds += [low + slope * i for i in range(1, most - drafts + 1)]
+        return seconds[: most + 1]
+
+
+class Account:
+    """Compares steps with drafts to the plain steps in their place, and stops drafts for a while when they lose.
+
+    This bounds what wrong estimates can cost.
+    """
+
+    def __init__(self) -> None:
+        self._earned = self._spent = 0.0  # seconds
+        self._steps = 0
+        self._pause = PAUSES[0]
+        self._resume = 0  # the step from which drafts are planned
+
+    def open(self, step: int) -> bool:
+        """Whether drafts may be planned."""
+        return step >= self._resume
+
+    def note(self, earned: float, spent: float, step: int) -> None:
+        """A step with drafts took `spent` seconds. Plain steps would have needed `earned` for its tokens."""
+        self._earned = self._earned * KEEP + earned
+        self._spent = self._spent * KEEP + min(spent, OUTLIER * earned)
+        self._steps += 1
+        if self._steps < TRIAL:
+            return
+        if self._earned < self._spent:
+            self._resume = step + self._pause
+            self._pause = min(2 * self._pause, PAUSES[1])
+            self._earned = self._spent = 0.0
+            self._steps = 0
+        elif self._steps > 4 * TRIAL:
+            self._pause = PAUSES[0]
+
+
+def draft_counts(probabilities: Line[float], most: Line[int], sequences: int, seconds: Line[float]) -> list[int]:
+    """How many drafts of each candidate give the most tokens per second.
+
+    `probabilities`: that a candidate's draft is right if those before it are. `most`: its drafts at most. `seconds`: of
+    a step with 0, 1, ... drafts. A draft counts as a token times the probability that it and all before it are right.
+    """
+    gains = []
+    for i, (probability, limit) in enumerate(zip(probabilities, most, strict=True)):
+        gain = 1.0
+        for _ in range(limit):
+            gain *= probability
+            if gain < 0.02:
+                break
+            gains.append((gain, i))
+    gains.sort(key=_gain, reverse=True)
+    tokens = float(sequences)
+    best, chosen = tokens / seconds[0] * MIN_GAIN, 0
+    for count, ((gain, _), time) in enumerate(zip(gains, seconds[1:], strict=False), 1):
+        tokens += gain
+        if tokens / time > best:
+            best, chosen = tokens / time, count
+    counts = [0] * len(probabilities)
+    for _, i in gains[:chosen]:
+        counts[i] += 1
+    return counts
+
+
+def _gain(pair: tuple[float, int]) -> float:
+    return pair[0]
