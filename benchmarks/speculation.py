@@ -91,7 +91,7 @@ def cases(tokenizer: Tokenizer, vocabulary: int) -> dict[str, Case]:
         return [inspect.getsource(SOURCES[(start + i) % len(SOURCES)])[:2400] for i in range(batch)]
 
     def edit(batch: int, source: random.Random, predicted: bool = False) -> list[Item]:
-        ask = "Repeat this Python file without any change, except that the name `{}` becomes `{}`. Give only the code.\n\n"
+        ask = "Repeat this Python file without a change, except that the name `{}` becomes `{}`. Give only code.\n\n"
         items = []
         for text in sources(batch, source):
             old = max(("key", "hi", "item", "self", "n", "text"), key=text.count)
@@ -115,10 +115,7 @@ def cases(tokenizer: Tokenizer, vocabulary: int) -> dict[str, Case]:
 
     def noise(temperature: float) -> Case:
         def items(batch: int, source: random.Random) -> list[Item]:
-            return [
-                Item(random_prompt(256, vocabulary, source), (), temperature, 128, True)  # fmt: skip
-                for _ in range(batch)
-            ]
+            return [Item(random_prompt(256, vocabulary, source), (), temperature, 128, True) for _ in range(batch)]
 
         return items
 
@@ -140,7 +137,11 @@ async def run(client: EngineClient, items: Sequence[Item], name: str) -> Run:
 
     async def one(i: int, item: Item) -> None:
         sampling = SamplingParams(
-            seed=i, max_tokens=item.max_tokens, temperature=item.temperature, ignore_eos=item.ignore_eos
+            seed=i,
+            max_tokens=item.max_tokens,
+            temperature=item.temperature,
+            eos_token_ids=client.info.eos_token_ids,
+            ignore_eos=item.ignore_eos,
         )
         request = GenerateRequest(
             request_id=f"{name}-{i}",
@@ -199,9 +200,7 @@ def summary(case: str, batch: int, pairs: Sequence[tuple[Run, Run]]) -> dict[str
         ),
         "drafted_per_step": round(sum(on.draft_tokens for _, on in pairs) / max(drafts, 1), 2),
         "accepted_per_step": round(sum(on.accepted for _, on in pairs) / max(drafts, 1), 2),
-        "acceptance": round(
-            sum(on.accepted for _, on in pairs) / max(sum(on.draft_tokens for _, on in pairs), 1), 3
-        ),
+        "acceptance": round(sum(on.accepted for _, on in pairs) / max(sum(on.draft_tokens for _, on in pairs), 1), 3),
     }
 
 

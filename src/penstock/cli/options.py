@@ -84,7 +84,7 @@ ENGINE: Flags = {
         ),
     ],
     "num_speculative_tokens": Annotated[
-        int | None, typer.Option(metavar="N", help="Most guessed tokens of a sequence in a step. Default: 16.")
+        int | None, typer.Option(metavar="N", help="Most guessed tokens of a sequence in a step. Default: 31.")
     ],
     "threads": Annotated[
         int | None,

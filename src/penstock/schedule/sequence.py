@@ -50,6 +50,7 @@ class Sequence:
         "in_flight",
         "keys",
         "last_token",
+        "lead",
         "limit",
         "min_length",
         "next_fill",
@@ -83,6 +84,7 @@ class Sequence:
         self.min_length = self.num_prompt + sampling.min_tokens  # a token that stops comes after so many
         self.keys: list[bytes] = []
         self.decode = Work(id, 1, True)
+        self.lead = 0.0  # seconds that steps with drafts, its own and those of others, have saved it
         self.drafter: Drafter | None = None  # made when drafts could first pay
         self.in_flight = 0  # units of work in outstanding plans
         self.rows = bytearray() if choice == 0 and sampling.prompt_logprobs is not None else None

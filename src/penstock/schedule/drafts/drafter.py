@@ -9,11 +9,13 @@ from penstock.schedule.drafts.texts import Cursor, OwnCursor, RecentOutputs
 OWN, PREDICTION, RECENT = range(3)
 GAP = 512  # tokens without drafts after which the places of the last drafts are given up
 MARGIN = 512  # tokens that an index is made for beside those that are known
-LEVELS = 6  # of matched tokens: 0, 1, 2 to 3, 4 to 7, 8 to 15, more
-PRIOR = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85)  # of these levels: probability that a draft is right
+LEVELS = 8  # of matched tokens: 0, 1, 2 to 3, 4 to 7, ... 64 or more
+PRIOR = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9, 0.95)  # of these levels: probability that a draft is right
 PRIOR_WEIGHT = 8.0  # drafts
-SHARED_WEIGHT = 3.0  # drafts of all sequences, beside a sequence's own
-MEMORY = 0.9  # the weight of a sequence's earlier drafts when new ones are counted
+OWN_WEIGHT = 4.0  # drafts, as many right as expected, beside a sequence's own
+OWN_COUNTED = 4  # drafts of a step that count for the sequence: a long copy must not hide that it has ended
+MEMORY = 0.8  # the weight of a sequence's earlier drafts when new ones are counted
+MOST_SURE = 0.99
 MOST_COUNTED = 512.0  # drafts of a level, after which earlier ones count half
 
 
@@ -48,13 +50,13 @@ class Drafter:
 
     __slots__ = (
         "_cursors",
+        "_expected",
         "_index",
         "_prediction",
         "_recent",
         "_right",
         "_seen",
         "_tokens",
-        "_tried",
         "accepted_prediction",
         "rejected_prediction",
     )
@@ -77,7 +79,7 @@ class Drafter:
             cursor = Cursor(recent.tokens, recent.index)
             cursor.epoch = recent.epoch
             self._cursors.append((RECENT, cursor))
-        self._right = self._tried = 0.0
+        self._right = self._expected = 0.0  # of the sequence's drafts: how many were right, and should have been
         self.accepted_prediction = self.rejected_prediction = 0  # drafts from the prediction
 
     def behind(self) -> int:
@@ -108,15 +110,14 @@ class Drafter:
             return None
         matched, text, cursor = best
         kind = text * LEVELS + min(matched.bit_length(), LEVELS - 1)
-        shared = acceptance.probability(kind)
-        probability = (SHARED_WEIGHT * shared + self._right) / (SHARED_WEIGHT + self._tried)
-        return Candidate(cursor, kind, min(probability, 0.99))
+        probability = acceptance.probability(kind) * (OWN_WEIGHT + self._right) / (OWN_WEIGHT + self._expected)
+        return Candidate(cursor, kind, min(probability, MOST_SURE))
 
     def note(self, kind: int, count: int, accepted: int, acceptance: Acceptance) -> None:
         """Count a step's drafts of one kind. After the first wrong one, they say nothing of the kind."""
         tried = min(accepted + 1, count)
-        self._right = self._right * MEMORY + accepted
-        self._tried = self._tried * MEMORY + tried
+        self._right = self._right * MEMORY + min(accepted, OWN_COUNTED)
+        self._expected = self._expected * MEMORY + min(tried, OWN_COUNTED) * acceptance.probability(kind)
         acceptance.note(kind, accepted, tried)
         if kind // LEVELS == PREDICTION:
             self.accepted_prediction += accepted

@@ -1,12 +1,13 @@
 """Adds drafts to steps in which every sequence decodes."""
 
+import math
 from collections.abc import Sequence as Line
 from typing import NamedTuple
 
 from penstock.messages import StepResult, Work
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.drafts.cost import Account, StepTimes, draft_counts
+from penstock.schedule.drafts.cost import OUTLIER, Account, StepTimes, draft_counts
 from penstock.schedule.drafts.drafter import Acceptance, Candidate, Drafter
 from penstock.schedule.drafts.texts import TENANTS, RecentOutputs
 from penstock.schedule.sequence import Sequence
@@ -14,6 +15,8 @@ from penstock.schedule.step import Outstanding, StepDraft
 
 INDEXED_TOKENS = 8192  # in one step: less than a millisecond
 SHORTEST_OUTPUT = 8  # tokens of an output that is kept for later ones
+MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of others may add to it
+MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
@@ -71,7 +74,12 @@ class Speculation:
         places, candidates, limits = self._candidates(step)
         if not candidates:
             return
-        counts = draft_counts([each.probability for each in candidates], limits, count, seconds)
+        rooms = [plain * (1 + MOST_DELAY * each.num_output) + each.lead for each in step.sequences]
+        rooms_of_candidates = [rooms[place] for place in places]
+        for place in places:
+            rooms[place] = math.inf
+        probabilities = [each.probability for each in candidates]
+        counts = draft_counts(probabilities, limits, rooms_of_candidates, min(rooms), count, seconds)
         for place, candidate, drafts in zip(places, candidates, counts, strict=True):
             if drafts:
                 self._add(step, place, candidate, drafts, running)
@@ -158,6 +166,9 @@ class Speculation:
         plain = self._times.plain(sequences, self._step)
         if drafted and plain is not None:
             self._account.note(tokens * plain / sequences, seconds, self._step)
+            for sequence, given in zip(step.sequences, result.results, strict=True):
+                lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
+                sequence.lead = min(lead, MOST_LEAD * plain)
         self._times.note(sequences, drafted, seconds, self._step)
 
     def _note_drafts(self, sequence: Sequence, count: int, accepted: int) -> None:
