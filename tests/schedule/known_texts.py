@@ -33,6 +33,7 @@ class Outcome(NamedTuple):
     seconds: float
     stats: EngineStats
     outputs: list[list[int]]
+    ended: list[float]  # when each text was complete
 
 
 @dataclass
@@ -87,6 +88,7 @@ def serve(
     scheduler = Scheduler(config, capacity, log=log)
     executor = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts})
     outputs: list[list[int]] = [[] for _ in texts]
+    ended = [0.0 for _ in texts]
     now, sent, running = 1.0, 0, 0
     while running or sent < len(texts):
         while running < batch and sent < len(texts):
@@ -108,5 +110,7 @@ def serve(
         now += cost(len(plan.work), sum(work.count for work in plan.work))
         for delta in scheduler.apply(result, now):
             outputs[int(delta.request_id)] += delta.token_ids
-            running -= delta.finish_reason is not None
-    return Outcome(now - 1.0, scheduler.stats(), outputs)
+            if delta.finish_reason is not None:
+                running -= 1
+                ended[int(delta.request_id)] = now - 1.0
+    return Outcome(now - 1.0, scheduler.stats(), outputs, ended)

@@ -14,10 +14,6 @@ ROW_SHARE = 0.05  # of a step without drafts: what a draft costs before it was m
 MIN_GAIN = 1.03  # tokens per second, against a step without drafts
 LEAST_GAIN = 0.02  # tokens of a draft
 
-TRIAL = 12  # steps with drafts after which they are compared with plain ones
-KEEP = 0.97  # the weight of an earlier step in that comparison
-PAUSES = (32, 2048)  # steps without drafts after drafts have not paid: first, at most
-
 
 class Mean:
     """A mean that follows its values. Of the first values the least counts: what disturbs a step makes it longer."""
@@ -81,38 +77,6 @@ class StepTimes:
         slope = min(plain * ROW_SHARE, plain / sequences / 2)
         seconds += [low + slope * i for i in range(1, most - drafts + 1)]
         return seconds[: most + 1]
-
-
-class Account:
-    """Compares steps with drafts to the plain steps in their place, and stops drafts for a while when they lose.
-
-    This bounds what wrong estimates can cost.
-    """
-
-    def __init__(self) -> None:
-        self._earned = self._spent = 0.0  # seconds
-        self._steps = 0
-        self._pause = PAUSES[0]
-        self._resume = 0  # the step from which drafts are planned
-
-    def open(self, step: int) -> bool:
-        """Whether drafts may be planned."""
-        return step >= self._resume
-
-    def note(self, earned: float, spent: float, step: int) -> None:
-        """A step with drafts took `spent` seconds. Plain steps would have needed `earned` for its tokens."""
-        self._earned = self._earned * KEEP + earned
-        self._spent = self._spent * KEEP + min(spent, OUTLIER * earned)
-        self._steps += 1
-        if self._steps < TRIAL:
-            return
-        if self._earned < self._spent:
-            self._resume = step + self._pause
-            self._pause = min(2 * self._pause, PAUSES[1])
-            self._earned = self._spent = 0.0
-            self._steps = 0
-        elif self._steps > 4 * TRIAL:
-            self._pause = PAUSES[0]
 
 
 def draft_counts(

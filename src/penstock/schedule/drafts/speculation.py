@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.messages import StepResult, Work
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.drafts.cost import OUTLIER, Account, StepTimes, draft_counts
+from penstock.schedule.drafts.cost import OUTLIER, StepTimes, draft_counts
 from penstock.schedule.drafts.drafter import Acceptance, Candidate, Drafter
 from penstock.schedule.drafts.texts import TENANTS, RecentOutputs
 from penstock.schedule.sequence import Sequence
@@ -41,7 +41,7 @@ class Speculation:
         self._most_in_step = config.max_step_drafts
         self._recent: dict[tuple[str, str], RecentOutputs] | None = {} if config.speculation == "suffix" else None
         self._cache = cache
-        self._times, self._account, self._acceptance = StepTimes(), Account(), Acceptance()
+        self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
         self._pays_from: dict[int, int] = {}  # by sequences: the step at which to look again
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
@@ -57,9 +57,7 @@ class Speculation:
     def extend(self, step: StepDraft, running: int) -> None:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each."""
         count = len(step.work)
-        if step.new or step.computed != count or not self._account.open(self._step):
-            return
-        if self._pays_from.get(count, 0) > self._step:
+        if step.new or step.computed != count or self._pays_from.get(count, 0) > self._step:
             return
         plain = self._times.plain(count, self._step)
         if plain is None:
@@ -165,7 +163,6 @@ class Speculation:
                 return  # a step with prompts
         plain = self._times.plain(sequences, self._step)
         if drafted and plain is not None:
-            self._account.note(tokens * plain / sequences, seconds, self._step)
             for sequence, given in zip(step.sequences, result.results, strict=True):
                 lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
                 sequence.lead = min(lead, MOST_LEAD * plain)
