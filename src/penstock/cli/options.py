@@ -84,7 +84,8 @@ ENGINE: Flags = {
         ),
     ],
     "num_speculative_tokens": Annotated[
-        int | None, typer.Option(metavar="N", help="Most guessed tokens of a sequence in a step. Default: 31.")
+        int | None,
+        typer.Option(metavar="N", help="Most guessed tokens of a sequence in a step. Default: 31 with speculation."),
     ],
     "threads": Annotated[
         int | None,
