@@ -13,12 +13,11 @@ others check that it costs nothing where it cannot help.
 """
 
 import asyncio
-import heapq
+import colorsys
 import inspect
 import random
 import shlex
 import statistics
-import string
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -38,8 +37,25 @@ from penstock.text import Tokenizer
 
 PAUSE = 0.1  # seconds before a run: the other engine's native threads spin for about 1 ms after a step, then sleep
 CONTEXT = 2048
-SOURCES = (statistics.quantiles, heapq.merge, textwrap.TextWrapper, string.Formatter, heapq.nsmallest)
-DOCUMENTS = (heapq.__about__, textwrap.TextWrapper.__doc__, statistics.__doc__)  # type: ignore[attr-defined]
+# Functions that a small model copies faithfully.
+SOURCES = (textwrap.dedent, colorsys.rgb_to_hls, shlex.quote, colorsys.hls_to_rgb)
+DOCUMENTS = (
+    "The bridge over the river Alm was opened in 1874. It was built of stone by forty masons, who worked for six "
+    "years. In the winter of 1881 a flood destroyed two of its five arches. The town had no money to repair them, "
+    "so people crossed the river by ferry until 1889. Since then the bridge has carried carts, trams and cars. In "
+    "1967 the trams were replaced by buses. The bridge was closed to cars in 2003, and today only cyclists and "
+    "walkers cross it.",
+    "The library opens at nine in the morning and closes at seven in the evening. On Sundays it is closed. "
+    "Members may borrow up to twelve books for four weeks. A book can be renewed twice, unless another member has "
+    "asked for it. Films may be borrowed for one week. Whoever returns a book late pays twenty cents for each "
+    "day. Children under twelve pay nothing. The reading room on the second floor has forty desks, and none of "
+    "them can be reserved.",
+    "Barn owls hunt at night over open fields. They hear so well that they can catch a mouse in complete "
+    "darkness. Their feathers have soft edges, so their flight makes no sound. A pair of barn owls eats about "
+    "four thousand mice in a year. They nest in hollow trees, in church towers and in old barns. The female lays "
+    "four to seven eggs in spring, and sits on them for a month. The young owls leave the nest when they are two "
+    "months old.",
+)
 PROSE = (
     "Write a short story about a lighthouse keeper who finds a letter.",
     "Explain to a child why the sky is blue.",
@@ -80,31 +96,34 @@ Case = Callable[[int, random.Random], list[Item]]
 def cases(tokenizer: Tokenizer, vocabulary: int) -> dict[str, Case]:
     """The items of each case, for a batch size."""
 
-    def chat(text: str) -> tuple[int, ...]:
+    def chat(text: str, answer: str = "") -> tuple[int, ...]:
+        """A question, and the beginning of its answer."""
         template = tokenizer.chat_template
         assert template is not None, "the model has no chat template"
         messages = [{"role": "user", "content": text}]
-        return tuple(tokenizer.encode(template.render(messages, add_generation_prompt=True), add_special_tokens=False))
-
-    def sources(batch: int, source: random.Random) -> list[str]:
-        start = source.randrange(len(SOURCES))
-        return [inspect.getsource(SOURCES[(start + i) % len(SOURCES)])[:2400] for i in range(batch)]
+        whole = template.render(messages, add_generation_prompt=True) + answer
+        return tuple(tokenizer.encode(whole, add_special_tokens=False))
 
     def edit(batch: int, source: random.Random, predicted: bool = False) -> list[Item]:
-        ask = "Repeat this Python file without a change, except that the name `{}` becomes `{}`. Give only code.\n\n"
         items = []
-        for text in sources(batch, source):
-            old = max(("key", "hi", "item", "self", "n", "text"), key=text.count)
-            prompt = ask.format(old, old + "_value") + f"```python\n{text}```"
-            prediction = tokenizer.encode(f"```python\n{text}```", add_special_tokens=False) if predicted else ()
-            items.append(Item(chat(prompt), tuple(prediction), 0.0, 384, True))
+        start = source.randrange(len(SOURCES))
+        for i in range(batch):
+            text = inspect.getsource(SOURCES[(start + i) % len(SOURCES)])
+            old = text.partition("(")[0].split()[-1]
+            head = "".join(text.splitlines(keepends=True)[:2]).rstrip()
+            ask = f"Repeat this file exactly, but with `{old}_v2` in place of `{old}`:\n\n```python\n{text}```"
+            begun = head.replace(old, f"{old}_v2")
+            rest = tokenizer.encode(text[len(head) :] + "```", add_special_tokens=False) if predicted else ()
+            items.append(Item(chat(ask, f"```python\n{begun}"), tuple(rest), 0.0, 512, False))
         return items
 
     def quote(batch: int, source: random.Random) -> list[Item]:
-        start = source.randrange(len(DOCUMENTS))
-        texts = [inspect.cleandoc(DOCUMENTS[(start + i) % len(DOCUMENTS)] or "")[:2400] for i in range(batch)]
-        ask = "Answer from the document: quote the passages about how it is used, word for word.\n\n"
-        return [Item(chat(ask + text), (), 0.0, 256, True) for text in texts]
+        items = []
+        for _ in range(batch):
+            text = source.choice(DOCUMENTS)
+            ask = f"{text}\n\nWhat does this document say? Answer with its own words, all of them, in their order."
+            items.append(Item(chat(ask, " ".join(text.split()[:8])), (), 0.0, 256, False))
+        return items
 
     def prose(temperature: float) -> Case:
         def items(batch: int, source: random.Random) -> list[Item]:
