@@ -7,6 +7,7 @@ from penstock.schedule.drafts.index import TokenIndex
 from penstock.schedule.drafts.texts import Cursor, OwnCursor, RecentOutputs
 
 OWN, PREDICTION, RECENT = range(3)
+COPIED = 8  # tokens matched, from which a sequence is taken to copy
 GAP = 512  # tokens without drafts after which the places of the last drafts are given up
 MARGIN = 512  # tokens that an index is made for beside those that are known
 LEVELS = 8  # of matched tokens: 0, 1, 2 to 3, 4 to 7, ... 64 or more
@@ -58,6 +59,7 @@ class Drafter:
         "_seen",
         "_tokens",
         "accepted_prediction",
+        "copies",
         "rejected_prediction",
     )
 
@@ -80,6 +82,7 @@ class Drafter:
             cursor.epoch = recent.epoch
             self._cursors.append((RECENT, cursor))
         self._right = self._expected = 0.0  # of the sequence's drafts: how many were right, and should have been
+        self.copies = False  # when last looked at
         self.accepted_prediction = self.rejected_prediction = 0  # drafts from the prediction
 
     def behind(self) -> int:
@@ -106,6 +109,7 @@ class Drafter:
             cursor.search(self._tokens)
             if cursor.position >= 0 and (best is None or cursor.matched > best[0]):
                 best = cursor.matched, text, cursor
+        self.copies = best is not None and best[0] >= COPIED
         if best is None:
             return None
         matched, text, cursor = best

@@ -1,13 +1,12 @@
 """Adds drafts to steps in which every sequence decodes."""
 
 import math
-from collections.abc import Sequence as Line
 from typing import NamedTuple
 
 from penstock.messages import StepResult, Work
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.drafts.cost import OUTLIER, StepTimes, draft_counts
+from penstock.schedule.drafts.cost import MIN_GAIN, OUTLIER, StepTimes, draft_counts
 from penstock.schedule.drafts.drafter import Acceptance, Candidate, Drafter
 from penstock.schedule.drafts.texts import TENANTS, RecentOutputs
 from penstock.schedule.sequence import Sequence
@@ -17,6 +16,8 @@ INDEXED_TOKENS = 8192  # in one step: less than a millisecond
 SHORTEST_OUTPUT = 8  # tokens of an output that is kept for later ones
 MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of others may add to it
 MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
+LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
+LOOK_SECONDS = 7e-6  # for one sequence
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
@@ -43,7 +44,8 @@ class Speculation:
         self._cache = cache
         self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
-        self._pays_from: dict[int, int] = {}  # by sequences: the step at which to look again
+        self._turn = 0  # the place in the work at which to look next
+        self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
         self._drafts = self._drafted = self._accepted = 0
         self._accepted_at = [0] * self._most
@@ -57,21 +59,16 @@ class Speculation:
     def extend(self, step: StepDraft, running: int) -> None:
         """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each."""
         count = len(step.work)
-        if step.new or step.computed != count or self._pays_from.get(count, 0) > self._step:
+        if step.new or step.computed != count:
             return
         plain = self._times.plain(count, self._step)
-        if plain is None:
-            return
         most = min(self._most_in_step, step.budget)
-        if most < 1:
+        if plain is None or most < 1 or not self._could_pay(count, plain, most):
             return
-        seconds = self._times.with_drafts(count, plain, most, self._step)
-        if not self._could_pay(count, seconds):
-            self._pays_from[count] = self._step + LOOK_AGAIN
-            return
-        places, candidates, limits = self._candidates(step)
+        places, candidates, limits = self._candidates(step, max(1, int(plain * LOOK_SHARE / LOOK_SECONDS)))
         if not candidates:
             return
+        seconds = self._times.with_drafts(count, plain, most, self._step)
         rooms = [plain * (1 + MOST_DELAY * each.num_output) + each.lead for each in step.sequences]
         rooms_of_candidates = [rooms[place] for place in places]
         for place in places:
@@ -82,15 +79,26 @@ class Speculation:
             if drafts:
                 self._add(step, place, candidate, drafts, running)
 
-    def _could_pay(self, count: int, seconds: Line[float]) -> bool:
-        """Whether drafts would pay if all were right."""
-        return any((count + i) * seconds[0] > count * time * 1.05 for i, time in enumerate(seconds))
+    def _could_pay(self, count: int, plain: float, most: int) -> bool:
+        """Whether drafts would pay if all were right, by the step times of a while ago."""
+        until, pays = self._pays.get(count, (0, False))
+        if until <= self._step:
+            seconds = self._times.with_drafts(count, plain, most, self._step)
+            pays = any((count + i) * plain > count * time * MIN_GAIN for i, time in enumerate(seconds))
+            self._pays[count] = self._step + LOOK_AGAIN, pays
+        return pays
 
-    def _candidates(self, step: StepDraft) -> tuple[list[int], list[Candidate], list[int]]:
-        """The places in the step's work that can have drafts, where these come from, and how many at most."""
+    def _candidates(self, step: StepDraft, looks: int) -> tuple[list[int], list[Candidate], list[int]]:
+        """The places in the step's work that can have drafts, where these come from, and how many at most.
+
+        Looks at sequences that copy, and at so many others: the next ones in turn.
+        """
         places, candidates, limits = [], [], []
-        left = INDEXED_TOKENS
+        left, count = INDEXED_TOKENS, len(step.sequences)
+        self._turn = (self._turn + looks) % count if looks < count else 0
         for place, sequence in enumerate(step.sequences):
+            if (place - self._turn) % count >= looks and (sequence.drafter is None or not sequence.drafter.copies):
+                continue
             # With a token in flight, nobody knows yet what drafts would follow.
             if sequence.in_flight != 1 or sequence.expected != len(sequence.tokens) + 1:
                 continue
