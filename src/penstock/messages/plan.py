@@ -113,6 +113,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     vocab_size: int = 0  # the width of the logits
     memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
     late_ids: bool = True  # a plan may build upon a token that an outstanding one has yet to sample
+    exact_drafts: bool = True  # a token is the same to the last bit, computed alone or verified as a draft
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

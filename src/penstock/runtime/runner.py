@@ -157,7 +157,9 @@ class ModelRunner:
         )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
-        self.capacity = measured_capacity(spec, config, model, pages, cache_root=cache_root, memory=memory)
+        self.capacity = measured_capacity(
+            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=kernels.session is not None
+        )
 
     @torch.inference_mode()
     def capture(self, progress: bool = True) -> None:
