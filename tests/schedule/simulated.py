@@ -271,6 +271,7 @@ class Simulation:
         self.scheduler = Scheduler(config, capacity, log=log)
         self.executor = SimulatedExecutor(capacity, config, **executor)
         self.now = 0.0
+        self.token_seconds = 0.0001
         self.plans: list[StepPlan] = []
         self.requests: dict[str, GenerateRequest] = {}
         self.outputs: dict[tuple[str, int], Output] = {}
@@ -301,7 +302,7 @@ class Simulation:
             return None
         self.plans.append(plan)
         self.executor.submit(plan)
-        self.now += 0.001 + 0.0001 * sum(work.count for work in plan.work)
+        self.now += 0.001 + self.token_seconds * sum(work.count for work in plan.work)
         return plan
 
     def apply(self) -> list[TokenDelta]:

@@ -200,6 +200,7 @@ def test_every_draft_has_its_place_in_the_cache(windows: tuple[int, ...], depth:
         num_speculative_tokens=5,
         max_step_drafts=12,
     )
+    sim.token_seconds = 0.0  # drafts cost nothing
     for i in range(40):
         plain = request(f"r{i}", 5 + i % 20, 30, seed=i % 7, n=1 + i % 2, stop_token_ids=(3, 9), min_tokens=i % 9)
         output, _ = expected_output(plain, 0, 64)
@@ -213,7 +214,7 @@ def test_every_draft_has_its_place_in_the_cache(windows: tuple[int, ...], depth:
         sim.check_output(name, choice)
     stats = sim.scheduler.stats()
     if depth == 1 or not late_ids:
-        assert stats.draft_tokens > stats.accepted_tokens > 10
+        assert stats.draft_tokens > stats.accepted_tokens > 15
 
 
 def test_a_replay_plans_the_same_drafts() -> None:

@@ -49,7 +49,10 @@ class StepTimes:
 
     def note(self, sequences: int, drafts: int, seconds: float, step: int) -> None:
         times, rows = (self._drafted, sequences + drafts) if drafts else (self._plain, sequences)
-        times.setdefault(rows, Mean()).add(seconds, step)
+        mean = times.get(rows)
+        if mean is None:
+            mean = times[rows] = Mean()
+        mean.add(seconds, step)
         self._since_plain[sequences] = self._since_plain.get(sequences, 0) + 1 if drafts else 0
 
     def plain(self, sequences: int, step: int) -> float | None:

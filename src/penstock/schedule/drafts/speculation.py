@@ -18,6 +18,7 @@ MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of other
 MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
 LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
 LOOK_SECONDS = 7e-6  # for one sequence
+MOST_IDLE = 6  # steps without a look for drafts, after looks that found none
 LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
 
 
@@ -44,6 +45,7 @@ class Speculation:
         self._cache = cache
         self._times, self._acceptance = StepTimes(), Acceptance()
         self._step = 0  # steps noted
+        self._look_at, self._idle = 0, 0  # the step to look for drafts at, and steps left out before it
         self._turn = 0  # the place in the work at which to look next
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
@@ -57,14 +59,23 @@ class Speculation:
     # -- plans ------------------------------------------------------------------------------------------------
 
     def extend(self, step: StepDraft, running: int) -> None:
-        """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each."""
+        """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
+
+        A look that finds none makes the next one later: the weights have evicted this code from the processor's caches,
+        so that it takes several times as long as a profile shows.
+        """
+        if step.new:
+            self._look_at, self._idle = 0, 0
+            return
         count = len(step.work)
-        if step.new or step.computed != count:
+        if self._step < self._look_at or step.computed != count:
             return
         plain = self._times.plain(count, self._step)
         most = min(self._most_in_step, step.budget)
         if plain is None or most < 1 or not self._could_pay(count, plain, most):
             return
+        self._idle = min(self._idle + 1, MOST_IDLE)
+        self._look_at = self._step + self._idle
         places, candidates, limits = self._candidates(step, max(1, int(plain * LOOK_SHARE / LOOK_SECONDS)))
         if not candidates:
             return
@@ -78,6 +89,7 @@ class Speculation:
         for place, candidate, drafts in zip(places, candidates, counts, strict=True):
             if drafts:
                 self._add(step, place, candidate, drafts, running)
+                self._look_at, self._idle = 0, 0
 
     def _could_pay(self, count: int, plain: float, most: int) -> bool:
         """Whether drafts would pay if all were right, by the step times of a while ago."""
@@ -169,8 +181,7 @@ class Speculation:
                     self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
             if not drafted:
                 return  # a step with prompts
-        plain = self._times.plain(sequences, self._step)
-        if drafted and plain is not None:
+        if drafted and (plain := self._times.plain(sequences, self._step)) is not None:
             for sequence, given in zip(step.sequences, result.results, strict=True):
                 lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
                 sequence.lead = min(lead, MOST_LEAD * plain)
