@@ -111,7 +111,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}
-    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus
+    of_one_rank = {"speculation", "num_speculative_tokens"}
+    assert set(said) == set(Settings.model_fields) - {"allow_insecure_bind"} - of_gpus - of_one_rank
     assert set(said.values()) == {"command line"}
     assert resolved.provenance["api_key"][0] == "(hidden)"
     assert resolved.provenance["kv_cache_memory"] == (100 << 20, "command line")
@@ -265,3 +266,32 @@ def test_configuration_needs_no_torch() -> None:
     script = "import sys, penstock.config, penstock.families, penstock.weights.hub; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "huggingface_hub", "pydantic", "yaml", "numpy"} & set(loaded)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "off"])
+def test_speculation_is_as_given(method: str) -> None:
+    engine = resolve(speculation=method).engine
+    assert (engine.speculation, engine.num_speculative_tokens) == (method, 0 if method == "off" else 31)
+
+
+@pytest.mark.parametrize("given", [{}, {"speculation": "auto"}])
+def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -> None:
+    engine = resolve(**given).engine
+    assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("suffix", 31, 32)
+    split = resolve(**given, tensor_parallel_size=2)
+    assert (split.engine.speculation, split.engine.max_step_drafts) == ("off", 0)
+    assert "only the rank that samples" in split.provenance["speculation"][1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"speculation": "ngram", "pipeline_parallel_size": 2}, ("--speculation", "ngram", "auto or off")),
+        ({"speculation": "off", "num_speculative_tokens": 4}, ("--num-speculative-tokens", "4", "leave one")),
+        ({"num_speculative_tokens": 4, "tensor_parallel_size": 2}, ("--num-speculative-tokens", "off")),
+    ],
+)
+def test_speculation_that_contradicts(given: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(**given)
+    assert all(word in str(caught.value) for word in words)

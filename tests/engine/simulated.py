@@ -51,6 +51,7 @@ class Scenario(msgspec.Struct, frozen=True):
     depth: int = 1
     blocks: int = 257
     rank: int = -1  # of several, the one that has this trouble
+    exact_drafts: bool = True
 
 
 class WrongCheckpoint(ValueError):
@@ -69,6 +70,7 @@ class TroubledExecutor:
             "simulated",
             VOCABULARY,
             (MemoryRow("weights", 0, "there are none"),),
+            exact_drafts=self.scenario.exact_drafts,
         )
         self.simulated = SimulatedExecutor(
             self.capacity, scheduler_config(config), fails=lambda sampling, choice, length: sampling.seed == BAD_SEED

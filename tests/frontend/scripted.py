@@ -54,6 +54,7 @@ class ScriptedClient:
         self.dies_after: int | None = None  # deltas of a request, then EngineError
         self.row_error_after: int | None = None  # deltas of a request, then an error of this request only
         self.cached_tokens = 0
+        self.predicted = (0, 0)  # drafts from the prediction, accepted and refused, of each choice
         self.prompt_logprobs_late = False  # choice 0 last in every round
         self.requests: list[GenerateRequest] = []
         self.finished: list[tuple[str, int, FinishReason, int]] = []
@@ -121,7 +122,7 @@ class ScriptedClient:
                 told = next((f for f in self.finished if f[:2] == (request.request_id, number)), None)
                 if told is not None:
                     del choices[number]
-                    timing = RequestTiming(0.5, 0.25, 1.0)
+                    timing = RequestTiming(0.5, 0.25, 1.0, 0, *self.predicted)
                     yield TokenDelta(request.request_id, number, told[3], (), told[2], timing=timing)
                     continue
                 delta = next(choices[number])
@@ -155,7 +156,7 @@ class ScriptedClient:
                 cached_tokens=self.cached_tokens,
                 logprobs=b"" if sampling.logprobs is None else self._rows(ids, sampling.logprobs),
                 prompt_logprobs=prompt_logprobs,
-                timing=RequestTiming(0.5, 0.25, 1.0) if reason else None,
+                timing=RequestTiming(0.5, 0.25, 1.0, 0, *self.predicted) if reason else None,
             )
             prompt_logprobs = b""
             offset += len(ids)

@@ -164,7 +164,11 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"function_call": "auto"}, "function_call"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
-    ({"prediction": {}}, "prediction"),
+    ({"prediction": {}}, "prediction.type"),
+    ({"prediction": "text"}, "prediction"),
+    ({"prediction": {"type": "words", "content": "x"}}, "prediction.type"),
+    ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content[0]"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"prompt": "x"}, "prompt"),
 ]

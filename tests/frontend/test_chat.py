@@ -43,6 +43,7 @@ async def test_answer_has_the_shape_clients_know(site: Site) -> None:
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": 3},
+            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         },
     }
 

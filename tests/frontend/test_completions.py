@@ -26,6 +26,7 @@ async def test_answer_has_the_shape_clients_know(site: Site) -> None:
             "completion_tokens": len(site.tokenizer.encode("hello world")) + 1,
             "total_tokens": len(prompt_ids) + len(site.tokenizer.encode("hello world")) + 1,
             "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         },
     }
     assert site.engine.requests[0].prompt_ids == tuple(prompt_ids)

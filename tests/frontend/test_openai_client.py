@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import openai
 import pytest
@@ -78,6 +79,19 @@ async def test_chat(site: Site, client: openai.AsyncOpenAI) -> None:
     assert len(content[0].top_logprobs) == 2
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
+
+
+@pytest.mark.parametrize("content", ["hello wörld", [{"type": "text", "text": "hello wörld"}]])
+async def test_a_prediction_reaches_the_engine(site: Site, client: openai.AsyncOpenAI, content: Any) -> None:
+    site.says("hello wörld")
+    site.engine.predicted = (5, 2)
+    answer = await client.chat.completions.create(
+        model=NAME, messages=USER, prediction={"type": "content", "content": content}, n=2
+    )
+    assert site.engine.requests[0].prediction_ids == tuple(site.tokenizer.encode("hello wörld"))
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    details = answer.usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (10, 4)
 
 
 async def test_chat_stream(site: Site, client: openai.AsyncOpenAI) -> None:

@@ -9,7 +9,7 @@ positions at most.
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -60,6 +60,7 @@ class Machine:
         self.logprobs: dict[str, list[bytes]] = {}
         self.preemptions = 0
         self.cached = 0
+        self.accepted = 0  # drafts
 
     def run(
         self,
@@ -70,34 +71,51 @@ class Machine:
         blocks: int = 1024,
         caching: bool = False,
         threads: int = 1,
+        speculation: Literal["off", "ngram", "suffix"] = "off",
     ) -> Tokens:
-        """Output ids of the last wave's requests. A wave begins when the one before it is done."""
+        """Output ids of the last wave's requests. A wave begins when the one before it is done. With speculation, the
+        scheduler believes that drafts cost little time."""
+        most = 7 if speculation != "off" else 0
         config = EngineConfig(
             model=str(self.folder), name="tiny", max_model_len=128, max_num_seqs=seqs, threads=threads,
-            max_num_batched_tokens=budget, kv_cache_bytes=16 << 20, enable_prefix_caching=caching, **self.settings,
+            max_num_batched_tokens=budget, kv_cache_bytes=16 << 20, enable_prefix_caching=caching,
+            speculation=speculation, num_speculative_tokens=most, **self.settings,
         )  # fmt: skip
         runner = load_runner(config, progress=False)
         groups = tuple(KVGroup(min(blocks, group.num_blocks), group.window) for group in runner.capacity.groups)
         capacity = msgspec.structs.replace(runner.capacity, groups=groups)
         limits = SchedulerConfig(
-            max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=128, enable_prefix_caching=caching
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=128,
+            enable_prefix_caching=caching,
+            speculation=speculation,
+            num_speculative_tokens=most,
+            max_step_drafts=config.max_step_drafts,
         )
         scheduler = Scheduler(limits, capacity)
+        now = 0.0
         tokens: Tokens = {}
         for wave in waves:
             tokens = {request.request_id: list(request.output_ids) for request in wave}
             self.logprobs = {request.request_id: [] for request in wave}
             for request in wave:
                 scheduler.add(request, 0.0)
-            while (plan := scheduler.plan(0.0)) is not None:
-                for delta in scheduler.apply(runner.execute(plan), 0.0):
+            while (plan := scheduler.plan(now)) is not None:
+                result = runner.execute(plan)
+                assert result is not None
+                now += 0.001 + 0.00001 * sum(work.drafts for work in plan.work)
+                for delta in scheduler.apply(result, now):
                     assert not delta.error
                     assert delta.offset == len(tokens[delta.request_id])
                     tokens[delta.request_id] += delta.token_ids
-                    self.logprobs[delta.request_id] += [delta.logprobs] if delta.logprobs else []
+                    size = len(delta.logprobs) // max(len(delta.token_ids), 1)
+                    if size:
+                        rows = [delta.logprobs[i : i + size] for i in range(0, len(delta.logprobs), size)]
+                        self.logprobs[delta.request_id] += rows
             scheduler.check()
         stats = scheduler.stats()
-        self.preemptions, self.cached = stats.preemptions, stats.prefix_hits
+        self.preemptions, self.cached, self.accepted = stats.preemptions, stats.prefix_hits, stats.accepted_tokens
         runner.close()
         return tokens
 

@@ -11,7 +11,7 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.messages import GenerateRequest
 from tests.checkpoints import write_tiny_checkpoint
 from tests.gguf_models import write_gguf
-from tests.invariance.test_batch_invariance import Machine, renamed, requests, resumed
+from tests.invariance.test_batch_invariance import Machine, Tokens, renamed, requests, resumed
 from tests.smollm2 import smollm2
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,17 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernel
 
 def with_logprobs(wave: list[GenerateRequest]) -> list[GenerateRequest]:
     return [msgspec.structs.replace(r, sampling=msgspec.structs.replace(r.sampling, logprobs=3)) for r in wave]
+
+
+def predicted(wave: list[GenerateRequest], tokens: Tokens) -> list[GenerateRequest]:
+    """The same requests with predictions in which every sixth token is wrong."""
+    return [
+        msgspec.structs.replace(
+            request,
+            prediction_ids=tuple(1 if i % 6 == 5 else token for i, token in enumerate(tokens[request.request_id])),
+        )
+        for request in wave
+    ]
 
 
 def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int) -> None:
@@ -44,6 +55,10 @@ def check_ways(machine: Machine, wave: list[GenerateRequest], *, few_blocks: int
     check(seqs=24, budget=32)  # prompts in chunks, at whatever border the others leave
     check(seqs=24, blocks=few_blocks)
     assert machine.preemptions > 0
+    check(waves=[predicted(wave, alone)], seqs=24, speculation="ngram")
+    assert machine.accepted > 0
+    check(waves=[predicted(wave, alone)], seqs=24, speculation="suffix", blocks=few_blocks, budget=48)
+    assert machine.accepted > 0 and machine.preemptions > 0
     check(waves=[renamed(wave, "warm-"), wave], seqs=24, caching=True)
     assert machine.cached > 0
     later = resumed(wave, alone)

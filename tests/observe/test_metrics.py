@@ -79,6 +79,10 @@ def test_the_engines_numbers_are_read_at_the_scrape(
         prefix_queries=1000,
         prefix_hits=600,
         computed_tokens=500,
+        drafts=9,
+        draft_tokens=30,
+        accepted_tokens=14,
+        accepted_at=(8, 4, 2),
         step_seconds=2.5,
     )
     found = samples(metrics)
@@ -93,8 +97,13 @@ def test_the_engines_numbers_are_read_at_the_scrape(
         "engine_steps_total": 7,
         "engine_computed_tokens_total": 500,
         "engine_step_seconds_total": 2.5,
+        "spec_decode_num_drafts_total": 9,
+        "spec_decode_num_draft_tokens_total": 30,
+        "spec_decode_num_accepted_tokens_total": 14,
     }
     assert {name: found[f"{prefix}{name}{{model_name=m}}"] for name in expected} == expected
+    by_place = [f"{prefix}spec_decode_num_accepted_tokens_per_pos_total{{model_name=m,position={i}}}" for i in range(3)]
+    assert [found[name] for name in by_place] == [8, 4, 2]
     config = f"{prefix}cache_config_info{{block_size=16,cache_dtype=bfloat16,model_name=m,num_gpu_blocks=120}}"
     assert found[config] == 1
 

@@ -179,7 +179,8 @@ class SimulatedExecutor:
             row.tokens += [0] * (row.position + 1 - len(row.tokens)) if work.sample else []
             return SequenceResult(work.seq, error="simulated failure")
         start = row.position
-        drafts, hashes = self._propose(row, work.drafts)
+        assert len(work.draft_ids) in (0, work.drafts)
+        drafts, hashes = self._given(row, work.draft_ids) if work.draft_ids else self._propose(row, work.drafts)
         for position in range(start, start + work.count):
             self._store(work.seq, row, position, hashes[position])
             self._attend(work.seq, row, position, hashes)
@@ -202,6 +203,13 @@ class SimulatedExecutor:
         assert len(row.tokens) <= limit, "planned beyond what the sequence may have"
         logprobs = b"".join(map(logprob_row, accepted)) if row.sampling.logprobs is not None else b""
         return SequenceResult(work.seq, tuple(accepted), logprobs, rows)
+
+    def _given(self, row: Row, drafts: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        """The drafts of a plan, and the prefix hashes with them."""
+        hashes = list(row.hashes)
+        for token in drafts:
+            hashes.append(mix(hashes[-1], token))
+        return list(drafts), hashes
 
     def _propose(self, row: Row, count: int) -> tuple[list[int], list[int]]:
         """Guesses of the next tokens, right with `draft_accuracy`, and the prefix hashes with them."""
@@ -263,6 +271,7 @@ class Simulation:
         self.scheduler = Scheduler(config, capacity, log=log)
         self.executor = SimulatedExecutor(capacity, config, **executor)
         self.now = 0.0
+        self.token_seconds = 0.0001
         self.plans: list[StepPlan] = []
         self.requests: dict[str, GenerateRequest] = {}
         self.outputs: dict[tuple[str, int], Output] = {}
@@ -293,7 +302,7 @@ class Simulation:
             return None
         self.plans.append(plan)
         self.executor.submit(plan)
-        self.now += 0.001 + 0.0001 * sum(work.count for work in plan.work)
+        self.now += 0.001 + self.token_seconds * sum(work.count for work in plan.work)
         return plan
 
     def apply(self) -> list[TokenDelta]:

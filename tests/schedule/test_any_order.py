@@ -6,6 +6,7 @@ work and nothing is outstanding, and in the end every choice has exactly the tok
 
 import os
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -34,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 4),
         late_ids=st.booleans(),
         drafts=st.integers(0, 3),
+        speculation=st.sampled_from(["off", "ngram", "suffix"]),
         seqs=st.integers(1, 5),
         extra_budget=st.integers(0, 24),
         caching=st.booleans(),
@@ -46,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         late_ids: bool,
         drafts: int,
+        speculation: str,
         seqs: int,
         extra_budget: int,
         caching: bool,
@@ -59,7 +62,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             blocks=blocks,
             depth=depth,
             late_ids=late_ids,
-            num_drafts=drafts,
+            num_drafts=drafts if speculation == "off" else 0,
+            speculation=speculation,
+            num_speculative_tokens=1 + drafts,
+            max_step_drafts=4 + drafts,
             max_num_seqs=seqs,
             max_num_batched_tokens=seqs * (1 + drafts) + extra_budget,
             max_model_len=MAX_MODEL_LEN,
@@ -78,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.booleans(),
         salt=st.sampled_from(["", "", "", "other"]),
         resume=st.integers(0, 6),
+        predicted=st.sampled_from([0, 1, 3]),
     )
     def add(
         self,
@@ -90,7 +97,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs: bool,
         salt: str,
         resume: int,
+        predicted: int,
     ) -> None:
+        """`predicted`: 0: no prediction is sent; else every so many tokens of it are wrong. (1: none is right.)"""
         number = len(self.sim.requests)
         sampling = SamplingParams(
             seed=number % 3,
@@ -103,8 +112,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = GenerateRequest(
             request_id=f"r{number}", prompt_ids=prompt, sampling=sampling, n=n, priority=priority, cache_salt=salt
         )
-        if n == 1 and resume:
-            output, _ = expected_output(request, 0, MAX_MODEL_LEN)
+        output, _ = expected_output(request, 0, MAX_MODEL_LEN)
+        if predicted:
+            prediction = [token + (i % predicted == predicted - 1) for i, token in enumerate(output)]
+            request = msgspec.structs.replace(request, prediction_ids=tuple(prediction[:MAX_MODEL_LEN]))
+        elif n == 1 and resume:
             request = GenerateRequest(
                 request_id=f"r{number}", prompt_ids=prompt, sampling=sampling, output_ids=tuple(output[:resume])
             )

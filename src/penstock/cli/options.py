@@ -91,6 +91,17 @@ ENGINE: Flags = {
             help="Reuse the KV cache of equal prefixes. Default: on.",
         ),
     ],
+    "speculation": Annotated[
+        str | None,
+        typer.Option(
+            help="Verify several guessed tokens in a step: ngram (from the request), suffix (also from recent outputs "
+            "of the same tenant), off or auto. Default: auto, suffix on a CPU."
+        ),
+    ],
+    "num_speculative_tokens": Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Most guessed tokens of a sequence in a step. Default: 31 with speculation."),
+    ],
     "threads": Annotated[
         str | None,
         typer.Option(

@@ -19,6 +19,7 @@ from penstock.config.memory import (
     workspace_bytes,
 )
 from penstock.config.sizes import format_bytes
+from penstock.config.speculation import cannot_speculate
 from penstock.config.split import Split
 
 MAX_NUM_SEQS = (256, 128, 64)
@@ -26,6 +27,7 @@ WORKSPACE_BYTES = 160 << 20  # for logits and the sampler: peak memory is then w
 STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 QUANTIZATION_GROUP = 32
+SPECULATIVE_TOKENS = 31
 
 # (split, number of values of a row that share a scale) to the sizes of each rank. Raises ValueError if the model cannot
 # be split like this.
@@ -82,6 +84,7 @@ class DefaultInputs:
             "tensor_parallel_size",
             "pipeline_parallel_size",
             "expert_parallel",
+            "num_speculative_tokens",
         )
         decided = {name: self.values[name] for name in names if name in self.values}
         return EngineConfig(model="", name="", device=self.hardware.device, **{**decided, **changes})
@@ -125,6 +128,18 @@ def _dtype(inputs: DefaultInputs) -> Default:
     if stored == "bfloat16":
         return Default("bfloat16", "the checkpoint's own")
     return Default("bfloat16", f"the checkpoint's {stored} is converted to it: as small, and without overflow")
+
+
+def _speculation(inputs: DefaultInputs) -> Default:
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:
+        return Default("off", reason)
+    return Default("suffix", "speculative tokens change no output, and are computed only where they save time")
+
+
+def _num_speculative_tokens(inputs: DefaultInputs) -> Default:
+    if inputs.values["speculation"] == "off":
+        return Default(0, "speculation is off")
+    return Default(SPECULATIVE_TOKENS, "with the token before them 32 rows, which a CPU computes at the cost of 16")
 
 
 def _max_num_seqs(inputs: DefaultInputs) -> Default:
@@ -207,6 +222,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "pipeline_parallel_size": _constant(1, "layers stay together"),
         "expert_parallel": _constant(False, "each tensor rank has a part of every expert, so that all have equal work"),
         "distributed_executor": _constant("auto", "ranks are processes of this machine"),
+        "speculation": _speculation,
+        "num_speculative_tokens": _num_speculative_tokens,
         "max_num_seqs": _max_num_seqs,
         "max_num_batched_tokens": _max_num_batched_tokens,
         "max_model_len": _max_model_len,

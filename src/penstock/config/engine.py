@@ -6,6 +6,8 @@ import msgspec
 
 from penstock.config.split import Split
 
+STEP_DRAFTS = 32  # in one step: more take a processor longer than the tokens they save
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """settings.py describes these fields for operators; defaults.py declares the defaults."""
@@ -28,6 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left, see memory.py
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # auto: the dtype
     enable_prefix_caching: bool = True
+    speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from
+    num_speculative_tokens: int = 0  # drafts of one sequence in a step, at most; 0: none
     max_waiting: int = 1024  # requests queued before new ones are refused
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # of each rank; 0: its share of the cores its process may use
@@ -44,6 +48,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def split(self) -> Split:
         """The ranks that share the model."""
         return Split(self.tensor_parallel_size, self.pipeline_parallel_size, self.expert_parallel)
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Drafts of all sequences in a step, at most."""
+        return max(self.num_speculative_tokens, STEP_DRAFTS) if self.num_speculative_tokens else 0
 
     @property
     def kv_dtype(self) -> str:

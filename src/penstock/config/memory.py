@@ -256,7 +256,7 @@ def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...
         ),
         MemoryRow(
             "workspace",
-            workspace_bytes(facts, engine.max_num_seqs),
+            workspace_bytes(facts, engine.max_num_seqs + engine.max_step_drafts),
             _workspace_note(facts, engine.max_num_seqs),
         ),
         *_runtime_rows(facts, engine),

@@ -15,6 +15,7 @@ from penstock.config.hardware import Hardware
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
+from penstock.config.speculation import check_speculation
 from penstock.config.split import Split
 
 GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
@@ -53,12 +54,15 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     check_device_settings(values, sources, hardware)
     local_name = local_name or Path(folder).name or "model"
     inputs = DefaultInputs(facts, hardware, folder, local_name, values, divide)
+    if values.get("speculation") == "auto":
+        del values["speculation"]
     for name, default in DEFAULTS.items():
         if values.get(name) is None:
             values[name], reason = default(inputs)
             sources[name] = f"default: {reason}"
     _check(values, sources, inputs)
     check_flashinfer_settings(values, sources)
+    check_speculation(values, sources, hardware.device, inputs.split)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
     ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)

@@ -88,6 +88,12 @@ class Settings(BaseModel):
         None, description="Dtype of the KV cache; auto: that of --dtype"
     )
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
+    speculation: Literal["auto", "off", "ngram", "suffix"] | None = Field(
+        None, description="Where speculative tokens come from; auto: suffix if this engine can verify them"
+    )
+    num_speculative_tokens: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
+        None, description="Speculative tokens of one sequence in a step, at most"
+    )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")

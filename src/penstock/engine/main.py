@@ -1,10 +1,13 @@
 """An engine's main function: load, announce that it is ready, step, announce why it ends."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
+
+import msgspec
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.core import EngineCore
@@ -15,6 +18,8 @@ from penstock.engine.link.wire import Ended, Ready
 from penstock.families import load_spec
 from penstock.messages import Capacity, EngineInfo, Executor
 from penstock.schedule import EventFile, Scheduler, SchedulerConfig
+
+logger = logging.getLogger(__name__)
 
 
 class EngineBackend(NamedTuple):
@@ -52,6 +57,9 @@ def run_engine(
             log = EventFile(held.enter_context(_open_private(config.event_log))) if config.event_log else None
             executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
+            if limits.speculation != "off" and not capacity.exact_drafts:
+                logger.warning("speculation is off: without native kernels a product rounds by its number of rows")
+                limits = msgspec.structs.replace(limits, speculation="off")
             scheduler = Scheduler(limits, capacity, log=log, incarnation=config.incarnation)
             core = EngineCore(scheduler, executor, channel, capacity, incarnation=config.incarnation)
             on_loaded()
@@ -75,6 +83,9 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         max_model_len=config.max_model_len,
         max_waiting=config.max_waiting,
         enable_prefix_caching=config.enable_prefix_caching,
+        speculation=config.speculation,
+        num_speculative_tokens=config.num_speculative_tokens,
+        max_step_drafts=config.max_step_drafts,
     )
 
 

@@ -46,6 +46,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class _Choice:
@@ -189,6 +191,8 @@ class Generation:
         part = progress.part
         if delta.timing is not None:
             self._metrics.engine_timed(delta.timing)
+            self.usage.accepted_prediction_tokens += delta.timing.accepted_prediction
+            self.usage.rejected_prediction_tokens += delta.timing.rejected_prediction
         if choice.ended:
             return None
         if delta.error or delta.finish_reason in _FAILED:

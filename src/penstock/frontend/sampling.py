@@ -84,6 +84,7 @@ def make_parts(
     prompt_logprobs: int | None,
     *,
     prompt_only: bool = False,
+    prediction_ids: tuple[int, ...] = (),
 ) -> tuple[PromptPart, ...]:
     """Returns one part for each prompt. Raises APIError 400 that names the parameter."""
     _check_stop(options.stop, context.limits)
@@ -98,6 +99,7 @@ def make_parts(
             tenant=context.tenant,
             priority=options.priority,
             model_revision=context.model.client.info.revision,
+            prediction_ids=prediction_ids,
         )
         parts.append(
             PromptPart(

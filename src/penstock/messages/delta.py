@@ -1,5 +1,7 @@
 """Messages from an engine to its client: new tokens of a choice, stats, and facts about the engine."""
 
+from itertools import zip_longest
+
 import msgspec
 
 from penstock.messages.plan import FinishReason, MemoryRow
@@ -12,6 +14,8 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefill: float = 0.0  # that step to the first token
     decode: float = 0.0  # first token to the last
     preemptions: int = 0
+    accepted_prediction: int = 0  # drafts from the request's prediction that were accepted
+    rejected_prediction: int = 0
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,18 +52,25 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
     computed_tokens: int = 0  # every unit of work, recomputation included
+    drafts: int = 0  # units of work with drafts
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of the draft tokens
+    accepted_at: tuple[int, ...] = ()  # the same by place among the drafts of a unit
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
 
     def ended(self) -> "EngineStats":
         """The counters of an engine that has ended."""
-        return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
+        return EngineStats(**{name: getattr(self, name) for name in (*_COUNTERS, "accepted_at")})
 
     def after(self, earlier: "EngineStats") -> "EngineStats":
         """These stats with the counters of an earlier engine added."""
+        places = zip_longest(self.accepted_at, earlier.accepted_at, fillvalue=0)
         return msgspec.structs.replace(
-            self, **{name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS}
+            self,
+            accepted_at=tuple(map(sum, places)),
+            **{name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS},
         )
 
     @property
@@ -70,6 +81,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 _COUNTERS = (
     *("steps", "preemptions", "prefix_queries", "prefix_hits", "computed_tokens"),
+    *("drafts", "draft_tokens", "accepted_tokens"),
     *("step_seconds", "forward_seconds", "sample_seconds"),
 )
 

@@ -26,7 +26,9 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Compute the next `count` tokens of a sequence, the last `drafts` of which the executor proposes itself.
+    """Compute the next `count` tokens of a sequence, the last `drafts` of which are drafts.
+
+    The drafts are `draft_ids` if there are any, else the executor proposes them itself.
 
     With `sample`, the unit ends at the sequence's last token and yields between 1 and 1 + drafts new tokens. That last
     token may be one that an outstanding plan has yet to sample: the executor has it, the scheduler does not. The unit
@@ -37,6 +39,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     count: int
     sample: bool
     drafts: int = 0
+    draft_ids: tuple[int, ...] = ()  # the sequence has no other work outstanding then
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -110,6 +113,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     vocab_size: int = 0  # the width of the logits
     memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
     late_ids: bool = True  # a plan may build upon a token that an outstanding one has yet to sample
+    exact_drafts: bool = True  # a token is the same to the last bit, computed alone or verified as a draft
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

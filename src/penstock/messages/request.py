@@ -53,3 +53,4 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     adapter: str = ""
     arrival: float = 0.0  # seconds on the engine's clock; 0: set by the engine when it receives the request
     deadline: float | None = None  # same clock
+    prediction_ids: tuple[int, ...] = ()  # what the output is expected to be, for drafts; it changes no token

@@ -65,6 +65,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], 
     ("num_preemptions", "Requests preempted because KV blocks ran out.", lambda _, stats: stats.preemptions),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda _, stats: stats.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda _, stats: stats.prefix_hits),
+    ("spec_decode_num_drafts", "Steps of sequences with drafts.", lambda _, stats: stats.drafts),
+    ("spec_decode_num_draft_tokens", "Draft tokens verified.", lambda _, stats: stats.draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda _, stats: stats.accepted_tokens),
     ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.restarts),
     ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
     ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),
@@ -148,6 +151,15 @@ class _Collector:
             for reason in REASONS:
                 ended.add_metric([model.name, reason], model.finished[reason])
         yield ended
+        accepted = CounterMetricFamily(
+            prefix + "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their place among those of a step.",
+            labels=["model_name", "position"],
+        )
+        for model in self._models.values():
+            for position, count in enumerate(stats[model.name].accepted_at):
+                accepted.add_metric([model.name, str(position)], count)
+        yield accepted
 
     def _histograms(self, prefix: str) -> Iterator[Metric]:
         for name, text, histogram in _HISTOGRAMS:

@@ -143,18 +143,25 @@ class ResidentBatch:
             self.num_computed[occupant.row] -= drafts
             self.num_tokens[occupant.row] -= drafts
 
+    def write_drafts(self, occupant: Occupant, drafts: Sequence[int]) -> None:
+        """Put drafts behind the known tokens of a sequence, of which no outstanding plan changes the number."""
+        self.catch_up()
+        row = occupant.row
+        self._set_tokens(row, int(self.num_tokens[row]), drafts)
+
     def learn(self, seq: int, tokens: Sequence[int]) -> None:
         """Set the last known tokens of a sequence, which were sampled elsewhere. One that has gone is passed over."""
         occupant = self.occupants.get(seq)
         if occupant is None or not tokens:
             return
         self.catch_up()
-        row, end = occupant.row, int(self.num_tokens[occupant.row])
-        self.token_ids[row, end - len(tokens) : end] = tokens
-        if self._shared:
-            return
-        first = row * self.token_ids.shape[1] + end - len(tokens)
-        self._learned += [(first + i, token) for i, token in enumerate(tokens)]
+        self._set_tokens(occupant.row, int(self.num_tokens[occupant.row]) - len(tokens), tokens)
+
+    def _set_tokens(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        self.token_ids[row, start : start + len(tokens)] = tokens
+        if not self._shared:
+            first = row * self.token_ids.shape[1] + start
+            self._learned += [(first + i, token) for i, token in enumerate(tokens)]
 
     def change(self) -> Change | None:
         """What must be written on the device since the last call, if anything."""

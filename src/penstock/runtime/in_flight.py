@@ -67,14 +67,17 @@ class InFlightStep:
     def _note_failures(self, found: Found, errors: MutableMapping[int, str]) -> None:
         """Add the sequences that failed in this step. One that had failed keeps its first error."""
         work, units = self.work.work, self.work.units
-        for name, rows in (("finite", units.length), ("status", units.logits)):
-            unit = np.arange(len(work)).repeat(rows)
-            states = found[name].tolist() if name in found else []
-            for i, state in zip(unit.tolist(), states, strict=bool(states)):
-                if name == "status" and state:
-                    errors.setdefault(work[i].seq, STATUS_ERRORS[state])
-                elif name == "finite" and not state:
+        if "finite" in found:
+            unit = np.arange(len(work)).repeat(units.length)
+            for i, finite in zip(unit.tolist(), found["finite"].tolist(), strict=True):
+                if not finite:
                     errors.setdefault(work[i].seq, HIDDEN_NOT_FINITE)
+        if "status" in found:
+            unit, ahead = units.logit_rows
+            used = ahead < self.gained(found)[unit]  # rows behind a refused draft are of a text that does not exist
+            for i, state, counts in zip(unit.tolist(), found["status"].tolist(), used.tolist(), strict=True):
+                if state and counts:
+                    errors.setdefault(work[i].seq, STATUS_ERRORS[state])
 
     def gained(self, found: Found) -> NDArray[np.int64]:
         """How many tokens each unit of work gained."""

@@ -80,7 +80,7 @@ class ModelRunner:
         proposer: Proposer | None = None,
     ) -> None:
         """`parameters` are on the device; they are taken out of their mapping and packed. `step_kernels` are those of
-        the device, unless given. Without a `proposer`, drafts that a plan allows are not used."""
+        the device, unless given. A `proposer` makes the drafts that a plan allows but does not bring."""
         self._device = device
         self._kernels = kernels
         self._windows = tuple(spec.windows)
@@ -100,10 +100,11 @@ class ModelRunner:
         self._sampler: Sampler | None = None
         if self._place.reports:
             self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared)
-        drafts = 0 if proposer is None else proposer.most
+        drafts = config.num_speculative_tokens if proposer is None else proposer.most
         if drafts and (mesh is not None or (not shared and isinstance(kernels.attention, PlannedAttention))):
             raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
-        logit_rows = rows * (1 + drafts)
+        self._drafts = drafts > 0
+        logit_rows = rows + config.max_step_drafts if proposer is None else rows * (1 + drafts)
         self._attention: Sequence[AttentionWork] = ()  # that a recording reads
         if step_kernels is None and kernels.session is not None:
             blocks = self._batch.tables.shape[2]
@@ -156,7 +157,9 @@ class ModelRunner:
         )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
-        self.capacity = measured_capacity(spec, config, model, pages, cache_root=cache_root, memory=memory)
+        self.capacity = measured_capacity(
+            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=kernels.session is not None
+        )
 
     @torch.inference_mode()
     def capture(self, progress: bool = True) -> None:
@@ -193,6 +196,8 @@ class ModelRunner:
         began = time.perf_counter()
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
+        if self._drafts:
+            self._write_drafts(plan)
         if self._learns:
             self._check_learned(plan)
         changes = self._changes()
@@ -317,6 +322,12 @@ class ModelRunner:
                 raise RuntimeError(f"the plan builds upon a token of sequence {work.seq} that this rank did not learn")
         self._unlearned.update(work.seq for work in plan.work if work.sample)
 
+    def _write_drafts(self, plan: StepPlan) -> None:
+        """Put the drafts that a plan brings behind the known tokens."""
+        for work in plan.work:
+            if work.draft_ids:
+                self._batch.write_drafts(self._batch.occupant(work.seq), work.draft_ids)
+
     def _changes(self) -> list[Change]:
         """What must be written on the device of the batch and its sampling."""
         changes = [] if self._sampler is None else self._sampler.changes()
@@ -347,7 +358,7 @@ class ModelRunner:
             found.update(self._step.decode(work.shape, work.attention, step.options))
         else:
             self._compute(step, found)
-        if self._proposer is not None and "tokens" in found and work.units.drafts.any():
+        if self._drafts and not work.decodes and "tokens" in found and work.units.drafts.any():
             found["accepted"] = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
         step.marks.append(self._device.mark())
         return found

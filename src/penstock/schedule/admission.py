@@ -17,10 +17,16 @@ def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size:
     prompt = len(request.prompt_ids)
     if not prompt:
         raise RequestRejected("the prompt has 0 tokens, at least 1 is needed: send one, for instance the model's BOS")
-    for name, ids in (("prompt_ids", request.prompt_ids), ("output_ids", request.output_ids)):
+    for name in ("prompt_ids", "output_ids", "prediction_ids"):
+        ids: tuple[int, ...] = getattr(request, name)
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             wrong = next(token for token in ids if not 0 <= token < vocab_size)
             raise RequestRejected(f"{name} has token id {wrong}; the model's are 0 to {vocab_size - 1}")
+    if len(request.prediction_ids) > config.max_model_len:
+        raise RequestRejected(
+            f"the prediction has {len(request.prediction_ids)} tokens, more than max_model_len="
+            f"{config.max_model_len}: shorten it"
+        )
     _check_choices(request, config)
     if not math.isfinite(request.arrival):
         raise RequestRejected(f"arrival={request.arrival}: give seconds on the engine's clock, or 0")

@@ -8,6 +8,7 @@ never preempted, and it fits alone, so every step makes progress.
 from penstock.messages import Capacity
 from penstock.schedule.cache import Hit, KVCache
 from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.drafts.speculation import Speculation
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
@@ -17,7 +18,14 @@ from penstock.schedule.step import StepDraft
 class Planner:
     """Drafts steps, and moves sequences between the queues, with their blocks, as they start and are preempted."""
 
-    def __init__(self, config: SchedulerConfig, capacity: Capacity, cache: KVCache, live: LiveRequests) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        capacity: Capacity,
+        cache: KVCache,
+        live: LiveRequests,
+        speculation: Speculation | None,
+    ) -> None:
         self._config = config
         self._depth = capacity.depth
         self._late_ids = capacity.late_ids
@@ -25,6 +33,7 @@ class Planner:
         self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
         self._cache = cache
         self._live = live
+        self._speculation = speculation
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
@@ -37,6 +46,8 @@ class Planner:
             self._continue_known(step, outstanding)
         if self._live.waiting:
             self._admit_waiting(step, now)
+        if self._speculation is not None and step.work:
+            self._speculation.extend(step, len(self._live.running))
         return step
 
     def forget(self, sequence: Sequence) -> None:

@@ -19,6 +19,7 @@ from penstock.messages import (
 from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.drafts.speculation import DraftCounts, Speculation
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
     Aborted,
@@ -59,7 +60,10 @@ class Scheduler:
         self._incarnation = incarnation
         self._cache = KVCache(capacity, config.enable_prefix_caching)
         self._live = LiveRequests()
-        self._planner = Planner(config, capacity, self._cache, self._live)
+        self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
+        self._planner = Planner(config, capacity, self._cache, self._live, self._speculation)
+        self._planned_at: deque[float] = deque()  # when the outstanding plans were made
+        self._applied_at = 0.0  # when the last result came
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
@@ -136,6 +140,7 @@ class Scheduler:
         self._planner.gone.clear()
         self._next_plan += 1
         self._outstanding.append(outstanding)
+        self._planned_at.append(now)
         self._cache.submitted(plan.plan_id)
         if self._log is not None:
             self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
@@ -158,6 +163,9 @@ class Scheduler:
         if self._log is not None:
             self._log.append(Applied(result, now))
         self._outstanding.popleft()
+        began, self._applied_at = max(self._planned_at.popleft(), self._applied_at), now
+        if self._speculation is not None:
+            self._speculation.note(step, result, now - began)
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
         self._computed_tokens += step.num_tokens
@@ -300,6 +308,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         if sequence.phase is Phase.RUNNING:
             self._planner.forget(sequence)
+        if self._speculation is not None:
+            self._speculation.ended(sequence)
         self._live.remove(sequence)
 
     # -- inspection -------------------------------------------------------------------------------------------
@@ -314,6 +324,7 @@ class Scheduler:
     ) -> EngineStats:
         """Return gauges and counters, with the seconds that the engine passes in."""
         pools = self._cache.pools
+        drafts = DraftCounts() if self._speculation is None else self._speculation.counts
         return EngineStats(
             steps=self._steps,
             running=len(self._live.running),
@@ -325,6 +336,10 @@ class Scheduler:
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
             computed_tokens=self._computed_tokens,
+            drafts=drafts.units,
+            draft_tokens=drafts.tokens,
+            accepted_tokens=drafts.accepted,
+            accepted_at=drafts.accepted_at,
             step_seconds=step_seconds,
             forward_seconds=forward_seconds,
             sample_seconds=sample_seconds,

@@ -3,6 +3,7 @@
 from enum import Enum
 
 from penstock.messages import FinishReason, GenerateRequest, RequestTiming, Work, row_size
+from penstock.schedule.drafts.drafter import Drafter
 
 
 class Phase(Enum):
@@ -42,12 +43,14 @@ class Sequence:
         "computed",
         "dead",
         "decode",
+        "drafter",
         "expected",
         "first_token",
         "id",
         "in_flight",
         "keys",
         "last_token",
+        "lead",
         "limit",
         "min_length",
         "next_fill",
@@ -81,6 +84,8 @@ class Sequence:
         self.min_length = self.num_prompt + sampling.min_tokens  # a token that stops comes after so many
         self.keys: list[bytes] = []
         self.decode = Work(id, 1, True)
+        self.lead = 0.0  # seconds that steps with drafts, its own and those of others, have saved it
+        self.drafter: Drafter | None = None  # made when drafts could first pay
         self.in_flight = 0  # units of work in outstanding plans
         self.rows = bytearray() if choice == 0 and sampling.prompt_logprobs is not None else None
         self.started = self.first_token = self.last_token = -1.0
@@ -131,9 +136,12 @@ class Sequence:
         queued = self.started - self.request.arrival
         if self.first_token < 0:
             return RequestTiming(queued, now - self.started, 0.0, self.preemptions)
-        return RequestTiming(
-            queued, self.first_token - self.started, self.last_token - self.first_token, self.preemptions
-        )
+        prefill, decode = self.first_token - self.started, self.last_token - self.first_token
+        drafter = self.drafter
+        if drafter is None:
+            return RequestTiming(queued, prefill, decode, self.preemptions)
+        accepted, rejected = drafter.accepted_prediction, drafter.rejected_prediction
+        return RequestTiming(queued, prefill, decode, self.preemptions, accepted, rejected)
 
     @property
     def _row_size(self) -> int:

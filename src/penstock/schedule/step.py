@@ -45,6 +45,11 @@ class StepDraft:
         self.copies: list[BlockCopy] = []
         self.tails: list[tuple[int, ...]] = []
 
+    @property
+    def computed(self) -> int:
+        """Tokens that the work computes so far."""
+        return self._allowed - self.budget
+
     def introduce(self, sequence: Sequence) -> None:
         """Add a sequence that is new to the executor."""
         self.new.append(
@@ -75,5 +80,4 @@ class StepDraft:
     def seal(self, plan_id: int, gone: tuple[int, ...]) -> tuple[StepPlan, Outstanding]:
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
-        num_tokens = self._allowed - self.budget
-        return plan, Outstanding(plan_id, tuple(self.sequences), work, num_tokens, tuple(self.tails))
+        return plan, Outstanding(plan_id, tuple(self.sequences), work, self.computed, tuple(self.tails))

@@ -13,10 +13,17 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
-from penstock.frontend.openai.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
+from penstock.frontend.openai.fields import (
+    UNSUPPORTED_IN_MESSAGE,
+    ChatFields,
+    ChatMessage,
+    ContentPart,
+    Prediction,
+    TokenizeFields,
+)
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.prompts import encode_chat
+from penstock.frontend.prompts import encode_chat, encode_text
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE
 
@@ -34,7 +41,10 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     param, wanted = _max_tokens(fields)
     prompt_ids = await encode_messages(fields, context, len(body))
     limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
-    parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs)
+    prediction_ids = () if fields.prediction is None else await _encode_prediction(fields.prediction, context)
+    parts = make_parts(
+        context, options, [prompt_ids], [limit], k, fields.prompt_logprobs, prediction_ids=prediction_ids
+    )
     return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
 
 
@@ -72,18 +82,29 @@ def _message(message: ChatMessage, where: str) -> Mapping[str, Any]:
     if role is None:
         raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
     refuse_unsupported(message, UNSUPPORTED_IN_MESSAGE, f"{where}.")
-    content = _text(message, where)
+    content = _text(message.content, where)
     if content is None and role != "assistant":
         raise invalid(f"{where}.content is missing; send a text", f"{where}.content", "missing_parameter")
     optional = {"name": message.name, "reasoning_content": message.reasoning_content or message.reasoning}
     return {"role": role, "content": content, **{key: value for key, value in optional.items() if value is not None}}
 
 
-def _text(message: ChatMessage, where: str) -> str | None:
-    if message.content is None or isinstance(message.content, str):
-        return message.content
+async def _encode_prediction(prediction: Prediction, context: RequestContext) -> tuple[int, ...]:
+    """The token ids of a predicted answer, without those that do not fit into the context."""
+    if prediction.type != "content":
+        raise invalid(f'prediction.type is {prediction.type[:40]!r}; it must be "content"', "prediction.type")
+    text = _text(prediction.content, "prediction")
+    if not text:
+        return ()
+    ids = await encode_text(context.model, text, add_special_tokens=False, param="prediction.content")
+    return ids[: context.model.max_model_len]
+
+
+def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
     texts = []
-    for i, part in enumerate(message.content):
+    for i, part in enumerate(content):
         if part.type != "text" or part.text is None:
             kind = f"{where}.content[{i}]"
             raise invalid(

@@ -96,6 +96,13 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     type: Any = None  # lm-eval sends "text" with every message
 
 
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """What the answer is expected to be: its tokens are verified several at a time."""
+
+    type: str
+    content: str | list[ContentPart]
+
+
 class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /v1/chat/completions."""
 
@@ -103,6 +110,7 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prediction: Prediction | None = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -116,7 +124,6 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
-    prediction: Any = None
     web_search_options: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
@@ -152,7 +159,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "prediction": (),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),

@@ -17,9 +17,12 @@ def measured_capacity(
     *,
     cache_root: str,
     memory: Sequence[MemoryRow],
+    exact_drafts: bool,
 ) -> Capacity:
     """The capacity of a runner. Its memory table is the planned one with real sizes of weights and KV cache."""
     groups = tuple(KVGroup(count, window) for count, window in zip(map(len, pages.groups), spec.windows, strict=True))
     measured = {"weights": model.nbytes, "KV cache": pages.bytes}
     rows = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
-    return Capacity(config.block_size, groups, config.depth, cache_root, spec.vocabulary, rows)
+    return Capacity(
+        config.block_size, groups, config.depth, cache_root, spec.vocabulary, rows, exact_drafts=exact_drafts
+    )

@@ -1,0 +1,206 @@
+"""Adds drafts to steps in which every sequence decodes."""
+
+import math
+from typing import NamedTuple
+
+from penstock.messages import StepResult, Work
+from penstock.schedule.cache import KVCache
+from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.drafts.cost import MIN_GAIN, OUTLIER, StepTimes, draft_counts
+from penstock.schedule.drafts.drafter import Acceptance, Candidate, Drafter
+from penstock.schedule.drafts.texts import TENANTS, RecentOutputs
+from penstock.schedule.sequence import Sequence
+from penstock.schedule.step import Outstanding, StepDraft
+
+INDEXED_TOKENS = 8192  # in one step: less than a millisecond
+SHORTEST_OUTPUT = 8  # tokens of an output that is kept for later ones
+MOST_DELAY = 0.01  # of a sequence's time with plain steps: what drafts of others may add to it
+MOST_LEAD = 64  # plain steps that a sequence may be ahead and give to others
+LOOK_SHARE = 0.005  # of a plain step: the time to look for drafts of sequences that copy nothing
+LOOK_SECONDS = 7e-6  # for one sequence
+MOST_IDLE = 6  # steps without a look for drafts, after looks that found none
+LOOK_AGAIN = 16  # steps between checks whether any drafts could pay
+
+
+class DraftCounts(NamedTuple):
+    """Counters since start."""
+
+    units: int = 0  # of work, with drafts
+    tokens: int = 0
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()  # by place among the drafts of a unit
+
+
+class Speculation:
+    """Chooses drafts, and learns from results how many of them pay.
+
+    The planner calls `extend` for each plan, the scheduler `note` for its result. All that decides is in the events
+    that the scheduler logs.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+        self._most = config.num_speculative_tokens
+        self._most_in_step = config.max_step_drafts
+        self._recent: dict[tuple[str, str], RecentOutputs] | None = {} if config.speculation == "suffix" else None
+        self._cache = cache
+        self._times, self._acceptance = StepTimes(), Acceptance()
+        self._step = 0  # steps noted
+        self._look_at, self._idle = 0, 0  # the step to look for drafts at, and steps left out before it
+        self._turn = 0  # the place in the work at which to look next
+        self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
+        self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
+        self._drafts = self._drafted = self._accepted = 0
+        self._accepted_at = [0] * self._most
+
+    @property
+    def counts(self) -> DraftCounts:
+        return DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
+
+    # -- plans ------------------------------------------------------------------------------------------------
+
+    def extend(self, step: StepDraft, running: int) -> None:
+        """Add drafts to a step of decodes, where they pay. `running` sequences may need a block each.
+
+        A look that finds none makes the next one later: the weights have evicted this code from the processor's caches,
+        so that it takes several times as long as a profile shows.
+        """
+        if step.new:
+            self._look_at, self._idle = 0, 0
+            return
+        count = len(step.work)
+        if self._step < self._look_at or step.computed != count:
+            return
+        plain = self._times.plain(count, self._step)
+        most = min(self._most_in_step, step.budget)
+        if plain is None or most < 1 or not self._could_pay(count, plain, most):
+            return
+        self._idle = min(self._idle + 1, MOST_IDLE)
+        self._look_at = self._step + self._idle
+        places, candidates, limits = self._candidates(step, max(1, int(plain * LOOK_SHARE / LOOK_SECONDS)))
+        if not candidates:
+            return
+        seconds = self._times.with_drafts(count, plain, most, self._step)
+        rooms = [plain * (1 + MOST_DELAY * each.num_output) + each.lead for each in step.sequences]
+        rooms_of_candidates = [rooms[place] for place in places]
+        for place in places:
+            rooms[place] = math.inf
+        probabilities = [each.probability for each in candidates]
+        counts = draft_counts(probabilities, limits, rooms_of_candidates, min(rooms), count, seconds)
+        for place, candidate, drafts in zip(places, candidates, counts, strict=True):
+            if drafts:
+                self._add(step, place, candidate, drafts, running)
+                self._look_at, self._idle = 0, 0
+
+    def _could_pay(self, count: int, plain: float, most: int) -> bool:
+        """Whether drafts would pay if all were right, by the step times of a while ago."""
+        until, pays = self._pays.get(count, (0, False))
+        if until <= self._step:
+            seconds = self._times.with_drafts(count, plain, most, self._step)
+            pays = any((count + i) * plain > count * time * MIN_GAIN for i, time in enumerate(seconds))
+            self._pays[count] = self._step + LOOK_AGAIN, pays
+        return pays
+
+    def _candidates(self, step: StepDraft, looks: int) -> tuple[list[int], list[Candidate], list[int]]:
+        """The places in the step's work that can have drafts, where these come from, and how many at most.
+
+        Looks at sequences that copy, and at so many others: the next ones in turn.
+        """
+        places, candidates, limits = [], [], []
+        left, count = INDEXED_TOKENS, len(step.sequences)
+        self._turn = (self._turn + looks) % count if looks < count else 0
+        for place, sequence in enumerate(step.sequences):
+            if (place - self._turn) % count >= looks and (sequence.drafter is None or not sequence.drafter.copies):
+                continue
+            # With a token in flight, nobody knows yet what drafts would follow.
+            if sequence.in_flight != 1 or sequence.expected != len(sequence.tokens) + 1:
+                continue
+            most = min(self._most, sequence.limit - 1 - sequence.planned)
+            if most < 1:
+                continue
+            drafter = sequence.drafter
+            if drafter is None:
+                drafter = sequence.drafter = self._drafter(sequence)
+            if behind := drafter.behind():
+                drafter.catch_up(left)
+                left -= min(behind, left)
+                if not left and drafter.behind():
+                    continue
+            candidate = drafter.candidate(self._acceptance)
+            if candidate is not None:
+                places.append(place)
+                candidates.append(candidate)
+                limits.append(most)
+        return places, candidates, limits
+
+    def _drafter(self, sequence: Sequence) -> Drafter:
+        message = sequence.request.message
+        recent = None
+        if self._recent is not None:
+            recent = self._recent_of(message.tenant, message.cache_salt)
+        return Drafter(sequence.tokens, sequence.num_prompt, message.prediction_ids, recent)
+
+    def _recent_of(self, tenant: str, salt: str) -> RecentOutputs:
+        """The outputs of one tenant and salt. Others never see them. The tenant used longest ago gives way."""
+        assert self._recent is not None
+        key = (tenant, salt)
+        found = self._recent.pop(key, None) or RecentOutputs()
+        self._recent[key] = found
+        if len(self._recent) > TENANTS:
+            del self._recent[next(iter(self._recent))]
+        return found
+
+    def _add(self, step: StepDraft, place: int, candidate: Candidate, count: int, running: int) -> None:
+        """Verify `count` drafts with the token that the step's work at `place` computes. Blocks for them are taken only
+        while one is left for each running sequence."""
+        sequence = step.sequences[place]
+        room = max(sequence.slots, self._cache.reach(sequence) - running * self._cache.block_size)
+        ids = tuple(candidate.cursor.drafts(min(count, room - sequence.planned)))
+        count = len(ids)
+        if not count:
+            return
+        end = sequence.planned + count
+        if end > sequence.slots:
+            step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
+        step.work[place] = Work(sequence.id, 1 + count, True, count, ids)
+        step.budget -= count
+        sequence.planned = end
+        sequence.expected += count
+        self._kinds[sequence.id] = candidate.kind
+
+    # -- results ----------------------------------------------------------------------------------------------
+
+    def note(self, step: Outstanding, result: StepResult, seconds: float) -> None:
+        """Count the drafts of a step, and its time: from its plan to its result."""
+        self._step += 1
+        sequences, drafted, tokens = len(step.work), 0, 0
+        if step.num_tokens > sequences:
+            for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):
+                tokens += len(given.token_ids)
+                if unit.draft_ids:
+                    drafted += unit.drafts
+                    self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
+            if not drafted:
+                return  # a step with prompts
+        if drafted and (plain := self._times.plain(sequences, self._step)) is not None:
+            for sequence, given in zip(step.sequences, result.results, strict=True):
+                lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
+                sequence.lead = min(lead, MOST_LEAD * plain)
+        self._times.note(sequences, drafted, seconds, self._step)
+
+    def _note_drafts(self, sequence: Sequence, count: int, accepted: int) -> None:
+        kind = self._kinds.pop(sequence.id)
+        if accepted < 0:
+            return  # the sequence failed
+        assert sequence.drafter is not None
+        sequence.drafter.note(kind, count, accepted, self._acceptance)
+        self._drafts += 1
+        self._drafted += count
+        self._accepted += accepted
+        for place in range(accepted):
+            self._accepted_at[place] += 1
+
+    def ended(self, sequence: Sequence) -> None:
+        """Keep the output of a sequence that has ended, for later ones of its tenant."""
+        if self._recent is not None and sequence.num_output >= SHORTEST_OUTPUT:
+            message = sequence.request.message
+            self._recent_of(message.tenant, message.cache_salt).add(sequence.tokens[sequence.num_prompt :])
