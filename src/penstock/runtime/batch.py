@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch_arrays import BatchRows
-from penstock.messages import NewSequence, StepPlan
+from penstock.messages import NewSequence, StepPlan, Work
 from penstock.runtime.device import Change
 
 
@@ -143,11 +143,13 @@ class ResidentBatch:
             self.num_computed[occupant.row] -= drafts
             self.num_tokens[occupant.row] -= drafts
 
-    def write_drafts(self, occupant: Occupant, drafts: Sequence[int]) -> None:
-        """Put drafts behind the known tokens of a sequence, of which no outstanding plan changes the number."""
-        self.catch_up()
-        row = occupant.row
-        self._set_tokens(row, int(self.num_tokens[row]), drafts)
+    def write_drafts(self, units: Iterable[Work]) -> None:
+        """Put the drafts that a plan brings behind the known tokens, whose number no outstanding plan changes."""
+        for work in units:
+            if work.draft_ids:
+                self.catch_up()
+                row = self.occupant(work.seq).row
+                self._set_tokens(row, int(self.num_tokens[row]), work.draft_ids)
 
     def learn(self, seq: int, tokens: Sequence[int]) -> None:
         """Set the last known tokens of a sequence, which were sampled elsewhere. One that has gone is passed over."""

@@ -197,7 +197,7 @@ class ModelRunner:
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
         if self._drafts:
-            self._write_drafts(plan)
+            self._batch.write_drafts(plan.work)
         if self._learns:
             self._check_learned(plan)
         changes = self._changes()
@@ -321,12 +321,6 @@ class ModelRunner:
             if work.seq in self._unlearned:
                 raise RuntimeError(f"the plan builds upon a token of sequence {work.seq} that this rank did not learn")
         self._unlearned.update(work.seq for work in plan.work if work.sample)
-
-    def _write_drafts(self, plan: StepPlan) -> None:
-        """Put the drafts that a plan brings behind the known tokens."""
-        for work in plan.work:
-            if work.draft_ids:
-                self._batch.write_drafts(self._batch.occupant(work.seq), work.draft_ids)
 
     def _changes(self) -> list[Change]:
         """What must be written on the device of the batch and its sampling."""
