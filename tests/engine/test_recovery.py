@@ -50,7 +50,7 @@ async def end(client: StreamingClient, number: signal.Signals, steps: int) -> No
     await until(lambda: client.restarts > restarts, "another engine", 30)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 async def test_streams_go_on_after_an_engine_ends(engine: Starter, number: signal.Signals) -> None:
     client = await engine()
     choose = random.Random(number)

@@ -263,7 +263,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_neither_a_folder_nor_an_id(name: str) -> None:
-    with pytest.raises(HubError, match="neither a folder, a GGUF file|there is no file or folder"):
+    with pytest.raises(HubError, match=r"neither a folder, a GGUF file|there is no file or folder"):
         locate_model(name)
 
 
