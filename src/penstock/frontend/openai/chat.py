@@ -11,9 +11,11 @@ from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.grammar import check_grammar
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
+from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.prompts import encode_chat
@@ -31,10 +33,12 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     context.model.check_name(fields.model)
     options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
+    source = read_grammar(fields)
+    grammar = None if source is None else await check_grammar(context.model, source)
     param, wanted = _max_tokens(fields)
     prompt_ids = await encode_messages(fields, context, len(body))
     limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
-    parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs)
+    parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs, grammar=grammar)
     return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
 
 
