@@ -18,8 +18,8 @@ from penstock.runtime.step import ChooseOptions
 HIDDEN_NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
 STATUS_ERRORS = {
     NOT_FINITE: "the model's logits are not finite: NaN, +inf, or -inf for every token",
-    ALL_BANNED: "no token is left to choose: the request's logit_bias, penalties and min_tokens ban every one; relax "
-    "them",
+    ALL_BANNED: "no token is left to choose: the request's logit_bias, penalties, min_tokens and grammar leave none; "
+    "relax them",
 }
 
 

@@ -18,6 +18,7 @@ from penstock.kernels.batch_arrays import (
     ROW,
     Chosen,
     EditRows,
+    MaskRows,
     SamplingRows,
 )
 from penstock.runtime.sampling import noise
@@ -34,17 +35,23 @@ def choose(
     edited: Tensor | None,
     filtered: bool,
     logprobs: int,
+    masks: MaskRows | None = None,
 ) -> Chosen:
     """The next token of each row of fp32 logits [n, vocab], which may be overwritten. See StepKernels.choose."""
     values, rows = logits.numpy(), logit_rows[ROW].numpy()
     outputs = sampling.outputs.numpy()[rows] + logit_rows[AHEAD].numpy()
-    raw = values.copy() if logprobs >= 0 and edited is not None else values
+    raw = values.copy() if logprobs >= 0 and (edited is not None or masks is not None) else values
     # A maximum is NaN where any logit is.
     status = np.where(np.isfinite(values.max(axis=1)), CHOSEN, NOT_FINITE).astype(np.int32)
     for place in [] if edited is None else edited.tolist():
         if status[place] == CHOSEN:
             row = int(rows[place])
             edit(values[place], row, int(outputs[place]), edits, token_ids[row].numpy())
+            status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
+    for place, line in [] if masks is None else enumerate(masks.lines[: len(values)].tolist()):
+        if line >= 0 and status[place] == CHOSEN:
+            allowed = np.unpackbits(masks.words[line].numpy().view(np.uint8), bitorder="little")[: values.shape[1]]
+            values[place, allowed == 0] = -np.inf
             status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
     tokens = values.argmax(axis=1)
     drawn = np.flatnonzero((status == CHOSEN) & (sampling.kind.numpy()[rows] != GREEDY))
