@@ -48,11 +48,11 @@ def choose(
             row = int(rows[place])
             edit(values[place], row, int(outputs[place]), edits, token_ids[row].numpy())
             status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
-    for place, line in [] if masks is None else enumerate(masks.lines[: len(values)].tolist()):
-        if line >= 0 and status[place] == CHOSEN:
-            allowed = np.unpackbits(masks.words[line].numpy().view(np.uint8), bitorder="little")[: values.shape[1]]
-            values[place, allowed == 0] = -np.inf
-            status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
+    if masks is not None:
+        for place, line in enumerate(masks.lines[: len(values)].tolist()):
+            if line >= 0 and status[place] == CHOSEN:
+                mask(values[place], masks.words[line].numpy())
+                status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
     tokens = values.argmax(axis=1)
     drawn = np.flatnonzero((status == CHOSEN) & (sampling.kind.numpy()[rows] != GREEDY))
     if drawn.size:
@@ -92,6 +92,12 @@ def edit(line: NDArray[np.float32], row: int, outputs: int, edits: EditRows, tok
         line[seen] = value - (frequency * times + presence * (times > 0))
     if outputs < int(edits.min_tokens[row]):
         line[edits.ban_ids[row, :banned].numpy()] = -np.inf
+
+
+def mask(line: NDArray[np.float32], words: NDArray[np.int32]) -> None:
+    """Leave out the tokens of a row of logits [vocab] whose bits are not set, in place."""
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(line)]
+    line[allowed == 0] = -np.inf
 
 
 @np.errstate(divide="ignore", over="ignore")  # a filter that is off lies at log 0
