@@ -3,7 +3,10 @@
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -11,7 +14,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.e2e.server import Server, serving, wait_for
+from tests.e2e.server import PATIENCE, Server, serving, wait_for
 from tests.engine.processes import alive, children
 
 NAMES = ["Alice Cooper", "Bob Ito", "Zoë Ångström", "Carlos de la Vega", "Mei-Ling Wu"]
@@ -109,6 +112,14 @@ def test_every_form(client: openai.OpenAI) -> None:
     assert json.loads(answers(extra_body={"guided_json": {"type": "integer", "minimum": 5, "maximum": 6}})[0]) in (5, 6)
     (text,) = answers(response_format={"type": "json_object"}, temperature=0)
     assert text.startswith("{")
+
+
+def test_the_example_runs_as_written(chatting: Server) -> None:
+    page = Path(__file__).parents[2] / "docs" / "structured-output.md"
+    (example,) = re.findall("```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = example.replace("http://127.0.0.1:8000", chatting.url)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert re.fullmatch(r"name='.*' age=\d+ city='.*'\n(yes|no)\n", run.stdout), run.stderr
 
 
 @pytest.mark.parametrize(

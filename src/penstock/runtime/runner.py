@@ -7,7 +7,7 @@ the host's memory, and a plan is computed when its result is asked for.
 
 import time
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from penstock.runtime.loading.capacity import measured_capacity
 from penstock.runtime.mesh.mesh import Mesh, Traffic, collectives
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.pages import KVPages
-from penstock.runtime.planning import StepPlanner
+from penstock.runtime.planning import StepPlanner, StepWork
 from penstock.runtime.programs.cuda_graphs import DecodeGraphs
 from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, PromptSlice, prompt_slices
@@ -103,6 +103,7 @@ class ModelRunner:
             most_logits = rows * (1 + (0 if proposer is None else proposer.most))
             self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared, logit_rows=most_logits)
         self._grammars: GrammarRows | None = None
+        self._held: Mapping[int, object] = {}  # the sequences that have a grammar
         drafts = 0 if proposer is None else proposer.most
         if drafts and (mesh is not None or (not shared and isinstance(kernels.attention, PlannedAttention))):
             raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
@@ -181,6 +182,7 @@ class ModelRunner:
         """Hold sequences to their grammars; without this they are errors. Called before any plan."""
         if self._sampler is not None:
             self._grammars = GrammarRows(grammars, self._sampler.masks, shared=self._device.shared)
+            self._held = self._grammars.held
 
     def prepare(self, grammar: Grammar) -> bool:
         """See Grammars. True on a rank that does not sample."""
@@ -219,13 +221,7 @@ class ModelRunner:
         sampling, options, edited = self._planner.plan_sampling(work)
         if edited is not None:
             changes.append(edited)
-        grammar_rows: Sequence[GrammarRow] = ()
-        masked = late = False
-        if self._grammars and options is not None:
-            grammar_rows, late = self._grammars.plan(work)
-            if not late and (masks := self._grammars.fill(grammar_rows, self._batch.errors)) is not None:
-                changes.append(masks)
-                masked = True
+        masks = self._mask(work, changes) if self._held else None
         slices: list[PromptSlice] = []  # a repeated step scores no prompt
         if repeats:
             self._batch.advance_again()
@@ -233,8 +229,9 @@ class ModelRunner:
             slices += prompt_slices(self._batch, work.units)
             self._batch.advance(work.units.rows, work.units.length, work.units.logits)
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
-        inputs = time.perf_counter() - began
-        step = InFlightStep(plan, work, sampling, options, slices, began, inputs, [], grammar_rows, masked, late)
+        step = InFlightStep(plan, work, sampling, options, slices, began, time.perf_counter() - began, [])
+        if masks is not None:
+            step.grammar_rows, step.masked, step.late = masks
         self._outstanding.append((step, self._device.launch(lambda: self._job(step, changes, sent))))
 
     def result(self) -> StepResult:
@@ -361,7 +358,8 @@ class ModelRunner:
     def _run(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
         """A step's job. Its results are tensors of its own, as the next step overwrites the rest."""
         work = step.work
-        self._write(changes, sent)
+        if changes:
+            self._write(changes, sent)
         if step.plan.copies:
             self.pages.copy(step.plan.copies)
         found: Found = {}
@@ -373,19 +371,35 @@ class ModelRunner:
         self._eager.receive(work.shape)
         if work.shape.in_place and work.graph is None and step.options is not None and not step.late:
             found.update(self._step.decode(work.shape, work.attention, step.options, step.masked))
-            return self._close(step, found)
-        step.logits = self._compute(step, found)
-        if step.late:
-            return found
-        self._choose(step, found)
-        return self._close(step, found)
+        else:
+            step.logits = self._compute(step, found)
+            if step.late:
+                return found
+            self._choose(step, found)
+        if self._proposer is not None:
+            self._note_accepted(step, found)
+        step.marks.append(self._device.mark())
+        return found
 
     def _run_rest(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
         """The second of a step's two jobs: its masks are known now."""
         self._write(changes, sent)
         found: Found = {}
         self._choose(step, found)
-        return self._close(step, found)
+        if self._proposer is not None:
+            self._note_accepted(step, found)
+        step.marks.append(self._device.mark())
+        return found
+
+    def _mask(self, work: StepWork, changes: list[Change]) -> tuple[list[GrammarRow], bool, bool] | None:
+        """The rows of a step that have a grammar, whether any is restricted now, and whether their masks come late."""
+        if self._grammars is None:
+            return None
+        rows, late = self._grammars.plan(work)
+        masks = None if late else self._grammars.fill(rows, self._batch.errors)
+        if masks is not None:
+            changes.append(masks)
+        return rows, masks is not None, late
 
     def _launch_late(self) -> None:
         """Choose the tokens of the next outstanding step, if it awaited those of the step that was taken."""
@@ -406,11 +420,9 @@ class ModelRunner:
             change.write(sent[done : done + len(change.arrays)])
             done += len(change.arrays)
 
-    def _close(self, step: InFlightStep, found: Found) -> Found:
-        if self._proposer is not None and "tokens" in found and step.work.units.drafts.any():
+    def _note_accepted(self, step: InFlightStep, found: Found) -> None:
+        if "tokens" in found and step.work.units.drafts.any():
             found["accepted"] = self._eager.arrays.accepted[: len(step.work.logit_rows)].clone()
-        step.marks.append(self._device.mark())
-        return found
 
     def _compute(self, step: InFlightStep, found: Found) -> Tensor | None:
         """The logits of every step that `decode` cannot do: prompts and chunks of them, captured steps, steps whose

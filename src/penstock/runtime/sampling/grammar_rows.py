@@ -72,11 +72,7 @@ class GrammarRows:
         self._grammars = grammars
         self._masks = masks
         self._shared = shared
-        self._sequences: dict[int, _Sequence] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any sequence has a grammar."""
-        return bool(self._sequences)
+        self.held: dict[int, _Sequence] = {}  # by sequence number
 
     def prepare(self, grammar: Grammar) -> bool:
         """See Grammars."""
@@ -86,11 +82,11 @@ class GrammarRows:
         """Start a sequence after `output_ids`. Returns why it cannot be started; empty: it can."""
         matcher = self._grammars.matcher(grammar, output_ids)
         if not matcher.error:
-            self._sequences[seq] = _Sequence(matcher)
+            self.held[seq] = _Sequence(matcher)
         return matcher.error
 
     def remove(self, seq: int) -> None:
-        self._sequences.pop(seq, None)
+        self.held.pop(seq, None)
 
     def plan(self, work: StepWork) -> tuple[list[GrammarRow], bool]:
         """The rows of a step that sample by a grammar, and whether any waits for a token of an outstanding plan.
@@ -101,7 +97,7 @@ class GrammarRows:
         late = False
         first = work.units.first_logit_rows
         for unit, each in enumerate(work.work):
-            state = self._sequences.get(each.seq)
+            state = self.held.get(each.seq)
             if state is not None and each.sample:
                 rows.append(GrammarRow(each.seq, unit, int(first[unit]), state))
                 late = late or state.awaited > 0
