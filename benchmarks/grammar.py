@@ -82,7 +82,7 @@ def masks(matchers: GrammarMatchers, tokenizer: Tokenizer, made: list[tuple[Any,
     filled, taken, worked = [], [], []
     for i in range(min(map(len, texts))):
         began, before = time.perf_counter(), time.process_time()
-        matchers.fill(rows, words)
+        matchers.fill([(row, ()) for row in rows], words)
         middle = time.perf_counter()
         worked.append(time.process_time() - before)
         for row, text in zip(rows, texts, strict=True):

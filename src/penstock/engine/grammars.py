@@ -32,8 +32,8 @@ class EngineGrammars:
     def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> "GrammarMatcher":
         return self._load().result().matcher(grammar, output_ids)
 
-    def fill(self, matchers: "Sequence[GrammarMatcher]", words: NDArray[np.int32]) -> None:
-        self._load().result().fill(matchers, words)
+    def fill(self, wanted: "Sequence[tuple[GrammarMatcher, Sequence[int]]]", words: NDArray[np.int32]) -> None:
+        self._load().result().fill(wanted, words)
 
     def _load(self) -> "Future[GrammarMatchers]":
         if self._loading is None:

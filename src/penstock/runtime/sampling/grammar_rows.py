@@ -44,8 +44,12 @@ class Grammars(Protocol):
         """A matcher after `output_ids`. Compiles the grammar if it is not prepared; see `Matcher.error`."""
         ...
 
-    def fill(self, matchers: Sequence[Any], words: NDArray[np.int32]) -> None:
-        """Fill in a mask for each of what `matcher` gave, in the lines of `words` [matchers or more, vocab / 32]."""
+    def fill(self, wanted: Sequence[tuple[Any, Sequence[int]]], words: NDArray[np.int32]) -> None:
+        """Fill in the masks of what `matcher` gave, each with its drafts, in the lines of `words` [lines, vocab / 32].
+
+        A matcher gets 1 + drafts lines: for the next token, and for those after each draft. Lines behind a draft that
+        is not allowed are left as they are.
+        """
         ...
 
 
@@ -60,8 +64,9 @@ class GrammarRow(NamedTuple):
 
     seq: int
     unit: int  # its index among the plan's work
-    place: int  # of its row of logits
+    place: int  # of its first row of logits
     state: _Sequence
+    drafts: tuple[int, ...] = ()
 
 
 class GrammarRows:
@@ -99,7 +104,8 @@ class GrammarRows:
         for unit, each in enumerate(work.work):
             state = self.held.get(each.seq)
             if state is not None and each.sample:
-                rows.append(GrammarRow(each.seq, unit, int(first[unit]), state))
+                drafts = tuple(getattr(each, "draft_ids", ()))[: int(work.units.drafts[unit])]
+                rows.append(GrammarRow(each.seq, unit, int(first[unit]), state, drafts))
                 late = late or state.awaited > 0
                 state.awaited += 1
         return rows, late
@@ -115,19 +121,23 @@ class GrammarRows:
 
         A sequence that cannot go on joins `errors`.
         """
-        restricted = [row for row in rows if row.state.matcher.restricts]
+        restricted = [row for row in rows if row.drafts or row.state.matcher.restricts]
         if not restricted:
             return None
-        masks, count = self._masks, len(restricted)
+        masks, count = self._masks, sum(1 + len(row.drafts) for row in restricted)
         lines = masks.lines.numpy() if self._shared else np.empty(len(masks.lines), np.int32)
         words = masks.words.numpy() if self._shared else np.empty((count, masks.words.shape[1]), np.int32)
-        self._grammars.fill([row.state.matcher for row in restricted], words)
+        if count > len(restricted):
+            words[:count] = -1  # lines that are not filled in belong to texts that do not exist
+        self._grammars.fill([(row.state.matcher, row.drafts) for row in restricted], words)
         lines[:] = -1
-        for line, row in enumerate(restricted):
+        line = 0
+        for row in restricted:
             if row.state.matcher.error:
                 errors.setdefault(row.seq, row.state.matcher.error)
             else:
-                lines[row.place] = line
+                lines[row.place : row.place + 1 + len(row.drafts)] = range(line, line + 1 + len(row.drafts))
+            line += 1 + len(row.drafts)
         return Change((), _nothing) if self._shared else Change((lines, words), self._write)
 
     def _write(self, sent: Sequence[Tensor]) -> None:

@@ -73,10 +73,22 @@ class GrammarMatcher:
     def restricts(self) -> bool:
         return not self._ended and (self._trigger is None or bool(self._trigger.left_out(self._tail)))
 
-    @property
-    def left_out(self) -> list[int] | None:
-        """The tokens that are not allowed before the trigger; None after it, where the grammar decides."""
-        return None if self._trigger is None else self._trigger.left_out(self._tail)
+    def look_ahead(self, drafts: Sequence[int]) -> list[list[int]]:
+        """What is left out for the next token, and for those after each draft, as far as the grammar is not in force:
+        up to the trigger, or after the end."""
+        free: list[list[int]] = []
+        trigger, tail, ended = self._trigger, self._tail, self._ended
+        for token_id in (*drafts, -1):
+            if ended:
+                free.append([])
+                continue
+            if trigger is None:
+                break
+            free.append(trigger.left_out(tail))
+            text = tail + self._bytes_of(token_id)
+            ended = token_id in self._stops
+            trigger, tail = (None, b"") if text.endswith(trigger.text) else (trigger, text[-len(trigger.text) :])
+        return free
 
     def take(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
@@ -96,12 +108,14 @@ class GrammarMatcher:
 
     def _look(self, trigger: Trigger, token_id: int) -> None:
         """Look for the trigger in the output."""
-        token = self._vocabulary[token_id] if token_id < len(self._vocabulary) else b""
-        text = self._tail + token
+        text = self._tail + self._bytes_of(token_id)
         if text.endswith(trigger.text):
             self._trigger = None
         else:
             self._tail = text[-len(trigger.text) :]
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return self._vocabulary[token_id] if 0 <= token_id < len(self._vocabulary) else b""
 
 
 class GrammarMatchers:
@@ -132,30 +146,33 @@ class GrammarMatchers:
         matcher.take(output_ids)
         return matcher
 
-    def fill(self, matchers: Sequence[GrammarMatcher], words: NDArray[np.int32]) -> None:
+    def fill(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]], words: NDArray[np.int32]) -> None:
         size = words.shape[1] * words.itemsize
-        wanted = []
-        for line, each in enumerate(matchers):
-            left_out = each.left_out
-            if left_out is None:
-                wanted.append((each, line))
-                continue
-            mask = np.full(words.shape[1] * 32, 1, np.uint8)
-            mask[left_out] = 0
-            words[line] = np.packbits(mask, bitorder="little").view(np.int32)
-        if len(wanted) == 1:
-            ((each, line),) = wanted
-            each.matcher.unsafe_compute_mask_ptr(words.ctypes.data + line * size, size)
-        elif wanted:
-            if self._executor is None:
-                from llguidance import LLExecutor
-
-                self._executor = LLExecutor(self._threads)
-            pairs = [(each.matcher, line) for each, line in wanted]
-            self._executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, size, len(words))
-        for each, _ in wanted:
-            if each.matcher.is_error():
-                each.fail()
+        constrained: list[tuple[LLMatcher, int, list[int]]] = []
+        line = 0
+        for matcher, drafts in wanted:
+            free = matcher.look_ahead(drafts)
+            for i, left_out in enumerate(free):
+                mask = np.full(words.shape[1] * 32, 1, np.uint8)
+                mask[left_out] = 0
+                words[line + i] = np.packbits(mask, bitorder="little").view(np.int32)
+            if len(free) <= len(drafts):
+                constrained.append((matcher.matcher, line + len(free), list(drafts[len(free) :])))
+            line += 1 + len(drafts)
+        if not constrained:
+            return
+        if len(constrained) == 1 and not constrained[0][2]:
+            constrained[0][0].unsafe_compute_mask_ptr(words.ctypes.data + constrained[0][1] * size, size)
+        else:
+            executor = self._executor = self._executor or _executor(self._threads)
+            if line == len(wanted):
+                pairs = [(each, at) for each, at, _ in constrained]
+                executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, size, len(words))
+            else:
+                executor.unsafe_compute_mask_ptr_with_draft_token(constrained, words.ctypes.data, size, len(words))
+        for matcher, _ in wanted:
+            if matcher.matcher.is_error() and not matcher.error:
+                matcher.fail()
 
     def _future(self, grammar: Grammar) -> "Future[_Compiled]":
         """The compiled grammar, perhaps not yet done."""
@@ -189,6 +206,12 @@ class GrammarMatchers:
         tokens: Any = _Tokens(tokenizer, vocabulary, special, self._eos_token_ids[0])
         self._tokenizer = LLTokenizer(tokens, eos_token=self._eos_token_ids)
         self._vocabulary = vocabulary
+
+
+def _executor(threads: int) -> "LLExecutor":
+    from llguidance import LLExecutor
+
+    return LLExecutor(threads)
 
 
 class _Tokens:
