@@ -97,7 +97,7 @@ class GrammarMatcher:
             if self._trigger is not None:
                 self._look(self._trigger, token_id)
             elif not self.matcher.consume_token(token_id):
-                self.fail(f"token {token_id} breaks the request's grammar")
+                self.fail(f"the request's grammar cannot be followed beyond token {token_id}")
             if token_id in self._stops:
                 self._ended = True
 
