@@ -260,7 +260,7 @@ def test_masks_after_drafts_are_those_after_tokens(trigger: str) -> None:
     """Up to a draft that is not allowed, and beyond the end."""
     matchers = GrammarMatchers(Words, 262, [END], threads=2)  # type: ignore[arg-type]
     grammar = Grammar("regex", "[a-c]{2,4}x?", trigger)
-    texts = [[*b"x <toabc"], [*b"<tobbx", END, 7], [*b"aa"], [*b"<to>ab"], [*b"ab<tob"]]
+    texts = [[*b"x <toabc"], [*b"<tobbx", END, 7], [*b"aa"], [*b"<to>ab"], [*b"ab<tob"], [*b"a"], [*b"b"]]
     wanted = [(matchers.matcher(grammar, text[:1]), text[1:]) for text in texts]
     errors = [matcher.error for matcher, _ in wanted]
     words = np.full((sum(map(len, texts)), 9), -1, np.int32)

@@ -159,20 +159,24 @@ class GrammarMatchers:
             if len(free) <= len(drafts):
                 constrained.append((matcher.matcher, line + len(free), list(drafts[len(free) :])))
             line += 1 + len(drafts)
-        if not constrained:
-            return
-        if len(constrained) == 1 and not constrained[0][2]:
-            constrained[0][0].unsafe_compute_mask_ptr(words.ctypes.data + constrained[0][1] * size, size)
-        else:
-            executor = self._executor = self._executor or _executor(self._threads)
-            if line == len(wanted):
-                pairs = [(each, at) for each, at, _ in constrained]
-                executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, size, len(words))
-            else:
-                executor.unsafe_compute_mask_ptr_with_draft_token(constrained, words.ctypes.data, size, len(words))
+        plain = [(matcher, at) for matcher, at, drafts in constrained if not drafts]
+        drafted = [each for each in constrained if each[2]]
+        if len(plain) == 1:
+            plain[0][0].unsafe_compute_mask_ptr(words.ctypes.data + plain[0][1] * size, size)
+        elif plain:
+            self._threaded().unsafe_compute_mask_ptr(plain, words.ctypes.data, size, len(words))
+        if drafted:
+            self._threaded().unsafe_compute_mask_ptr_with_draft_token(drafted, words.ctypes.data, size, len(words))
         for matcher, _ in wanted:
             if matcher.matcher.is_error() and not matcher.error:
                 matcher.fail()
+
+    def _threaded(self) -> "LLExecutor":
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(self._threads)
+        return self._executor
 
     def _future(self, grammar: Grammar) -> "Future[_Compiled]":
         """The compiled grammar, perhaps not yet done."""
@@ -206,12 +210,6 @@ class GrammarMatchers:
         tokens: Any = _Tokens(tokenizer, vocabulary, special, self._eos_token_ids[0])
         self._tokenizer = LLTokenizer(tokens, eos_token=self._eos_token_ids)
         self._vocabulary = vocabulary
-
-
-def _executor(threads: int) -> "LLExecutor":
-    from llguidance import LLExecutor
-
-    return LLExecutor(threads)
 
 
 class _Tokens:
