@@ -1,5 +1,6 @@
 """The command line in this process, without the second that a process of its own takes."""
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,9 @@ RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
-    """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended."""
+    """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended.
+    Nothing is piped into it, unless the test sets sys.stdin."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
