@@ -13,6 +13,7 @@ from penstock.messages import (
     Capacity,
     EngineError,
     GenerateRequest,
+    Grammar,
     KVGroup,
     StepPlan,
     StepResult,
@@ -137,7 +138,7 @@ def test_says_everything_of_a_step_in_one_message(depth: int) -> None:
 def test_requests_are_announced_before_their_first_step() -> None:
     bench = Bench(adds(request("a", 4, 10)), [], adds(request("b", 4, 5), request("c", 4, 5)))
     submit, announced = bench.executor.submit, []
-    bench.executor.submit = lambda plan: (announced.append(list(bench.port.begun)), submit(plan))[1]  # type: ignore[method-assign]
+    bench.executor.submit = lambda plan: (announced.append(list(bench.port.begun)), submit(plan))[1]  # type: ignore[attr-defined]
     bench.run()
     assert announced[0] == [["a"]]
     assert bench.port.begun == announced[-1] == [["a"], ["b", "c"]]
@@ -287,3 +288,34 @@ def test_stop_ends_the_loop_between_two_steps() -> None:
     bench = Bench(adds(request("a", 4, 50)), [], [Stop("enough")])
     assert bench.core.run() == "enough"
     assert len(bench.port.steps) == 2
+
+
+def test_a_request_waits_for_its_grammar_and_others_do_not() -> None:
+    held, plain = (request(name, seed=i + 1) for i, name in enumerate(("held", "plain")))
+    held = msgspec.structs.replace(held, grammar=Grammar("regex", "a"))
+    bench = Bench(adds(held, plain), *([] for _ in range(40)))
+    asked: list[Grammar] = []
+
+    def prepare(grammar: Grammar) -> bool:
+        asked.append(grammar)
+        return len(asked) > 20
+
+    bench.executor.prepare = prepare  # type: ignore[attr-defined]
+    port = bench.run()
+    assert all(port.answer(each).choices == {0: expected(each)} for each in (held, plain))
+    ends = [delta.request_id for delta in port.deltas if delta.finish_reason is not None]
+    assert ends == ["plain", "held"]
+
+
+def test_a_grammar_that_cannot_be_prepared_is_that_requests_alone() -> None:
+    held, plain = (request(name, seed=i + 1) for i, name in enumerate(("held", "plain")))
+    bench = Bench(adds(msgspec.structs.replace(held, grammar=Grammar("regex", "a")), plain))
+
+    def prepare(grammar: Grammar) -> bool:
+        raise OSError("no tokenizer")
+
+    bench.executor.prepare = prepare  # type: ignore[attr-defined]
+    port = bench.run()
+    (error,) = [delta.error for delta in port.deltas if delta.request_id == "held"]
+    assert "no tokenizer" in error
+    assert port.answer(plain).choices == {0: expected(plain)}

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
-from penstock.text import Tokenizer
+from penstock.text import GrammarChecker, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,11 @@ class ServedModel:
     created: int
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    grammars: GrammarChecker = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        info = self.client.info
+        object.__setattr__(self, "grammars", GrammarChecker(self.tokenizer, info.vocab_size, info.eos_token_ids))
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""

@@ -62,6 +62,7 @@ class StepDraft:
                 sequence.request.message.sampling,
                 sequence.choice,
                 sequence.request.message.adapter,
+                sequence.request.message.grammar,
             )
         )
 

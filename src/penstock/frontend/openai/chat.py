@@ -11,6 +11,7 @@ from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.grammar import check_grammar
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import (
@@ -21,6 +22,7 @@ from penstock.frontend.openai.fields import (
     Prediction,
     TokenizeFields,
 )
+from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.prompts import encode_chat, encode_text
@@ -38,12 +40,21 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     context.model.check_name(fields.model)
     options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
+    source = read_grammar(fields)
+    grammar = None if source is None else await check_grammar(context.model, source)
     param, wanted = _max_tokens(fields)
     prompt_ids = await encode_messages(fields, context, len(body))
     limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
     prediction_ids = () if fields.prediction is None else await _encode_prediction(fields.prediction, context)
     parts = make_parts(
-        context, options, [prompt_ids], [limit], k, fields.prompt_logprobs, prediction_ids=prediction_ids
+        context,
+        options,
+        [prompt_ids],
+        [limit],
+        k,
+        fields.prompt_logprobs,
+        prediction_ids=prediction_ids,
+        grammar=grammar,
     )
     return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
 
