@@ -84,8 +84,12 @@ def make_parts(
     prompt_logprobs: int | None,
     *,
     prompt_only: bool = False,
+    shown: frozenset[int] = frozenset(),
 ) -> tuple[PromptPart, ...]:
-    """Returns one part for each prompt. Raises APIError 400 that names the parameter."""
+    """Returns one part for each prompt. `shown` are special tokens that are not skipped.
+
+    Raises APIError 400 that names the parameter.
+    """
     _check_stop(options.stop, context.limits)
     parts = []
     for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):
@@ -105,6 +109,7 @@ def make_parts(
                 options.stop,
                 include_stop=options.include_stop,
                 skip_special_tokens=options.skip_special_tokens,
+                shown=shown,
                 prompt_only=prompt_only,
             )
         )

@@ -146,7 +146,7 @@ class Cursor:
 
     def scalar(self, limit: int) -> Reading[str | None]:
         """Consumes a JSON number or literal, and returns it as written."""
-        parts = []
+        parts: list[str] = []
         while len(parts) <= limit:
             char = yield from self.peek()
             if not char or not (char.isalnum() or char in "+-."):

@@ -101,7 +101,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class ChannelFormat:
-    """Messages with headers, as gpt-oss writes them (the harmony format). The header of a message says what its text is.
+    """Messages with headers, as gpt-oss writes them (harmony). The header of a message says what its text is.
 
     It holds both reasoning and tool calls: it is a tool format and a reasoning format.
     """
@@ -213,7 +213,35 @@ _LIST = (
         JsonObject(),
         head=("<tool_call>",),
         tail=("</tool_call>",),
-        found_by=(("<tool_call>",),),
+        found_by=(("<tool_call>", '"arguments"'),),
+    ),
+    ToolFormat(
+        "seed-oss",
+        TaggedArguments("<parameter=", ">", "", "</parameter>"),
+        head=("<seed:tool_call>", "<function="),
+        name_end=(">",),
+        mid=">",
+        tail=("</function>", "</seed:tool_call>"),
+        found_by=(("seed:tool_call>", "<function="),),
+    ),
+    ToolFormat(
+        "minimax",
+        TaggedArguments('<parameter name="', '">', "", "</parameter>"),
+        begin="<minimax:tool_call>",
+        head=('<invoke name="',),
+        name_end=('">',),
+        mid='">',
+        tail=("</invoke>",),
+        end="</minimax:tool_call>",
+        found_by=(("<minimax:tool_call>", "<invoke name="),),
+    ),
+    ToolFormat(
+        "nemotron",
+        JsonObject(),
+        begin="<TOOLCALL>",
+        listed=True,
+        end="</TOOLCALL>",
+        found_by=(("<TOOLCALL>[",),),
     ),
     ToolFormat(
         "lfm2",
@@ -250,6 +278,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat | ChannelFormat] = {
     for item in (
         HARMONY,
         ReasoningFormat("mistral", "[THINK]", "[/THINK]", (("[THINK]", "[/THINK]"),)),
+        ReasoningFormat("seed", "<seed:think>", "</seed:think>", (("seed:think>",),)),
         ReasoningFormat("think", "<think>", "</think>", (("</think>",),)),
     )
 }
