@@ -29,8 +29,8 @@ def read_body(format: ToolFormat, cursor: Cursor, writer: PartWriter) -> Reading
             name, written_id = yield from _name(format, cursor)
             if name is None:
                 return False
-            if format.mid:
-                yield from cursor.after_blanks(format.mid)
+            if format.mid.strip():
+                yield from cursor.after_blanks(format.mid.strip())
             if isinstance(body, JsonArguments):
                 return (yield from _json_arguments(name, written_id, cursor, writer))
             yield from _tagged(name, body, cursor, writer)
@@ -153,13 +153,13 @@ def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter
     writer.call(name, None)
     properties = writer.schemas.get(name, {}).get("properties")
     types = properties if isinstance(properties, dict) else {}
-    key_close, value_close = Markers((body.key_close,)), Markers((body.value_close,))
+    key_close, value_close = Markers((body.key_close.strip(),)), Markers((body.value_close,))
     count = 0
     while (yield from cursor.after_blanks(body.key_open)):
         key = yield from cursor.before(key_close, _NAME_CHARS)
         if key is None:
             break
-        yield from cursor.literal(body.key_close)
+        yield from cursor.literal(body.key_close.strip())
         if body.value_open and not (yield from cursor.after_blanks(body.value_open)):
             break
         key = key.strip()

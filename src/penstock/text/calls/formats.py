@@ -1,8 +1,10 @@
 """The formats in which models write tool calls and reasoning. A format is a row of data, and one parser reads all.
 
-A call consists of these pieces, in this order. Blanks between them do not matter.
+A group of calls consists of these pieces, in this order:
 
-    begin  [  head  name  mid  arguments  tail  ,  head ...  ]  end
+    begin  [  head  name  mid  arguments  tail  separator  head ...  ]  end
+
+The texts are as the models' own templates write them. The parser accepts other blanks between the pieces.
 """
 
 import re
@@ -34,7 +36,12 @@ class TaggedArguments:
     key_close: str
     value_open: str
     value_close: str
-    line_breaks: bool = False  # a line break follows key_close and precedes value_close; it is not part of the value
+    line_breaks: bool = False  # a line break follows value_open and precedes value_close; it is not part of the value
+    between: str = "\n"  # text after each argument
+
+    def opening(self, key: str) -> str:
+        """Returns the text before a value."""
+        return f"{self.key_open}{key}{self.key_close}{self.value_open}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class ToolFormat:
     name_end: tuple[str, ...] = ()  # texts that end the name
     mid: str = ""  # text between name and arguments; the model may leave it out
     tail: tuple[str, ...] = ()  # texts after each call; a model may leave them out
-    separator: str = ""  # text between calls that have neither head nor brackets
+    separator: str = ""  # text between calls
     optional_begin: bool = False  # `begin` may be missing: then the calls are the whole answer
     name_pattern: str = r"(?P<name>\S+)"  # of the text up to name_end; it may have a group `id`
     written_name: str = "{name}"  # text that stands for the name; {index} is the call's number
@@ -70,7 +77,7 @@ class ToolFormat:
     @property
     def triggers(self) -> tuple[str, ...]:
         """The texts that begin calls."""
-        return (self.begin,) if self.begin else self.head
+        return (self.begin.strip(),) if self.begin else tuple(text.strip() for text in self.head)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -82,7 +89,7 @@ class ToolFormat:
             else ()
         )
         several = (self.begin, self.end, *self.head, *self.name_end, self.mid, *self.tail, *tags, *_CALL_ID)
-        return tuple(text for text in several if text)
+        return tuple(text.strip() for text in several if text.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +150,9 @@ _LIST = (
         begin="<｜tool▁calls▁begin｜>",
         head=("<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>"),
         name_end=("```json",),
-        mid="```json",
-        tail=("```", "<｜tool▁call▁end｜>"),
+        mid="\n```json\n",
+        tail=("\n```", "<｜tool▁call▁end｜>"),
+        separator="\n",
         end="<｜tool▁calls▁end｜>",
         found_by=(("<｜tool▁calls▁begin｜>", "```json"),),
     ),
@@ -188,50 +196,56 @@ _LIST = (
         JsonObject(),
         begin="[TOOL_CALLS]",
         listed=True,
+        separator=", ",
         id_style="short",
         found_by=(("[TOOL_CALLS]",),),
     ),
     ToolFormat(
         "glm",
-        TaggedArguments("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        TaggedArguments("<arg_key>", "</arg_key>\n", "<arg_value>", "</arg_value>"),
         head=("<tool_call>",),
         name_end=("<arg_key>", "</tool_call>"),
+        mid="\n",
         tail=("</tool_call>",),
+        separator="\n",
         found_by=(("<arg_key>", "<tool_call>"),),
     ),
     ToolFormat(
         "qwen3-coder",
         TaggedArguments("<parameter=", ">", "", "</parameter>", line_breaks=True),
-        head=("<tool_call>", "<function="),
+        head=("<tool_call>\n", "<function="),
         name_end=(">",),
-        mid=">",
-        tail=("</function>", "</tool_call>"),
+        mid=">\n",
+        tail=("</function>\n", "</tool_call>"),
+        separator="\n",
         found_by=(("<function=", "<parameter=", "<tool_call>"),),
     ),
     ToolFormat(
         "hermes",
         JsonObject(),
-        head=("<tool_call>",),
-        tail=("</tool_call>",),
+        head=("<tool_call>\n",),
+        tail=("\n</tool_call>",),
+        separator="\n",
         found_by=(("<tool_call>", '"arguments"'),),
     ),
     ToolFormat(
         "seed-oss",
         TaggedArguments("<parameter=", ">", "", "</parameter>"),
-        head=("<seed:tool_call>", "<function="),
+        head=("<seed:tool_call>\n", "<function="),
         name_end=(">",),
-        mid=">",
-        tail=("</function>", "</seed:tool_call>"),
+        mid=">\n",
+        tail=("</function>\n", "</seed:tool_call>"),
+        separator="\n",
         found_by=(("seed:tool_call>", "<function="),),
     ),
     ToolFormat(
         "minimax",
         TaggedArguments('<parameter name="', '">', "", "</parameter>"),
-        begin="<minimax:tool_call>",
+        begin="<minimax:tool_call>\n",
         head=('<invoke name="',),
         name_end=('">',),
-        mid='">',
-        tail=("</invoke>",),
+        mid='">\n',
+        tail=("</invoke>\n",),
         end="</minimax:tool_call>",
         found_by=(("<minimax:tool_call>", "<invoke name="),),
     ),
@@ -240,6 +254,7 @@ _LIST = (
         JsonObject(),
         begin="<TOOLCALL>",
         listed=True,
+        separator=", ",
         end="</TOOLCALL>",
         found_by=(("<TOOLCALL>[",),),
     ),
@@ -248,6 +263,7 @@ _LIST = (
         PythonCall(),
         begin="<|tool_call_start|>",
         listed=True,
+        separator=", ",
         end="<|tool_call_end|>",
         found_by=(("<|tool_call_start|>",),),
     ),
@@ -256,7 +272,7 @@ _LIST = (
         JsonObject(arguments_key="parameters"),
         begin="<|python_tag|>",
         optional_begin=True,
-        separator=";",
+        separator="; ",
         found_by=(("<|python_tag|>", '"parameters"'), ("ipython", '"parameters"')),
     ),
     ToolFormat(
@@ -266,11 +282,12 @@ _LIST = (
         end="<|python_end|>",
         optional_begin=True,
         listed=True,
+        separator=", ",
         found_by=(("[func_name1(",), ("<|python_start|>",)),
     ),
 )
 # For models whose template has no format: the server's own instruction asks for it.
-PLAIN_JSON = ToolFormat("json", JsonObject())
+PLAIN_JSON = ToolFormat("json", JsonObject(), separator="\n")
 
 TOOL_FORMATS: Mapping[str, ToolFormat | ChannelFormat] = {item.name: item for item in (*_LIST, PLAIN_JSON)}
 REASONING_FORMATS: Mapping[str, ReasoningFormat | ChannelFormat] = {

@@ -147,7 +147,8 @@ class MessageParser:
     def _calls(self, tools: ToolFormat, trigger: str) -> Reading[None]:
         """Reads calls from behind their trigger. What is no call becomes content."""
         cursor = self._cursor
-        heads = tools.head[tools.head.index(trigger) + 1 :] if trigger in tools.head else tools.head
+        heads = [text.strip() for text in tools.head]
+        heads = heads[heads.index(trigger) + 1 :] if trigger in heads else heads
         taken: list[str] = [trigger]
         cursor.taken = taken
         bracket = not tools.listed or (yield from cursor.after_blanks("["))
@@ -160,11 +161,11 @@ class MessageParser:
             taken.clear()
             cursor.taken = None
             for tail in tools.tail:
-                yield from cursor.after_blanks(tail)
+                yield from cursor.after_blanks(tail.strip())
             self._writer.marker()
             if not (yield from self._next_call(tools, taken)):
                 break
-            heads = ()
+            heads = []
         cursor.taken = None
         if taken:
             self._writer.text("content", "".join(taken))
@@ -181,16 +182,16 @@ class MessageParser:
                 return True
             yield from cursor.after_blanks("]")
         elif tools.begin and tools.head:
-            if (yield from cursor.after_blanks(tools.head[0])):
+            if (yield from cursor.after_blanks(tools.head[0].strip())):
                 for head in tools.head[1:]:
-                    yield from cursor.after_blanks(head)
+                    yield from cursor.after_blanks(head.strip())
                 return True
         elif tools.whole_answer:
-            if tools.separator:
-                yield from cursor.after_blanks(tools.separator)
+            if tools.separator.strip():
+                yield from cursor.after_blanks(tools.separator.strip())
             return (yield from cursor.blanks()) == "{"
         if tools.end:
-            yield from cursor.after_blanks(tools.end)
+            yield from cursor.after_blanks(tools.end.strip())
         taken.clear()
         return False
 

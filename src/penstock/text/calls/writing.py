@@ -30,9 +30,8 @@ def write_calls(format: ToolFormat | ChannelFormat, calls: Sequence[WrittenCall]
     written = [_call(format, call, index) for index, call in enumerate(calls)]
     begin = "" if format.optional_begin else format.begin
     end = "" if format.optional_begin else format.end
-    if format.listed:
-        return f"{begin}[{', '.join(written)}]{end}"
-    return f"{begin}{(format.separator or chr(10)).join(written)}{end}"
+    joined = format.separator.join(written)
+    return f"{begin}[{joined}]{end}" if format.listed else f"{begin}{joined}{end}"
 
 
 def _call(format: ToolFormat, call: WrittenCall, index: int) -> str:
@@ -44,13 +43,13 @@ def _call(format: ToolFormat, call: WrittenCall, index: int) -> str:
             text = f"{name}{format.mid}{_json(call.arguments)}"
         case TaggedArguments() as tags:
             line = "\n" if tags.line_breaks else ""
-            values = "\n".join(
-                f"{tags.key_open}{key}{tags.key_close}{line}{tags.value_open}{_plain(value)}{line}{tags.value_close}"
+            values = "".join(
+                f"{tags.opening(key)}{line}{_plain(value)}{line}{tags.value_close}{tags.between}"
                 for key, value in call.arguments.items()
             )
-            text = f"{name}{format.mid}\n{values}\n"
+            text = f"{name}{format.mid}{values}"
         case PythonCall():
-            text = f"{name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+            text = f"{name}({', '.join(f'{key}={_json(value)}' for key, value in call.arguments.items())})"
     return f"{''.join(format.head)}{text}{''.join(format.tail)}"
 
 
