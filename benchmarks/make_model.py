@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from penstock.cli.embedded import default_model
 from penstock.families import spec_from_config
+from penstock.weights.packaged import embedded_model
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -94,7 +94,7 @@ def write_model(folder: Path, shape: str, seed: int = 0) -> Path:
     config = SHAPES[shape]
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(default_model() / name, folder / name)
+        shutil.copy(embedded_model() / name, folder / name)
     save_file(dict(random_tensors(config, seed=seed)), folder / "partial", metadata={"format": "pt"})
     (folder / "partial").rename(folder / "model.safetensors")
     return folder

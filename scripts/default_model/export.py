@@ -13,6 +13,8 @@ from .network import RMS_EPS, ROPE_THETA, SHAPES, Shape
 from .vocabulary import END_OF_TEXT, SPECIAL_TOKENS
 
 # The model completes code and does not converse: user messages become comments, and its answers stay code.
+# Greedy text repeats itself, and at a temperature of 1 too little of it is Python.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
     {%- if message['content'] is string -%}
@@ -112,7 +114,7 @@ def export_model(work: Path, kind: str, licence: Path, target: Path) -> None:
     (target / "model.safetensors").chmod(0o644)  # save_file makes it readable only by its owner
     _write_json(target / "training.json", facts | counts | {"parameters": parameters})
     _write_json(target / "config.json", model_config(shape))
-    _write_json(target / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
+    _write_json(target / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0, **SAMPLING})
     _write_json(target / "tokenizer_config.json", tokenizer_config(shape))
     _write_json(target / "special_tokens_map.json", {"eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT})
     shutil.copyfile(work / "tokenizer.json", target / "tokenizer.json")

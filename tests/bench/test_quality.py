@@ -15,15 +15,15 @@ from penstock.bench.quality import (
     scored_bytes,
     windows_json,
 )
-from penstock.cli.embedded import default_model
 from penstock.text import Tokenizer
+from penstock.weights.packaged import embedded_model
 from tests.text.tokenizers_on_disk import llama3
 
 TEXT = "The quick brown fox jumps over the lazy dog. Größe, naïve café, 你好! " * 20
 
 
 def test_windows_are_the_text_cut_in_equal_pieces() -> None:
-    tokenizer = Tokenizer.load(default_model())
+    tokenizer = Tokenizer.load(embedded_model())
     ids = tokenizer.encode(TEXT)
     windows = cut_windows(tokenizer, TEXT, 64, 1000)
     assert windows == [ids[i * 64 : i * 64 + 64] for i in range(len(ids) // 64)] and len(windows) > 5
@@ -42,7 +42,7 @@ def test_every_window_begins_with_bos_if_prompts_do(tmp_path: Path) -> None:
 
 
 def test_scored_bytes_are_those_of_the_text() -> None:
-    tokenizer = Tokenizer.load(default_model())
+    tokenizer = Tokenizer.load(embedded_model())
     ids = tokenizer.encode(TEXT)
     assert scored_bytes(tokenizer, [ids, ids]) == 2 * (len(TEXT.encode()) - len(tokenizer.token_bytes(ids[0])))
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.cli.embedded import default_model
 from penstock.messages import EngineError
+from penstock.weights.packaged import embedded_model
 from tests.cli.conftest import RunCommand
 
 
-@pytest.mark.parametrize("command", [("run", str(default_model()), "x"), ("bench", "throughput", "--cases", "1x8/8")])
+@pytest.mark.parametrize("command", [("run", str(embedded_model()), "x"), ("bench", "throughput", "--cases", "1x8/8")])
 def test_why_it_does_not_is_one_clear_line(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.embedded import default_model
+from penstock.weights.packaged import embedded_model
 from tests.cli.conftest import RunCommand
 
-MODEL = str(default_model())
+MODEL = str(embedded_model())
 SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 
 
@@ -30,7 +30,7 @@ def reference_nats(windows: list[list[int]]) -> list[float]:
 
 
 def measured(run_command: RunCommand, file: Path, *arguments: str) -> dict[str, Any]:
-    done = run_command("bench", "quality", "--json", str(file), *SMALL, *arguments)
+    done = run_command("bench", "quality", MODEL, *arguments, "--json", str(file), *SMALL)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(file.read_text())
     for row in result["results"]:
@@ -44,7 +44,7 @@ def test_perplexity_is_that_of_transformers(run_command: RunCommand, tmp_path: P
         "def read(path: str) -> str:\n    with open(path, encoding='utf-8') as file:\n\tünïcödé = '字'\n" * 30
     )
     flags = ("--windows", "3", "--window-tokens", "150", "--dtype", "float32", "--tokens-out", str(ids))
-    result = measured(run_command, tmp_path / "out.json", MODEL, str(text), *flags)
+    result = measured(run_command, tmp_path / "out.json", str(text), *flags)
     windows = json.loads(ids.read_text())
     assert [len(window) for window in windows] == [150, 150, 150]
     [row] = result["results"]
@@ -86,25 +86,31 @@ def test_a_window_is_scored_whole_though_its_prefix_is_cached(run_command: RunCo
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--window-tokens", "4096"), ("--window-tokens 4096 takes 4096", "the model allows 2048", "at most 2048")),
-        (("--max-model-len", "100"), ("--window-tokens 512", "--max-model-len", "is 100")),
+        (
+            (MODEL, "--window-tokens", "4096"),
+            ("--window-tokens 4096 takes 4096", "the model allows 2048", "at most 2048"),
+        ),
+        ((MODEL, "--max-model-len", "100"), ("--window-tokens 512", "--max-model-len", "is 100")),
         ((MODEL, "short.txt"), ("short.txt has", "512", "longer text", "--window-tokens")),
         ((MODEL, "empty.txt"), ("empty.txt has 0 tokens",)),
-        (("--windows", "99999"), ("the default text has", "--windows 99999", "51199488")),
+        ((MODEL, "--windows", "99999"), ("the default text has", "--windows 99999", "51199488")),
         ((MODEL, "missing.txt"), ("TEXT missing.txt", "no such file")),
         ((MODEL, "."), ("TEXT .", "directory")),
         ((MODEL, "binary"), ("TEXT binary is not UTF-8 text", "byte 3")),
-        (("--tokens-in", "missing.json"), ("--tokens-in missing.json", "no such file")),
-        (("--tokens-in", "short.txt"), ("--tokens-in short.txt is not a JSON list of lists",)),
-        (("--tokens-in", "none.json"), ("none.json has no windows",)),
-        (("--tokens-in", "single.json"), ("window 1 has 1 token", "2 or more")),
-        (("--tokens-in", "negative.json"), ("window 0 has token id -1",)),
-        (("--tokens-in", "large.json"), ("token id 8192", "0 to 8191")),
-        (("--tokens-in", "long.json"), ("--tokens-in long.json takes 3000", "at most 2048")),
-        (("--tokens-in", "large.json", "--window-tokens", "8"), ("--window-tokens 8", "--tokens-in", "leave one out")),
+        ((MODEL, "--tokens-in", "missing.json"), ("--tokens-in missing.json", "no such file")),
+        ((MODEL, "--tokens-in", "short.txt"), ("--tokens-in short.txt is not a JSON list of lists",)),
+        ((MODEL, "--tokens-in", "none.json"), ("none.json has no windows",)),
+        ((MODEL, "--tokens-in", "single.json"), ("window 1 has 1 token", "2 or more")),
+        ((MODEL, "--tokens-in", "negative.json"), ("window 0 has token id -1",)),
+        ((MODEL, "--tokens-in", "large.json"), ("token id 8192", "0 to 8191")),
+        ((MODEL, "--tokens-in", "long.json"), ("--tokens-in long.json takes 3000", "at most 2048")),
+        (
+            (MODEL, "--tokens-in", "large.json", "--window-tokens", "8"),
+            ("--window-tokens 8", "--tokens-in", "leave one out"),
+        ),
         ((MODEL, "short.txt", "--tokens-in", "large.json"), ("TEXT short.txt", "--tokens-in", "leave one out")),
-        (("--tokens-out", "no-such-folder/ids.json"), ("--tokens-out", "no-such-folder")),
-        (("--json", "no-such-folder/out.json"), ("--json", "no-such-folder")),
+        ((MODEL, "--tokens-out", "no-such-folder/ids.json"), ("--tokens-out", "no-such-folder")),
+        ((MODEL, "--json", "no-such-folder/out.json"), ("--json", "no-such-folder")),
     ],
 )
 def test_a_mistake_is_one_clear_line(

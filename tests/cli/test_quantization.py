@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.cli.embedded import default_model
+from penstock.weights.packaged import embedded_model
 from tests.cli.conftest import RunCommand
 from tests.cli.test_help import penstock
+
+SMALL = ("--kv-cache-memory", "64MiB", "--max-model-len", "512")
 
 
 def planned(run_command: RunCommand, path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object]]]:
     """The bytes of the embedded model's weights, and the settings."""
-    done = run_command("plan", "--kv-cache-memory", "64MiB", "--max-model-len", "512", "--json", str(path), *flags)
+    done = run_command("plan", str(embedded_model()), *SMALL, "--json", str(path), *flags)
     assert done.returncode == 0, done.stderr
     plan = json.loads(path.read_text())
     return next(row["bytes"] for row in plan["memory"] if row["name"] == "weights"), plan["settings"]
@@ -37,13 +39,13 @@ def test_plan_shows_what_the_weights_take(run_command: RunCommand, tmp_path: Pat
 
 def test_a_quantised_model_writes() -> None:
     flags = ("--max-tokens", "8", "--kv-cache-memory", "16MiB", "--quantization", "int4")
-    done = penstock("run", str(default_model()), "def add(a, b):\n    return", *flags)
+    done = penstock("run", str(embedded_model()), "def add(a, b):\n    return", *flags)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 4
 
 
 def test_without_native_kernels_it_says_what_to_do() -> None:
-    command = (sys.executable, "-m", "penstock", "run", str(default_model()), "x", "--quantization", "int8")
+    command = (sys.executable, "-m", "penstock", "run", str(embedded_model()), "x", "--quantization", "int8")
     without = {**os.environ, "PENSTOCK_ISA": "none"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=without)
     assert done.returncode != 0 and "Traceback" not in done.stderr

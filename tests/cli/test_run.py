@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from penstock.cli.embedded import default_model
 from penstock.cli.run import ChatSession, RunOptions, runs_to_end
 from penstock.text import Tokenizer
+from penstock.weights.packaged import embedded_model
 from tests.frontend.scripted import ScriptedClient
 
 HELLO = "hello"
@@ -16,7 +16,7 @@ HELLO = "hello"
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(default_model())
+    return Tokenizer.load(embedded_model())
 
 
 @pytest.fixture

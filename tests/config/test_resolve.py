@@ -67,6 +67,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_stop_strings=1,
         max_in_flight=9,
         drain_timeout=1.5,
+        generation_config="none",
     )
     assert resolved.engine == EngineConfig(
         model="/models/tiny",

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
 from tests.engine.processes import alive, children
 
@@ -77,10 +78,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *flags: str, model: str | None = None, ready_within: float = 90) -> Iterator[Server]:
+def serving(log: Path, *flags: str, model: str = EMBEDDED, ready_within: float = 90) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "serve", *([model] if model else [])]
+    command = [sys.executable, "-m", "penstock", "serve", model]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.weights.packaged import EMBEDDED
 from tests.cli.test_help import penstock
 from tests.e2e.server import Server
 
@@ -18,8 +19,8 @@ SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 def test_throughput_writes_its_figures_beside_the_roofline(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     done = penstock(
-        *("bench", "throughput", "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file), "--threads", "1"),
-        *("--dtype", "float32"),  # what the machine gives is measured in this alone then
+        *("bench", "throughput", EMBEDDED, "--cases", "1x16/4,3x20/6", "--runs", "1", "--json", str(file)),
+        *("--threads", "1", "--dtype", "float32"),  # what the machine gives is measured in this alone then
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
@@ -57,7 +58,7 @@ def test_a_server_is_found_by_the_address_that_clients_have_and_failing_is_told(
 
 
 def test_run_streams_one_completion_and_says_the_same_again() -> None:
-    first, second = (penstock("run", "--max-tokens", "12", *SMALL, stdin="def main():\n") for _ in range(2))
+    first, second = (penstock("run", EMBEDDED, "--max-tokens", "12", *SMALL, stdin="def main():\n") for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout != ""
     assert first.stderr == ""
@@ -66,7 +67,7 @@ def test_run_streams_one_completion_and_says_the_same_again() -> None:
 def test_run_without_a_prompt_is_a_session() -> None:
     """In a real terminal: two prompts, an error in between that ends its turn only, and Ctrl-D."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "penstock", "run", "--max-tokens", "4", "--max-model-len", "64", *SMALL]
+    command = [sys.executable, "-m", "penstock", "run", EMBEDDED, "--max-tokens", "4", "--max-model-len", "64", *SMALL]
     process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     os.close(theirs)
     os.write(ours, b"import \n" + b"x = 1; " * 60 + b"\nclass \n\x04")

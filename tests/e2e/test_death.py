@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.cli.embedded import default_model
+from penstock.weights.packaged import embedded_model
 from tests.e2e.server import PATIENCE, Server, gauge, serving, status, wait_for
 from tests.engine.processes import alive, children
 
@@ -102,7 +102,7 @@ def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path) -> None:
 
 
 def test_run_says_once_that_its_engine_died() -> None:
-    command = [sys.executable, "-m", "penstock", "run", str(default_model()), "import os\n", "--max-tokens", "1800"]
+    command = [sys.executable, "-m", "penstock", "run", str(embedded_model()), "import os\n", "--max-tokens", "1800"]
     with subprocess.Popen([*command, *FLAGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)  # it writes

@@ -20,10 +20,13 @@ SPLITS = {
 }
 
 
+PIRATE = "You are a pirate. You talk like a pirate."
+
+
 def answers(server: Server) -> list[str]:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         (model,) = client.models.list().data
-        assert model.id == "SmolLM2-135M-Instruct.Q4_1"
+        assert model.id == "smollm2-135m"
         said = []
         for question in QUESTIONS:
             answer = client.chat.completions.create(
@@ -36,13 +39,31 @@ def answers(server: Server) -> list[str]:
         return said
 
 
+def introduction(server: Server, before: list[dict[str, str]]) -> str:
+    """The streamed answer to a question for the model's name, with the model's own sampling."""
+    question = {"role": "user", "content": "What is your name?"}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            model="smollm2-135m",
+            messages=[*before, question],  # type: ignore[list-item]
+            max_tokens=24,
+            stream=True,
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     log = tmp_path_factory.mktemp("one") / "log"
     with serving(log, *FLAGS, model=str(smollm2())) as server:
         said = answers(server)
         assert answers(server) == said
+        assert introduction(server, []).startswith("My name is")
+        assert introduction(server, [{"role": "system", "content": PIRATE}]).startswith("Aye")
         text = log.read_text()
+        assert (
+            "sampling of requests that do not set it: temperature 0, repetition_penalty 1.05 (from the model;" in text
+        )
         assert "weights in Q4_1 and Q8_0 as in the file" in text
         assert smollm2().name in next(line for line in text.splitlines() if "GB of weights from" in line)
     return said

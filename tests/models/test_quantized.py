@@ -13,7 +13,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.cli.embedded import default_model
 from penstock.config.weights import GROUP_OF_X, cpu_format
 from penstock.families import ModelSpec, load_spec
 from penstock.kernels import Kernels, Needs, Platform, detect_platform, select_packing
@@ -25,6 +24,7 @@ from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import native_session
 from penstock.weights.load import load_parameters
+from penstock.weights.packaged import embedded_model
 from tests.models.logits import Checkpoint, kernels_on, logits_of
 
 WINDOW = 320  # tokens; of each held-out module one
@@ -150,7 +150,7 @@ def perplexity(
 
 
 def test_perplexity_of_held_out_modules() -> None:
-    folder = default_model()
+    folder = embedded_model()
     spec = load_spec(folder)
     windows = held_out_windows(spec, Tokenizer.from_file(str(folder / "tokenizer.json")))
     assert len(windows) == 12 and min(map(len, windows)) >= 256

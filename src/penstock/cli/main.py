@@ -101,6 +101,23 @@ def plan(
 
 
 @app.command(
+    short_help="Check what clients will meet when they use a model.",
+    help="Check a model as it is loaded: template, special tokens, stop tokens, answers, quality. Exit status: 0, or 1 "
+    "if there is a problem that clients will meet.",
+)
+@takes(ENGINE)
+def verify(
+    *,
+    model: Annotated[str | None, MODEL] = None,
+    json_file: Annotated[str | None, JSON] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.verify import verify as command
+
+    sys.exit(command(model, json_file, flags))
+
+
+@app.command(
     short_help="Check that an event log replays to the same plans.",
     help="Run the scheduler again on a log of serve --event-log. Exit status: 0 for the same plans, 1 for others.",
 )

@@ -13,6 +13,12 @@ ENGINE: Flags = {
     "config": Annotated[
         str | None, typer.Option(metavar="FILE", help="YAML file with settings, named like these flags.")
     ],
+    "generation_config": Annotated[
+        str | None,
+        typer.Option(
+            help="Sampling values of requests that do not set them: model, as it recommends, or none. Default: model."
+        ),
+    ],
     "revision": Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")],
     "device": Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto, a GPU if there is one.")],
     "gpu_memory_utilization": Annotated[

@@ -1,13 +1,14 @@
 """Turns the command line into a complete configuration: finds the model, reads its config, resolves every setting."""
 
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.device import detect_device
-from penstock.cli.embedded import default_model
 from penstock.cli.options import Flags
 from penstock.config import (
     ConfigError,
@@ -22,10 +23,11 @@ from penstock.config import (
 )
 from penstock.config.defaults import Divide
 from penstock.config.gpu import too_few_gpus
-from penstock.families import ModelSpec, load_spec, model_facts, rank_facts
+from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
 from penstock.weights.hub import locate_model
+from penstock.weights.packaged import EMBEDDED, SMOLLM2, embedded_model, locate_default, packaged_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,6 +41,7 @@ class PreparedModel:
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
+    generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,19 @@ class FoundModel:
 
     def resolve(self, hardware: Hardware) -> Resolved:
         """Resolves every setting. Raises ConfigError, CannotSplit and DoesNotFit."""
-        name = model_name(self.path) if is_gguf(self.path) else self.path.name
+        packaged = packaged_model(self.path)
+        if packaged is not None:
+            name = packaged.name
+        else:
+            name = model_name(self.path) if is_gguf(self.path) else self.path.name
         return resolve(self.given, self.divide, hardware, folder=str(self.path), local_name=name)
+
+    def generation_defaults(self) -> dict[str, float]:
+        """Returns the sampling values that the model recommends; none with --generation-config none."""
+        if self.given.settings.generation_config == "none":
+            return {}
+        packaged = packaged_model(self.path)
+        return {**(packaged.generation if packaged else {}), **load_generation_defaults(self.path)}
 
 
 def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
@@ -74,9 +88,16 @@ def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> Foun
     file = settings.pop("config", None)
     given = read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
     named = given.settings.model
-    path = default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
+    path = _default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(path)
     return FoundModel(path, spec, lru_cache(partial(_rank_facts, spec)), given)
+
+
+def _default_model() -> Path:
+    path = locate_default()
+    if path == embedded_model():
+        print(f"{EMBEDDED} completes Python code. For {SMOLLM2.purpose}, run {SMOLLM2.install}", file=sys.stderr)
+    return path
 
 
 def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFacts, ...]:
@@ -102,7 +123,8 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
     check_runs(resolved, hardware)
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved)
+    generation = found.generation_defaults()
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:

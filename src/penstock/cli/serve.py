@@ -62,7 +62,6 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
     try:
         from prometheus_client import CollectorRegistry
 
-        from penstock.families import load_generation_defaults
         from penstock.frontend import ServedModel, create_app, url_of
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
@@ -74,7 +73,6 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
-        defaults = load_generation_defaults(prepared.path)
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -86,13 +84,19 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         client=client,
         tokenizer=tokenizer,
         created=int(time.time()),
-        defaults=defaults,
+        defaults=prepared.generation,
     )
     app = create_app(served, server, Metrics(CollectorRegistry()))
 
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
         gc.enable()
+        if prepared.generation:
+            values = ", ".join(f"{name} {value:g}" for name, value in prepared.generation.items())
+            logging.getLogger("penstock.serve").info(
+                "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
+                values,
+            )
         seconds = time.monotonic() - started
         logging.getLogger("penstock.serve").info(
             "serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds

@@ -98,7 +98,9 @@ def _constant(value: Any, reason: str) -> Callable[[DefaultInputs], Default]:
 
 def _served_model_name(inputs: DefaultInputs) -> Default:
     model, path = inputs.values.get("model"), Path(inputs.folder)
-    if model is None or Path(model).expanduser() in (path, path.parent):
+    if model is None or model == inputs.local_name:
+        return Default(inputs.local_name, "the model's name")
+    if Path(model).expanduser() in (path, path.parent):
         return Default(inputs.local_name, "the model's folder or file")
     return Default(model, "the model's id on the hub")
 
@@ -189,6 +191,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "api_key": _constant(None, "no key is required"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
+        "generation_config": _constant("model", "the values that the model recommends"),
         "device": _device,
         "gpu_memory_utilization": _constant(0.9, "the rest is for what CUDA and other programs take beside it"),
         "enforce_eager": _constant(False, "CUDA graphs save the launches of a step"),

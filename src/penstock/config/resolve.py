@@ -62,7 +62,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
     ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)
-    sources.setdefault("model", "default: the model that comes with Penstock")
+    sources.setdefault("model", "default: the model for a first try")
     shown = {name: "(hidden)" if name in SECRET and value else value for name, value in values.items()}
     order = ("model", *DEFAULTS)
     return Resolved(engine, server, ranks, {name: (shown[name], sources[name]) for name in order})

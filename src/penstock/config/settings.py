@@ -36,7 +36,7 @@ class Settings(BaseModel):
 
     model: str | None = Field(
         None,
-        description="A folder, a GGUF file or a hub id; none: the small model that comes with Penstock",
+        description="A folder, a GGUF file, a hub id or a name of penstock list; none: a small model",
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The names clients ask for, with commas between them"
@@ -51,6 +51,9 @@ class Settings(BaseModel):
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
+    )
+    generation_config: Literal["model", "none"] | None = Field(
+        None, description="Sampling values of requests that set none; model: those that the model recommends"
     )
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.gguf import is_gguf
 from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf, model_in_folder
+from penstock.weights.packaged import locate_packaged
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
@@ -51,8 +52,9 @@ def locate_model(
     endpoint: str | None = None,
     cache: Path | None = None,
 ) -> Path:
-    """The folder of a model, or its GGUF file. A hub id is downloaded: `org/name`, without its weights if `weights` is
-    false, or `org/name:Q4_K_M`, the GGUF file of that quantisation.
+    """The folder of a model, or its GGUF file. `name` is a path, the name of a packaged model, or a hub id, which is
+    downloaded: `org/name`, without its weights if `weights` is false, or `org/name:Q4_K_M`, the GGUF file of that
+    quantisation.
 
     A folder that holds one model in GGUF and no safetensors stands for its file. If the hub cannot be reached, a
     complete snapshot in the cache is used. Raises HubError. `endpoint` and `cache` replace HF_ENDPOINT and
@@ -68,6 +70,11 @@ def locate_model(
         if is_gguf(path):
             return path
         raise HubError(f"{name} is a file; name a GGUF file, or the folder of a model's config.json and safetensors")
+    packaged = locate_packaged(name)
+    if packaged is not None:
+        if revision is not None:
+            raise HubError(f"{name} has no revisions; leave --revision {revision} out")
+        return packaged
     match = _HUB_ID.fullmatch(name)
     if match is None or ".." in name or "--" in name:
         raise HubError(

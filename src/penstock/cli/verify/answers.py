@@ -1,0 +1,133 @@
+"""Checks that need an engine: does the model answer, stop, and know its language."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.bench.quality import Score, cut_windows, english, score, scored_bytes
+from penstock.bench.quality import figures as quality_figures
+from penstock.cli.verify.finding import Finding
+from penstock.messages import EngineClient, GenerateRequest, SamplingParams
+from penstock.text import OutputText, Tokenizer
+
+QUESTIONS = ("What is the capital of France?", "Write one sentence about the sea.", "Say hello.")
+LONGEST = 256  # tokens of an answer; a longer one counts as one that does not end
+WINDOWS, WINDOW_TOKENS = 4, 256
+# Of English, in bits for a byte of text. Working models of 0.1 to 100 billion parameters have 1.2 to 0.5.
+UNUSUAL, BROKEN = 1.8, 3.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's answer to one question. `reason` is why it ended."""
+
+    question: str
+    text: str
+    special: tuple[str, ...]  # special tokens inside the answer
+    reason: str
+
+
+async def ask(
+    client: EngineClient, tokenizer: Tokenizer, question: str, sampling: Mapping[str, Any], name: str
+) -> Answer:
+    """Returns the answer to a question, through the chat template if there is one. Raises ValueError if the engine
+    refuses it."""
+    template = tokenizer.chat_template
+    if template is None:
+        ids = tokenizer.encode(question)
+    else:
+        prompt = template.render([{"role": "user", "content": question}])
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+    values = {"temperature": 0.0, **sampling}
+    params = SamplingParams(**values, seed=0, max_tokens=LONGEST, eos_token_ids=client.info.eos_token_ids)
+    output, text, special, reason = OutputText(tokenizer, ids), [], [], ""
+    async for delta in client.generate(GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=params)):
+        if delta.error:
+            raise ValueError(delta.error)
+        shown = delta.token_ids if delta.stop_token is None else delta.token_ids[:-1]
+        special += [tokenizer.token(each) for each in shown if each in tokenizer.special_ids]
+        text.append(output.push(shown).text)
+        reason = delta.finish_reason or reason
+    text.append(output.finish().text)
+    return Answer(question, "".join(text).strip(), tuple(special), reason)
+
+
+async def check_answers(
+    client: EngineClient, tokenizer: Tokenizer, sampling: Mapping[str, Any], advance: Callable[[int], None]
+) -> tuple[list[Finding], list[Answer]]:
+    """Asks the questions, and scores English text. Returns what was found, and the answers."""
+    answers = []
+    for number, question in enumerate(QUESTIONS):
+        answers.append(await ask(client, tokenizer, question, sampling, f"verify-{number}"))
+        advance(1)
+    findings = list(judge_answers(answers, chats=tokenizer.chat_template is not None))
+    windows = cut_windows(tokenizer, english(), min(WINDOW_TOKENS, client.info.max_model_len - 1), WINDOWS)
+    result = await score(client, windows, advance)
+    findings.append(judge_quality(result, scored_bytes(tokenizer, windows)))
+    return findings, answers
+
+
+def judge_answers(answers: list[Answer], *, chats: bool) -> Iterator[Finding]:
+    """Judges whether answers have text, end by themselves and hold nothing but text."""
+    empty = [answer for answer in answers if not answer.text]
+    if empty:
+        yield Finding(
+            "answers", "problem", f"the answer to {empty[0].question!r} is empty", "check the template and the weights"
+        )
+    else:
+        yield Finding("answers", "ok", f"{answers[0].question} {_short(answers[0].text)}")
+    long = [answer for answer in answers if answer.reason == "length"]
+    if not chats:
+        yield Finding("end of answers", "ok", "the model completes text, which has no end of its own")
+    elif len(long) == len(answers):
+        yield Finding(
+            "end of answers",
+            "problem",
+            f"none of {len(answers)} answers ended within {LONGEST} tokens",
+            "see end of turn; have clients set max_tokens or stop",
+        )
+    else:
+        status = f"{len(answers) - len(long)} of {len(answers)} answers ended by themselves"
+        yield Finding("end of answers", "ok", status)
+    special = sorted({token for answer in answers for token in answer.special})
+    if special:
+        yield Finding(
+            "special tokens",
+            "warning",
+            f"answers hold {', '.join(special[:5])}, which clients do not see unless they ask for it",
+            "if one of them ends a turn, add it to eos_token_id in generation_config.json",
+        )
+    torn = next((answer for answer in answers if "\ufffd" in answer.text), None)
+    if torn is not None:
+        yield Finding(
+            "characters",
+            "warning",
+            f"the answer to {torn.question!r} has bytes that are not a character",
+            "use a lower temperature or a less quantised file",
+        )
+
+
+def judge_quality(result: Score, text_bytes: int) -> Finding:
+    """Judges how well the model predicts English."""
+    bits = quality_figures(result, None, text_bytes)["bits_per_byte"] or 0.0
+    found = f"{bits:.2f} bits for a byte of English, perplexity {result.perplexity:,.1f}"
+    if not bits < BROKEN:
+        return Finding(
+            "quality",
+            "problem",
+            f"{found}; a model that works has {UNUSUAL} or fewer",
+            "the weights or their quantisation are damaged: compare with penstock bench quality of another file",
+        )
+    if bits > UNUSUAL:
+        return Finding(
+            "quality",
+            "warning",
+            f"{found}; a model of English has {UNUSUAL} or fewer",
+            "nothing to change if the model is for code or another language; else use a less quantised file",
+        )
+    return Finding("quality", "ok", found)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 80 else line[:77] + "..."

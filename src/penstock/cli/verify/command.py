@@ -1,0 +1,55 @@
+"""The command: runs every check, prints what was found, and returns an exit status for scripts."""
+
+import asyncio
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.cli.engine import own_engine
+from penstock.cli.options import Flags
+from penstock.cli.output import check_file, write_json
+from penstock.cli.prepare import PreparedModel, prepare
+from penstock.cli.verify.answers import QUESTIONS, WINDOWS, Answer, check_answers
+from penstock.cli.verify.finding import Finding
+from penstock.cli.verify.text_checks import check_text
+from penstock.observe.progress import progress_bar
+from penstock.text import Tokenizer
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
+    """Checks a model as it is loaded with these flags. Returns the exit status: 1 if there is a problem, else 0."""
+    check_file("--json", json_file)
+    prepared = prepare(model, flags)
+    tokenizer = Tokenizer.load(prepared.path)
+    findings = check_text(tokenizer, prepared.facts.eos_token_ids, prepared.facts.vocab_size)
+    more, answers = asyncio.run(_with_engine(prepared, tokenizer))
+    findings += more
+    name = prepared.resolved.engine.name
+    _show(name, findings)
+    figures = {"model": name, "findings": findings, "answers": answers}
+    write_json(json_file, msgspec.to_builtins(figures))
+    return int(any(finding.status == "problem" for finding in findings))
+
+
+async def _with_engine(prepared: PreparedModel, tokenizer: Tokenizer) -> tuple[list[Finding], list[Answer]]:
+    engine = msgspec.structs.replace(prepared.resolved.engine, log_level="warning")
+    async with own_engine(engine) as client:
+        with progress_bar("asking the model", len(QUESTIONS) + WINDOWS, wanted=True) as advance:
+            return await check_answers(client, tokenizer, prepared.generation, advance)
+
+
+def _show(name: str, findings: list[Finding]) -> None:
+    table = Table(title=f"{name}, as clients will meet it", title_justify="left", show_lines=False)
+    for heading in ("check", "", "found"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        found = finding.found if not finding.remedy else f"{finding.found}\n→ {finding.remedy}"
+        table.add_row(finding.check, f"[{STYLES[finding.status]}]{finding.status}[/]", escape(found))
+    console = Console()
+    console.print(table)
+    counts = (f"{sum(each.status == status for each in findings)} {status}" for status in STYLES)
+    console.print(f"{len(findings)} checks: {', '.join(counts)}")

@@ -1,0 +1,16 @@
+"""The result of one check of a model."""
+
+from typing import Literal
+
+import msgspec
+
+Status = Literal["ok", "warning", "problem"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a check found. `remedy` is what to change, unless the status is "ok"."""
+
+    check: str
+    status: Status
+    found: str
+    remedy: str = ""
