@@ -126,6 +126,12 @@ SERVER: Flags = {
     "max_sequences": Annotated[int | None, typer.Option(help="Most prompts times choices of a request. Default: 256.")],
     "max_logprobs": Annotated[int | None, typer.Option(help="Most alternatives per token in logprobs. Default: 20.")],
     "max_stop_strings": Annotated[int | None, typer.Option(help="Most stop strings of a request. Default: 16.")],
+    "tool_format": Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")
+    ],
+    "reasoning_format": Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of reasoning (docs/tools.md), or none. Default: auto.")
+    ],
     "drain_timeout": Annotated[
         float | None, typer.Option(help="Seconds for requests in flight to finish at shutdown. Default: 30.")
     ],
