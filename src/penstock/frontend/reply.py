@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.frontend.errors import APIError
+import orjson
+
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.grammar import GrammarSource, check_grammar
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
-from penstock.messages import FinishReason
+from penstock.messages import FinishReason, Grammar
+from penstock.text import GrammarError
 from penstock.text.calls import CallLimits, MessageParser, Part, ToolOutputError
+from penstock.text.calls.grammar import grammar_for, reasoning_end
+from penstock.text.grammars.schema import read_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,62 @@ class ToolUse:
     choice: Literal["auto", "required", "named", "none"] = "none"
     name: str = ""  # of the one tool, if the choice is named
     parallel: bool = True
+
+
+async def reply_grammar(
+    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str
+) -> Grammar | None:
+    """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`.
+
+    Raises APIError 400 if a tool's schema cannot be held although a call is required.
+    """
+    conversation = model.conversation
+    if not use.schemas or conversation.tools is None:
+        if source is None:
+            return None
+        return await check_grammar(model, source, reasoning_end(conversation.reasoning, prompt_end))
+    required = use.choice != "auto"
+    if source is not None and not required and source.kind != "json_schema":
+        raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
+    names = [use.name] if use.choice == "named" else list(use.schemas)
+    made = grammar_for(
+        conversation.tools,
+        conversation.reasoning,
+        {name: _held_schema(use, name, required) for name in names},
+        required=required,
+        parallel=use.parallel and use.choice != "named",
+        special=conversation.special,
+        prompt_end=prompt_end,
+        answer=None if source is None or required else _read(source.text, source.param),
+    )
+    try:
+        return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
+    except APIError as error:
+        if required or source is not None or error.code != "invalid_grammar":
+            raise
+        return None  # too large to be held: the calls are then what the model writes
+
+
+def _held_schema(use: ToolUse, name: str, required: bool) -> Mapping[str, Any]:
+    """Returns the schema of a tool's arguments as the engine can hold it.
+
+    If it cannot, and no call is required, the arguments are any JSON object.
+    """
+    try:
+        param = f"tools[{list(use.schemas).index(name)}].function.parameters"
+        read: Mapping[str, Any] = orjson.loads(_read(orjson.dumps(use.schemas[name]).decode(), param))
+    except APIError:
+        if required:
+            raise
+        return {"type": "object"}
+    return read
+
+
+def _read(schema: str, param: str) -> str:
+    try:
+        return read_schema(schema)
+    except GrammarError as error:
+        raise invalid(f"{param}: {error}", param, "invalid_grammar") from None
 
 
 class ReplyReader:

@@ -10,7 +10,7 @@ from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.prompts import tokens_left
-from penstock.messages import GenerateRequest, InvalidParameter, SamplingParams, check_sampling
+from penstock.messages import GenerateRequest, Grammar, InvalidParameter, SamplingParams, check_sampling
 
 _INT32 = 2**31 - 1
 
@@ -83,6 +83,7 @@ def make_parts(
     logprobs: int | None,
     prompt_logprobs: int | None,
     *,
+    grammar: Grammar | None = None,
     prompt_only: bool = False,
     shown: frozenset[int] = frozenset(),
 ) -> tuple[PromptPart, ...]:
@@ -98,6 +99,7 @@ def make_parts(
             prompt_ids=prompt_ids,
             sampling=_sampling_params(context, options, most, logprobs, prompt_logprobs),
             n=options.n,
+            grammar=grammar,
             cache_salt=context.salt(options.cache_salt),
             tenant=context.tenant,
             priority=options.priority,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
-from penstock.text import Tokenizer
+from penstock.text import GrammarChecker, Tokenizer
 from penstock.text.calls import Conversation
 
 
@@ -27,10 +27,13 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tool_format: str = "auto"
     reasoning_format: str = "auto"
-    conversation: Conversation = field(init=False)
+    conversation: Conversation = field(init=False, compare=False)
+    grammars: GrammarChecker = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown format."""
+        info = self.client.info
+        object.__setattr__(self, "grammars", GrammarChecker(self.tokenizer, info.vocab_size, info.eos_token_ids))
         conversation = Conversation(self.tokenizer, self.tool_format, self.reasoning_format)
         object.__setattr__(self, "conversation", conversation)
 

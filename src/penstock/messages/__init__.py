@@ -17,7 +17,7 @@ from penstock.messages.plan import (
     Work,
 )
 from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, QueueFull, RequestRejected
-from penstock.messages.request import GenerateRequest, SamplingParams
+from penstock.messages.request import GenerateRequest, Grammar, SamplingParams
 
 __all__ = [
     "BlockCopy",
@@ -30,6 +30,7 @@ __all__ = [
     "Executor",
     "FinishReason",
     "GenerateRequest",
+    "Grammar",
     "InvalidParameter",
     "KVGroup",
     "MemoryRow",

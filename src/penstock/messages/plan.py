@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.messages.request import SamplingParams
+from penstock.messages.request import Grammar, SamplingParams
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,6 +23,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampling: SamplingParams
     choice: int
     adapter: str = ""  # of the request; empty: the model as it is
+    grammar: Grammar | None = None
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,5 +1,7 @@
 """A client's request to an engine."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -33,6 +35,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(self.eos_token_ids))
 
 
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the text of a choice must match, from its first token to its end-of-sequence token.
+
+    `text` is a JSON schema, a regular expression, or a grammar in llguidance's dialect of Lark, and has been checked by
+    `text.grammars`. With a trigger, output is free until its text contains the trigger; the grammar describes what
+    follows it.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    trigger: str = ""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt and what to do with it.
 
@@ -46,6 +61,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     output_ids: tuple[int, ...] = ()
     n: int = 1  # choices first_choice .. first_choice + n - 1
     first_choice: int = 0
+    grammar: Grammar | None = None
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
     priority: int = 0  # lower runs sooner

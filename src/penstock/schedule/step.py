@@ -57,6 +57,7 @@ class StepDraft:
                 sequence.request.message.sampling,
                 sequence.choice,
                 sequence.request.message.adapter,
+                sequence.request.message.grammar,
             )
         )
 

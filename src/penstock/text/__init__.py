@@ -2,6 +2,8 @@
 
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.errors import ChatTemplateError, TokenizerError
+from penstock.text.grammars.checker import GrammarChecker
+from penstock.text.grammars.schema import GrammarError
 from penstock.text.output import OutputText, TextChunk
 from penstock.text.sandbox import RenderLimits
 from penstock.text.stops import StopStrings
@@ -12,6 +14,8 @@ __all__ = [
     "ChatTemplate",
     "ChatTemplateError",
     "Detokenizer",
+    "GrammarChecker",
+    "GrammarError",
     "OutputText",
     "RenderLimits",
     "StopStrings",

@@ -15,6 +15,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, ChatMessage, TokenizeFields
+from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.openai.tools import (
@@ -25,7 +26,7 @@ from penstock.frontend.openai.tools import (
     reasoning_variables,
 )
 from penstock.frontend.prompts import ChatPrompt, encode_chat
-from penstock.frontend.reply import ReplyReader
+from penstock.frontend.reply import ReplyReader, reply_grammar
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE
 
@@ -40,6 +41,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     context.model.check_name(fields.model)
     options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
+    source = read_grammar(fields)
     param, wanted = _max_tokens(fields)
     use = read_tools(fields, context.model, context.limits)
     prompt = await encode_messages(fields, context, len(body), use.tools)
@@ -48,7 +50,8 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     if use.schemas or context.model.conversation.reasoning is not None:
         reader = ReplyReader(context.model, use, prompt.end, options.n, context.limits)
         shown = context.model.conversation.shown
-    parts = make_parts(context, options, [prompt.ids], [limit], k, fields.prompt_logprobs, shown=shown)
+    grammar = await reply_grammar(context.model, use, source, prompt.end)
+    parts = make_parts(context, options, [prompt.ids], [limit], k, fields.prompt_logprobs, grammar=grammar, shown=shown)
     return Call(parts, ChatCodec(context, fields, parts[0], reader), bool(fields.stream), "chat")
 
 

@@ -10,8 +10,10 @@ from penstock.frontend.body import decode
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.grammar import check_grammar
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
+from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.prompts import check_ids, encode_text
@@ -41,6 +43,8 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
             f"{context.limits.max_sequences}: send fewer",
             "n",
         )
+    source = read_grammar(fields)
+    grammar = None if source is None else await check_grammar(context.model, source)
     add_special_tokens = fields.add_special_tokens is not False
     ids = [
         await encode_text(context.model, prompt, add_special_tokens=add_special_tokens, param="prompt")
@@ -54,7 +58,9 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         output_limit(context, ("prompt", len(prompt)), wanted, _DEFAULT_MAX_TOKENS, "max_tokens") for prompt in ids
     ]
     wants_prompt = fields.logprobs if fields.echo and fields.logprobs is not None else fields.prompt_logprobs
-    parts = make_parts(context, options, ids, limits, fields.logprobs, wants_prompt, prompt_only=prompt_only)
+    parts = make_parts(
+        context, options, ids, limits, fields.logprobs, wants_prompt, grammar=grammar, prompt_only=prompt_only
+    )
     echoed = [
         _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
         for part, prompt in zip(parts, prompts, strict=True)

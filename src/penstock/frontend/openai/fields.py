@@ -15,6 +15,30 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # padding against traffic analysis: accepted, and no padding is sent
 
 
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """`strict` changes nothing: a schema is always held exactly."""
+
+    name: str | None = None
+    schema: msgspec.Raw = msgspec.Raw(b"")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's: exactly one of these."""
+
+    json: msgspec.Raw = msgspec.Raw(b"")  # a schema, or a string that contains one
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters that completions and chat share."""
 
@@ -43,6 +67,12 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = msgspec.Raw(b"")  # as in `structured_outputs`, which replaced these four
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # accepted without effect
     user: str | None = None
     store: bool | None = None
@@ -51,7 +81,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     # refused unless they ask for nothing
-    response_format: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     service_tier: Any = None
@@ -166,7 +195,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "suffix": ("",),
     "truncate_prompt_tokens": (),

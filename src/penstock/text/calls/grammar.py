@@ -3,10 +3,11 @@
 A model that obeys the grammar writes only calls that the parser reads, with arguments that obey the tool's schema.
 """
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.text.calls.formats import (
     ChannelFormat,
@@ -17,6 +18,14 @@ from penstock.text.calls.formats import (
     TaggedArguments,
     ToolFormat,
 )
+
+
+class ToolGrammar(NamedTuple):
+    """A grammar in Lark. With a trigger, text is free until it contains the trigger; the grammar is of what follows."""
+
+    text: str
+    trigger: str = ""
+
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the tool's name
 _ANY = r"/(.|\n)*/"
@@ -34,26 +43,42 @@ def grammar_for(
     parallel: bool = True,
     special: Mapping[str, int] | None = None,
     prompt_end: str = "",
-) -> str:
+    answer: str | None = None,
+) -> ToolGrammar:
     """Returns a grammar of whole messages.
 
-    With `required` a message is calls, after reasoning; else it is any text, in which every call is well-formed. With
-    `parallel` false there is at most one call. `special` are the markers that are special tokens, with their ids.
-    `prompt_end` is the end of the prompt, which may begin the reasoning.
+    With `required` a message is calls, after reasoning; else it is any text, in which every call is well-formed, or
+    with `answer`, a JSON schema, either calls or a value of the schema. With `parallel` false there is at most one
+    call. `special` are the markers that are special tokens, with their ids. `prompt_end` is the end of the prompt,
+    which may begin the reasoning.
     """
     rules = _Rules(special or {})
+    held = "" if answer is None else _held(json.loads(answer))
     if isinstance(tools, ChannelFormat):
-        return _channels(tools, schemas, rules, required=required, parallel=parallel, prompt_end=prompt_end)
+        start = _channels(tools, schemas, rules, required=required, answer=held, prompt_end=prompt_end)
+        return ToolGrammar(rules.text(start))
+    group = functools.partial(_group, tools, schemas, rules, "calls", parallel=parallel)
+    if not (required or held or tools.whole_answer or rules.is_special(tools.triggers[0])):
+        trigger, rest, free = _after_trigger(tools, schemas, rules, parallel=parallel)
+        again = f"({rules.up_to('before', trigger)} {rest})*" if parallel else ""
+        return ToolGrammar(rules.text(f"{rest} {again} {free}"), trigger)
     think = _reasoning(reasoning, rules, prompt_end)
-    if required:
-        return rules.text(f"{think} {_group(tools, schemas, rules, 'calls', parallel=parallel)}".strip())
-    free = _free(tools, rules)
-    if tools.whole_answer:
-        calls = _group(tools, schemas, rules, "calls", parallel=parallel)
-        return rules.text(f"{think} ({calls} | {free})".strip())
-    trigger, rest = _after_trigger(tools, schemas, rules, parallel=parallel)
-    several = "*" if parallel else "?"
-    return rules.text(f"{think} ({trigger} {rest}){several} {free}".strip())
+    if required or held:
+        start = group() if required else f"({group()} | {held})"
+    elif tools.whole_answer:
+        start = f"({group()} | {_free(tools, rules)})"
+    else:  # the trigger is a special token, which free text does not contain
+        trigger, rest, free = _after_trigger(tools, schemas, rules, parallel=parallel)
+        start = f"({rules.up_to('before', trigger)} {rest}){'*' if parallel else '?'} {free}"
+    return ToolGrammar(rules.text(f"{think} {start}".strip()))
+
+
+def reasoning_end(reasoning: ReasoningFormat | ChannelFormat | None, prompt_end: str) -> str:
+    """Returns the text that ends the reasoning that the prompt has begun, or "" if it has begun none."""
+    end = prompt_end.rstrip()
+    if isinstance(reasoning, ReasoningFormat):
+        return reasoning.end if end.endswith(reasoning.begin) else ""
+    return f"final{reasoning.message}" if reasoning is not None else ""
 
 
 class _Rules:
@@ -83,12 +108,12 @@ class _Rules:
             for piece in pieces
         )
 
-    def up_to(self, name: str, end: str) -> str:
-        """Returns a rule for any text that ends with the first `end`."""
+    def up_to(self, name: str, end: str, sizes: str = "*") -> str:
+        """Returns a rule for any text that ends with the first `end`. `sizes` is a quantifier of its characters."""
         if self.is_special(end):
             self._text()
             return self.add(name, f"TEXT {self.literal(end)}")
-        return self.add(f"{name}[suffix={json.dumps(end, ensure_ascii=False)}]", _ANY).partition("[")[0]
+        return self.add(f"{name}[suffix={json.dumps(end, ensure_ascii=False)}]", rf"/(.|\n){sizes}/").partition("[")[0]
 
     def without(self, ends: Sequence[str]) -> str:
         """Returns a terminal for any text that contains none of these."""
@@ -121,11 +146,11 @@ def _free(tools: ToolFormat, rules: _Rules) -> str:
     return rules.add("FREE", r'/(.|\n)*/ & ~/\s*\{\s*"name"(.|\n)*/')
 
 
-def _after_trigger(tools: ToolFormat, schemas: Schemas, rules: _Rules, *, parallel: bool) -> tuple[str, str]:
-    """Returns the rule that ends with the text that begins calls, and the rule of what follows it."""
+def _after_trigger(tools: ToolFormat, schemas: Schemas, rules: _Rules, *, parallel: bool) -> tuple[str, str, str]:
+    """Returns the text that begins calls, the rule of what follows it, and the rule of text without calls."""
     trigger = tools.triggers[0]
-    before = rules.up_to("before", trigger)
-    return before, _group(tools, schemas, rules, "later", trigger, parallel=parallel and bool(tools.begin))
+    rest = _group(tools, schemas, rules, "later", trigger, parallel=parallel and bool(tools.begin))
+    return trigger, rest, _free(tools, rules)
 
 
 def _group(
@@ -180,7 +205,11 @@ def _json(schema: Mapping[str, Any]) -> str:
     closed.setdefault("type", "object")
     if "properties" in closed and "patternProperties" not in closed:
         closed.setdefault("additionalProperties", False)
-    return "%json " + json.dumps({**closed, "x-guidance": _SPACED})
+    return _held(closed)
+
+
+def _held(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _SPACED})
 
 
 def _value(schema: Any, root: Mapping[str, Any]) -> str:
@@ -189,7 +218,7 @@ def _value(schema: Any, root: Mapping[str, Any]) -> str:
     for key in ("$defs", "definitions"):
         if key in root:
             closed.setdefault(key, root[key])
-    return "%json " + json.dumps({**closed, "x-guidance": _SPACED})
+    return _held(closed)
 
 
 def _arguments(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
@@ -209,7 +238,7 @@ def _tagged(rule: str, tags: TaggedArguments, schema: Mapping[str, Any], rules: 
         closing = f"{line}{tags.value_close}"
         name = f"{rule}_{i}"
         if isinstance(value, dict) and value.get("type") == "string" and "enum" not in value and "const" not in value:
-            body = rules.up_to(f"{name}_text", closing)
+            body = rules.up_to(f"{name}_text", closing, _sizes(value))
         elif isinstance(value, dict) and value.get("type") == "string":
             words = [str(word) for word in value.get("enum", [value.get("const")])]
             body = f"({' | '.join(rules.literal(word) or json.dumps('') for word in words)}) {rules.literal(closing)}"
@@ -218,6 +247,14 @@ def _tagged(rule: str, tags: TaggedArguments, schema: Mapping[str, Any], rules: 
         rules.add(name, f"{rules.literal(opening)} {body} {rules.literal(tags.between)}")
         pieces.append(name if needed else f"{name}?")
     return " ".join(pieces)
+
+
+def _sizes(schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    low = low if isinstance(low, int) else 0
+    if isinstance(high, int):
+        return f"{{{low},{max(low, high)}}}"
+    return f"{{{low},}}" if low else "*"
 
 
 def _python(rule: str, schema: Mapping[str, Any], rules: _Rules) -> str:
@@ -237,22 +274,23 @@ def _python(rule: str, schema: Mapping[str, Any], rules: _Rules) -> str:
 
 
 def _channels(
-    format: ChannelFormat, schemas: Schemas, rules: _Rules, *, required: bool, parallel: bool, prompt_end: str
+    format: ChannelFormat, schemas: Schemas, rules: _Rules, *, required: bool, answer: str, prompt_end: str
 ) -> str:
-    """Returns a grammar of messages with headers. The last message ends the answer: its end is a stop token."""
+    """Returns the rule of messages with headers. The last message ends the answer: its end is a stop token."""
     channel, message, end = "<|channel|>", format.message, format.ends[0]
     begin = rules.literal(f"{format.starts[0]}assistant")
     text = rules.without((end, *format.ends, *format.starts))
-    rules.add("thoughts", f"{rules.literal(f'{channel}analysis{message}')} {text} {rules.literal(end)}")
-    rules.add("preamble", f"{rules.literal(f'{channel}commentary{message}')} {text} {rules.literal(end)}")
+    for rule, name in (("thoughts", "analysis"), ("preamble", "commentary")):
+        header = rules.literal(f"{channel}{name}{message}")
+        rules.add(rule, f"{header} {rules.up_to(f'{rule}_text', end)}")
     names = []
     for i, (name, schema) in enumerate(schemas.items()):
         header = format.call_header.format(name=name) + message
         names.append(rules.add(f"call_{i}", f"{rules.literal(header)} {_json(schema)}"))
     rules.add("call", " | ".join(names))
-    rules.add("final", f"{rules.literal(f'{channel}final{message}')} {text}")
+    rules.add("final", f"{rules.literal(f'{channel}final{message}')} {answer or text}")
     last = "call" if required else "(call | final)"
     start = f"((thoughts | preamble) {begin})* {last}"
     if not prompt_end.rstrip().endswith(f"{format.starts[0]}assistant"):
         start = f"{begin} {start}"
-    return rules.text(start)
+    return start

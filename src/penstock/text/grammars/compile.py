@@ -1,0 +1,65 @@
+"""Compiles a grammar with llguidance, within limits of its work."""
+
+import json
+from typing import TYPE_CHECKING
+
+from penstock.messages import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+# Between tokens of JSON: nothing, a space, or a new line with its indentation. Unbounded white space would let a model
+# write nothing else until max_tokens.
+WHITESPACE = r" |\n[ \t]{0,32}"
+
+
+def parser_limits() -> "LLParserLimits":
+    """Bounds of llguidance's work for a grammar and for a token. Memory: about 2 kB a state."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=4000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=50_000,  # about 4 ms
+        step_max_items=20_000,  # about 1 ms
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+def compile_grammar(tokenizer: "LLTokenizer", grammar: Grammar) -> "LLMatcher":
+    """Returns a matcher before its first token. It is in error if the grammar is invalid; see `first_line`."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "json_schema":
+        text = LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": WHITESPACE})
+    elif grammar.kind == "regex":
+        text = LLMatcher.grammar_from_regex(grammar.text)
+    else:
+        text = LLMatcher.grammar_from_lark(grammar.text)
+    return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+
+
+def lark_of_choices(choices: list[str]) -> str:
+    """A grammar for exactly one of some texts."""
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+
+
+def lark_of(text: str) -> str:
+    """A grammar in Lark of one in Lark or in llama.cpp's GBNF. Raises ValueError for GBNF that cannot be read."""
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark: str = any_to_lark(text)
+    except Exception as error:
+        raise ValueError(f"the GBNF grammar cannot be read: {error}") from None
+    return lark
+
+
+def first_line(error: str) -> str:
+    """The part of llguidance's error that a user can use."""
+    return " ".join(error.split("\n<state>")[0].split())[:300]

@@ -1,0 +1,34 @@
+"""What a GrammarChecker and its process say to each other: JSON, one message a line."""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.messages import Grammar
+
+DEADLINE = 1.0  # seconds that compiling a grammar may take
+
+SourceKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The special tokens that grammars may name."""
+
+    vocab_size: int
+    eos_token_id: int
+    special: dict[int, str]
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A grammar as a client sends it: `choice` is a JSON list of texts, `grammar` is in Lark or GBNF."""
+
+    kind: SourceKind
+    text: str
+    trigger: str = ""
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The grammar as the engine is to read it, or what is wrong with it."""
+
+    grammar: Grammar | None = None
+    error: str = ""
