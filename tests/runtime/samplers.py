@@ -1,6 +1,7 @@
 """A sampler with its own batch, for tests: add rows, then pass logits for some of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -59,12 +60,22 @@ class Sampler:
     def remove(self, row: int) -> None:
         self.rows.remove(row)
 
-    def sample(self, logits: Tensor, rows: Sequence[int] | NDArray[np.int64]) -> Sampled:
-        """Returns the next token of each of the distinct `rows`. `logits`: float32 [rows, vocab]."""
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[int] | NDArray[np.int64],
+        masks: Mapping[int, NDArray[np.bool_]] = MappingProxyType({}),
+    ) -> Sampled:
+        """Returns the next token of each of the distinct `rows`. `logits`: float32 [rows, vocab]. `masks` [vocab], by
+        place among the rows, say which tokens are allowed."""
         which = np.asarray(rows, np.int64)
         asked = self.rows.plan(which, self._outputs[which])
         for change in self.rows.changes():
             change.write([torch.from_numpy(np.ascontiguousarray(a)).to(self._device) for a in change.arrays])
+        for line, (place, allowed) in enumerate(masks.items()):
+            bits = np.packbits(np.pad(allowed, (0, -len(allowed) % 32)), bitorder="little").view(np.int32)
+            self.rows.masks.words[line] = torch.from_numpy(bits)
+            self.rows.masks.lines[place] = line
         lines = torch.zeros(3, len(which), dtype=torch.int32)
         lines[0] = torch.from_numpy(which)
         chosen = self.kernels.choose(
@@ -76,7 +87,9 @@ class Sampler:
             edited=torch.from_numpy(asked.edited).to(self._device) if len(asked.edited) else None,
             filtered=asked.filtered,
             logprobs=asked.most_logprobs,
+            masks=self.rows.masks if masks else None,
         )
+        self.rows.masks.lines.fill_(-1)
         tokens, status = chosen.tokens.tolist(), chosen.status.tolist()
         packed = [b""] * len(tokens)
         for i, k in enumerate(asked.logprobs.tolist()):

@@ -29,8 +29,22 @@ def sessions(request: pytest.FixtureRequest) -> Sessions:
     return Sessions(*(Session(ThreadTeam(request.param, threads)) for threads in (1, 2)))
 
 
-def draw(sampler: Sampler, logits: Logits, rows: Sequence[int]) -> Sampled:
-    return sampler.sample(torch.from_numpy(logits.copy()), rows)
+Masks = dict[int, NDArray[np.bool_]]
+
+
+def draw(sampler: Sampler, logits: Logits, rows: Sequence[int], masks: Masks | None = None) -> Sampled:
+    return sampler.sample(torch.from_numpy(logits.copy()), rows, masks or {})
+
+
+def some_masks(random: np.random.Generator, vocab: int, rows: int) -> Masks:
+    """Of half of the rows: almost everything, half of the tokens, a few in one place, one, or none at all."""
+    masks = {}
+    for row in np.flatnonzero(random.random(rows) < 0.5).tolist():
+        allowed = random.random(vocab) < random.choice([0.999, 0.5, 0.0])
+        first = random.integers(vocab)
+        allowed[first : first + random.choice([0, 1, 40])] = True
+        masks[row] = allowed
+    return masks
 
 
 def make(choices: Sequence[Choice], vocab: int, session: Session | None) -> Sampler:
@@ -83,6 +97,27 @@ def test_random_rows_get_the_same_tokens(sessions: Sessions, vocab: int) -> None
             expected, one, two = (draw(sampler, logits, range(ROWS)) for sampler in samplers)
             assert_same(one, expected, choices)
             assert two == one, "the number of threads shows"
+
+
+@pytest.mark.parametrize("vocab", [3, 31, 32, 33, 777, 4112])
+def test_masked_rows_get_the_same_tokens_and_leave_the_others_alone(sessions: Sessions, vocab: int) -> None:
+    random = np.random.default_rng(vocab)
+    choices = [some_choice(random, vocab) for _ in range(ROWS)]
+    samplers = [make(choices, vocab, session) for session in (None, *sessions, None)]
+    for step in range(8):
+        logits, masks = some_logits(random, vocab, step), some_masks(random, vocab, ROWS)
+        expected, one, two, plain = (
+            draw(sampler, logits, range(ROWS), each)
+            for sampler, each in zip(samplers, (masks, masks, masks, {}), strict=True)
+        )
+        assert_same(one, expected, choices)
+        assert two == one, "the number of threads shows"
+        for row in range(ROWS):
+            if row in masks and row not in expected.errors:
+                assert masks[row][expected.token_ids[row]], "the token is not allowed"
+            elif row not in masks and step == 0:
+                assert expected.token_ids[row] == plain.token_ids[row]
+                assert expected.logprobs[row] == plain.logprobs[row]
 
 
 @pytest.mark.parametrize("temperature", [2e-5, 0.01, 0.7, 50.0, 1e30])

@@ -15,6 +15,7 @@ from penstock.messages import (
     Executor,
     FinishReason,
     GenerateRequest,
+    Grammar,
     QueueFull,
     RequestRejected,
     TokenDelta,
@@ -22,6 +23,7 @@ from penstock.messages import (
 from penstock.schedule import Scheduler
 
 ADMISSION_SECONDS = 0.002  # of each step that adding new requests may take
+COMPILER_SECONDS = 0.001  # between looks at grammars that are being compiled while there is nothing else to do
 HEALTH_SECONDS = 1.0  # between looks at the executor while there is nothing to do
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class EngineCore:
         self._outstanding = 0  # plans submitted whose results are not in
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
         self._idle = True  # the last round found nothing to do
+        self._waits_for_grammars = False  # there was nothing to do but to wait until grammars are compiled
         self._out = Step(EngineStats())  # the next message in the making
         self._posted_steps = 0  # that a message has reported
         self._stop_reason: str | None = None
@@ -71,20 +74,38 @@ class EngineCore:
 
     def _receive(self) -> None:
         """Execute the commands received. An idle engine blocks until one comes, and checks the executor's health."""
-        commands = self._channel.receive(wait=HEALTH_SECONDS if self._idle else 0.0)
+        commands = self._channel.receive(wait=self._patience())
         if self._idle:
             self._executor.health()
             self._meter.resume()
         for command in commands:
             self._execute(command)
 
+    def _patience(self) -> float:
+        """How long to block for commands, in seconds."""
+        if self._idle:
+            return HEALTH_SECONDS
+        return COMPILER_SECONDS if self._waits_for_grammars else 0.0
+
     def _admit(self) -> None:
-        """Add requests for a bounded time, so that many new ones do not delay those that run."""
+        """Add requests for a bounded time, so that many new ones do not delay those that run. One whose grammar is
+        being compiled stays in the backlog."""
         start = self._clock()
-        while self._backlog:
-            self._add(next(iter(self._backlog)))
+        for request_id, request in list(self._backlog.items()):
+            if request.grammar is None or self._is_prepared(request, request.grammar):
+                self._add(request_id)
             if self._clock() - start >= ADMISSION_SECONDS:
                 break
+
+    def _is_prepared(self, request: GenerateRequest, grammar: Grammar) -> bool:
+        """False while the grammar is being compiled, and if that cannot be begun: the request has ended then."""
+        try:
+            return self._executor.prepare(grammar)
+        except Exception as error:
+            log.exception("the grammar of request %s cannot be prepared", request.request_id)
+            del self._backlog[request.request_id]
+            self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
+            return False
 
     def _advance(self) -> None:
         """Fill the pipeline with plans, then apply the oldest result."""
@@ -92,13 +113,14 @@ class EngineCore:
             self._executor.submit(plan)
             self._outstanding += 1
         if self._outstanding:
-            self._idle = False
+            self._idle = self._waits_for_grammars = False
             result = self._executor.result()
             self._outstanding -= 1
             self._out.deltas.extend(self._scheduler.apply(result, self._clock()))
             self._meter.step(result.timing)
             return
         self._idle = not self._backlog
+        self._waits_for_grammars = not self._idle
         if self._scheduler.has_work:
             raise RuntimeError("the scheduler has work but plans none of it")
 

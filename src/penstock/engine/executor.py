@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.config.engine import EngineConfig
-from penstock.messages import Capacity, StepPlan, StepResult
+from penstock.engine.grammars import EngineGrammars
+from penstock.messages import Capacity, Grammar, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
 
 if TYPE_CHECKING:
@@ -26,8 +27,13 @@ class InProcessExecutor:
         from penstock.runtime.loading.load import load_runner  # not above: it imports torch
 
         self._runner = runner = load_runner(self._config, preload)
+        runner.use_grammars(EngineGrammars(self._config, runner.capacity.vocab_size))
         self.submit, self.result = runner.submit, runner.result
         return runner.capacity
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """See Executor."""
+        return self._runner is None or self._runner.prepare(grammar)
 
     def health(self) -> None:
         """Never raises: the runner ends with the engine."""

@@ -150,6 +150,19 @@ class EditRows:
         )
 
 
+@dataclass(frozen=True)
+class MaskRows:
+    """Which tokens the rows of logits of a step may get. A mask has a bit for each token, set where it may be chosen.
+    Bits are in the order of the tokens, the lowest of an int32 first."""
+
+    lines: Tensor  # int32 [rows of logits]: the line of `words` with the row's mask; -1: it has none
+    words: Tensor  # int32 [rows of logits, vocab / 32]
+
+    @classmethod
+    def empty(cls, rows: int, vocab: int, device: torch.device | str) -> "MaskRows":
+        return cls(_zeros(device, torch.int32, rows) - 1, _zeros(device, torch.int32, rows, -(-vocab // 32)))
+
+
 class Chosen(NamedTuple):
     """The next token of every row of logits."""
 

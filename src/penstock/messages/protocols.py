@@ -5,7 +5,7 @@ from typing import Protocol
 
 from penstock.messages.delta import EngineInfo, EngineStats, TokenDelta
 from penstock.messages.plan import Capacity, FinishReason, StepPlan, StepResult
-from penstock.messages.request import GenerateRequest
+from penstock.messages.request import GenerateRequest, Grammar
 
 
 class Clock(Protocol):
@@ -18,6 +18,10 @@ class Executor(Protocol):
     """Runs plans, in the order submitted. Results come back in the same order."""
 
     def start(self) -> Capacity: ...
+    def prepare(self, grammar: Grammar) -> bool:
+        """Start to compile a grammar that a plan will need. Returns True when that is done, or need not be awaited."""
+        ...
+
     def submit(self, plan: StepPlan) -> None: ...
     def result(self) -> StepResult:
         """Return the result of the oldest outstanding plan. Blocks until it is there."""

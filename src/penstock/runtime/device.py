@@ -41,6 +41,21 @@ class Pending(Protocol):
         ...
 
 
+class Parts(NamedTuple):
+    """A step that was launched as two jobs."""
+
+    begun: Pending
+    rest: Pending
+
+    def ready(self) -> bool:
+        """See Pending."""
+        return self.begun.ready() and self.rest.ready()
+
+    def wait(self) -> Found:
+        """See Pending."""
+        return {**self.begun.wait(), **self.rest.wait()}
+
+
 class Device(Protocol):
     """Where a batch lives. One thread calls."""
 

@@ -1,25 +1,27 @@
 """A step that was launched: the work it does, and what comes of it."""
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from penstock.kernels.batch_arrays import ALL_BANNED, NOT_FINITE
 from penstock.messages import SequenceResult, StepPlan, row_size
 from penstock.runtime.device import Found
 from penstock.runtime.planning import StepWork
 from penstock.runtime.prompt_slices import PromptSlice
+from penstock.runtime.sampling.grammar_rows import GrammarRow
 from penstock.runtime.sampling.sampler import StepSampling
 from penstock.runtime.step import ChooseOptions
 
 HIDDEN_NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this request"
 STATUS_ERRORS = {
     NOT_FINITE: "the model's logits are not finite: NaN, +inf, or -inf for every token",
-    ALL_BANNED: "no token is left to choose: the request's logit_bias, penalties and min_tokens ban every one; relax "
-    "them",
+    ALL_BANNED: "no token is left to choose: the request's logit_bias, penalties, min_tokens and grammar leave none; "
+    "relax them",
 }
 
 
@@ -35,6 +37,9 @@ class InFlightStep:
     began: float
     inputs: float  # seconds until it was launched
     marks: list[Any]  # moments of the device's time: at the start, with logits, with tokens
+    grammar_rows: Sequence[GrammarRow] = ()
+    late: bool = False  # tokens are chosen by a second job, when the masks of the rows are known
+    logits: Tensor | None = None  # of the first of two jobs
 
     def results(self, found: Found, errors: MutableMapping[int, str]) -> tuple[SequenceResult, ...]:
         """One result for each unit of work, from what its job gave.

@@ -6,7 +6,7 @@ from ctypes import addressof, c_int64
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import AHEAD, ROW, BatchRows, Chosen, EditRows, SamplingRows, StepArrays
+from penstock.kernels.batch_arrays import AHEAD, ROW, BatchRows, Chosen, EditRows, MaskRows, SamplingRows, StepArrays
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
@@ -29,7 +29,7 @@ class NativeStep:
         self._edits = LogitEdits()
         self._packed = PackedLogprobs()
         self._words = torch.empty(0, dtype=torch.int32)
-        self._described: tuple[EditRows | None, int, int] = (None, 0, 0)  # the last arguments of `describe`
+        self._described: tuple[EditRows | None, int, int, MaskRows | None] = (None, 0, 0, None)  # by `describe`
 
     def fill(self, state: BatchRows, step: StepArrays, sequences: int, block_size: int) -> None:
         self.sequences.value = sequences
@@ -73,10 +73,11 @@ class NativeStep:
         edited: Tensor | None,
         filtered: bool,
         logprobs: int,
+        masks: MaskRows | None = None,
     ) -> Chosen:
         """See StepKernels. The logits are left as they were. Statuses and tokens are overwritten by the next call."""
         self.logit_rows.value = count = len(logits)
-        self.describe(edits, token_ids, count, logprobs)
+        self.describe(edits, token_ids, count, logprobs, masks)
         op, chosen = self._op(logits, logit_rows[ROW], logit_rows[AHEAD], sampling)
         self._session.run(op, self, logit_rows, sampling, logits, *chosen)
         return Chosen(*chosen, self.packed(count) if logprobs >= 0 else None)
@@ -88,7 +89,7 @@ class NativeStep:
         self.logit_rows.value = count = len(logits)
         rows = torch.full((count,), spare, dtype=torch.int32)
         self.describe(edits, torch.empty(0, 0, dtype=torch.int32), count, k)
-        self._described = (None, 0, 0)
+        self._described = (None, 0, 0, None)
         ahead = torch.zeros_like(rows)
         op, chosen = self._op(logits, rows, ahead, sampling)
         op.targets = targets.data_ptr()
@@ -126,11 +127,20 @@ class NativeStep:
         words = self._packed.stride
         return self._words[: count * words].view(count, words)
 
-    def describe(self, edits: EditRows, token_ids: Tensor, rows: int, logprobs: int) -> None:
-        """Point the sampling op to edits, whose tables may have moved, and to room for so many packed rows."""
-        if self._described[0] is edits and self._described[1:] == (rows, logprobs):
+    def describe(
+        self, edits: EditRows, token_ids: Tensor, rows: int, logprobs: int, masks: MaskRows | None = None
+    ) -> None:
+        """Point the sampling op to edits, whose tables may have moved, to masks, and to room for so many packed rows.
+
+        The masks' arrays never move.
+        """
+        last = self._described
+        if last[0] is edits and last[1] == rows and last[2] == logprobs and last[3] is masks:
             return
-        self._described = edits, rows, logprobs
+        self._described = edits, rows, logprobs, masks
+        self._edits.mask_of = None if masks is None else masks.lines.data_ptr()
+        if masks is not None:
+            self._edits.mask_words, self._edits.mask_stride = masks.words.data_ptr(), masks.words.shape[1]
         for name in EditRows.__dataclass_fields__:
             setattr(self._edits, name, getattr(edits, name).data_ptr())
         self._edits.token_ids = token_ids.data_ptr()

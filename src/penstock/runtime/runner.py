@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +22,10 @@ from penstock.kernels import Kernels, PlannedAttention
 from penstock.kernels.batch_arrays import TOKEN, BatchRows, StepArrays
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
-from penstock.messages import MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
+from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
 from penstock.models import Decoder, Hidden
 from penstock.runtime.batch import ResidentBatch
-from penstock.runtime.device import Change, Device, Found, Pending
+from penstock.runtime.device import Change, Device, Found, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
 from penstock.runtime.loading.capacity import measured_capacity
 from penstock.runtime.mesh.mesh import Mesh, Traffic, collectives
@@ -34,6 +35,7 @@ from penstock.runtime.planning import StepPlanner
 from penstock.runtime.programs.cuda_graphs import DecodeGraphs
 from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, PromptSlice, prompt_slices
+from penstock.runtime.sampling.grammar_rows import GrammarRow, GrammarRows, Grammars
 from penstock.runtime.sampling.sampler import Sampler
 from penstock.runtime.step import EagerStep, ModelStep
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
@@ -99,7 +101,9 @@ class ModelRunner:
         )
         self._sampler: Sampler | None = None
         if self._place.reports:
-            self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared)
+            most_logits = rows * (1 + (0 if proposer is None else proposer.most))
+            self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared, logit_rows=most_logits)
+        self._grammars: GrammarRows | None = None
         drafts = 0 if proposer is None else proposer.most
         if drafts and (mesh is not None or (not shared and isinstance(kernels.attention, PlannedAttention))):
             raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
@@ -139,7 +143,9 @@ class ModelRunner:
             )
         # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of its
         # other steps run outside it: no tensor here requires a gradient.
-        self._job = self._run if self._step is not self._eager and mesh is None else torch.inference_mode()(self._run)
+        plain = self._step is not self._eager and mesh is None
+        self._job = self._run if plain else torch.inference_mode()(self._run)
+        self._rest = self._run_rest if plain else torch.inference_mode()(self._run_rest)
         self._graph_sizes = () if config.enforce_eager or shared else graph_sizes(rows)
         self._vocab_size = spec.vocabulary
         self._planner = StepPlanner(
@@ -171,6 +177,15 @@ class ModelRunner:
                 samples=self._sampler is not None,
                 progress=progress,
             )
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Hold sequences to their grammars; without this they are errors. Called before any plan."""
+        if self._sampler is not None:
+            self._grammars = GrammarRows(grammars, self._sampler.masks, shared=self._device.shared)
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """See Grammars. True on a rank that does not sample."""
+        return self._grammars is None or self._grammars.prepare(grammar)
 
     @property
     def bytes_sent(self) -> int:
@@ -205,6 +220,13 @@ class ModelRunner:
         sampling, options, edited = self._planner.plan_sampling(work)
         if edited is not None:
             changes.append(edited)
+        grammar_rows: Sequence[GrammarRow] = ()
+        late = False
+        if self._grammars and options is not None:
+            grammar_rows, late = self._grammars.plan(work)
+            if not late and (masks := self._grammars.fill(grammar_rows, self._batch.errors)) is not None:
+                options = replace(options, masked=True)
+                changes.append(masks)
         slices: list[PromptSlice] = []  # a repeated step scores no prompt
         if repeats:
             self._batch.advance_again()
@@ -212,7 +234,8 @@ class ModelRunner:
             slices += prompt_slices(self._batch, work.units)
             self._batch.advance(work.units.rows, work.units.length, work.units.logits)
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
-        step = InFlightStep(plan, work, sampling, options, slices, began, time.perf_counter() - began, [])
+        inputs = time.perf_counter() - began
+        step = InFlightStep(plan, work, sampling, options, slices, began, inputs, [], grammar_rows, late)
         self._outstanding.append((step, self._device.launch(lambda: self._job(step, changes, sent))))
 
     def result(self) -> StepResult:
@@ -237,6 +260,9 @@ class ModelRunner:
         if self._sampler is None:
             return None
         results = step.results(found, self._batch.errors)
+        if step.grammar_rows and self._grammars is not None:
+            self._grammars.take(step.grammar_rows, results)
+            self._launch_late()
         if self._batch.errors:
             self._batch.forget_errors(other.plan for other, _ in self._outstanding)
         if "accepted" in found:
@@ -292,6 +318,8 @@ class ModelRunner:
         batch = self._batch
         for seq in plan.gone:
             occupant = batch.remove(seq)
+            if self._grammars is not None:
+                self._grammars.remove(seq)
             # It is None where the sequence was preempted, or ended, before any plan named it.
             if occupant is not None and self._sampler is not None:
                 self._sampler.remove(occupant.row)
@@ -308,6 +336,12 @@ class ModelRunner:
             self._sampler.add(occupant.row, new.sampling, new.choice, new.token_ids[:border], new.token_ids[border:])
         except ValueError as error:
             self._batch.errors[new.seq] = str(error)
+        if new.grammar is not None:
+            refusal = "this engine holds no output to a grammar; leave it out"
+            if self._grammars is not None:
+                refusal = self._grammars.add(new.seq, new.grammar, new.token_ids[border:])
+            if refusal:
+                self._batch.errors.setdefault(new.seq, refusal)
 
     def _check_learned(self, plan: StepPlan) -> None:
         """RuntimeError where a sequence goes on from a token that this rank has not learned."""
@@ -327,10 +361,8 @@ class ModelRunner:
 
     def _run(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
         """A step's job. Its results are tensors of its own, as the next step overwrites the rest."""
-        done, work = 0, step.work
-        for change in changes:
-            change.write(sent[done : done + len(change.arrays)])
-            done += len(change.arrays)
+        work = step.work
+        self._write(changes, sent)
         if step.plan.copies:
             self.pages.copy(step.plan.copies)
         found: Found = {}
@@ -340,21 +372,55 @@ class ModelRunner:
             self._proposer.propose(self._batch.state, self._eager.arrays, work.shape.sequences)
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
-        graphs = self._planner.graphs
-        if work.graph is not None and graphs is not None:
-            found.update(graphs.run(work.graph, len(work.logit_rows), work.shape, step.options))
-        elif work.shape.in_place and step.options is not None:
+        if work.shape.in_place and work.graph is None and step.options is not None and not step.late:
             found.update(self._step.decode(work.shape, work.attention, step.options))
-        else:
-            self._compute(step, found)
-        if self._proposer is not None and "tokens" in found and work.units.drafts.any():
-            found["accepted"] = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
+            return self._close(step, found)
+        step.logits = self._compute(step, found)
+        if step.late:
+            return found
+        self._choose(step, found)
+        return self._close(step, found)
+
+    def _run_rest(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
+        """The second of a step's two jobs: its masks are known now."""
+        self._write(changes, sent)
+        found: Found = {}
+        self._choose(step, found)
+        return self._close(step, found)
+
+    def _launch_late(self) -> None:
+        """Choose the tokens of the next outstanding step, if it awaited those of the step that was taken."""
+        if not self._outstanding or not self._outstanding[0][0].late or self._grammars is None:
+            return
+        step, begun = self._outstanding.popleft()
+        masks = self._grammars.fill(step.grammar_rows, self._batch.errors)
+        if masks is not None and step.options is not None:
+            step.options = replace(step.options, masked=True)
+        changes = [] if masks is None else [masks]
+        sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
+        rest = self._device.launch(lambda: self._rest(step, changes, sent))
+        self._outstanding.appendleft((step, Parts(begun, rest)))
+
+    @staticmethod
+    def _write(changes: Sequence[Change], sent: Sequence[Tensor]) -> None:
+        done = 0
+        for change in changes:
+            change.write(sent[done : done + len(change.arrays)])
+            done += len(change.arrays)
+
+    def _close(self, step: InFlightStep, found: Found) -> Found:
+        if self._proposer is not None and "tokens" in found and step.work.units.drafts.any():
+            found["accepted"] = self._eager.arrays.accepted[: len(step.work.logit_rows)].clone()
         step.marks.append(self._device.mark())
         return found
 
-    def _compute(self, step: InFlightStep, found: Found) -> None:
-        """Every step that `decode` cannot do: prompts and chunks of them, and all steps of ranks that do not sample."""
+    def _compute(self, step: InFlightStep, found: Found) -> Tensor | None:
+        """The logits of every step that `decode` cannot do: prompts and chunks of them, captured steps, steps whose
+        masks come late, and all steps of ranks that do not sample."""
         work, shape = step.work, step.work.shape
+        graphs = self._planner.graphs
+        if work.graph is not None and graphs is not None:
+            return graphs.forward(work.graph)
         hidden = self._step.forward(shape, work.attention)
         self._eager.send(hidden.states)
         logits = None
@@ -368,10 +434,18 @@ class ModelRunner:
                 rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
                 logits = self._step.logits(kept[rows])
         step.marks.append(self._device.mark())
-        if logits is None or step.options is None:
-            self._step.advance(shape)
+        return logits
+
+    def _choose(self, step: InFlightStep, found: Found) -> None:
+        """Choose tokens from `step.logits`, and move the rows on."""
+        work, graphs = step.work, self._planner.graphs
+        if work.graph is not None and graphs is not None:
+            found.update(graphs.choose(work.graph, len(work.logit_rows), work.shape, step.options))
+        elif step.logits is None or step.options is None:
+            self._step.advance(work.shape)
         else:
-            found.update(self._step.choose(logits, shape, step.options))
+            found.update(self._step.choose(step.logits, work.shape, step.options))
+        step.logits = None
 
     def _score(self, step: InFlightStep, hidden: Hidden, found: Found) -> None:
         """Logprobs of prompt tokens, slice by slice."""

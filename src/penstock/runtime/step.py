@@ -49,13 +49,14 @@ class ChooseOptions:
     filtered: bool  # whether any row has a top_k, top_p or min_p
     logprobs: int  # alternatives that are packed for every row; -1: none
     edited: Tensor | None = None  # int32: rows of logits that are edited
+    masked: bool = False  # whether any row has a mask
 
     def set_edited(self, sent: Sequence[Tensor]) -> None:
         (self.edited,) = sent
 
     @property
     def plain(self) -> bool:
-        """Whether tokens are all there is to choose."""
+        """Whether a captured step can choose: masks apart, tokens are all there is to choose."""
         return self.edited is None and self.logprobs < 0
 
 
@@ -242,6 +243,7 @@ class EagerStep:
             edited=options.edited,
             filtered=options.filtered,
             logprobs=options.logprobs,
+            masks=self._sampler.masks if options.masked else None,
         )
         self._advance(shape, chosen.tokens, self._sampler.rows.outputs)
         given: Found = {"tokens": chosen.tokens, "status": chosen.status}

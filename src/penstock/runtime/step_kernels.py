@@ -19,6 +19,7 @@ from penstock.kernels.batch_arrays import (
     BatchRows,
     Chosen,
     EditRows,
+    MaskRows,
     SamplingRows,
     StepArrays,
 )
@@ -45,12 +46,14 @@ class StepKernels(Protocol):
         edited: Tensor | None,
         filtered: bool,
         logprobs: int,
+        masks: MaskRows | None = None,
     ) -> Chosen:
         """The next token of each row of fp32 logits [n, vocab], which may be overwritten.
 
         `logit_rows` [LOGIT_LINES, n] says which row of the batch each belongs to; `token_ids` [rows of the batch, most]
         are the batch's. int32 `edited` [m] are the rows of logits that have edits (None: none); `filtered` says whether
         any row has a top_k, top_p or min_p. The result has `logprobs` alternatives packed for every row; -1: none.
+        `masks`, applied after the edits, are those of the step (None: no row has one).
         """
         ...
 

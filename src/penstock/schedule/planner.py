@@ -82,7 +82,8 @@ class Planner:
         end = min(target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
-        if end == sequence.planned + 1 == sequence.expected:
+        # A draft would need a mask of its own: sequences with a grammar get none.
+        if end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
             end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
         if end > sequence.slots:
             reach = self._cache.reach(sequence)

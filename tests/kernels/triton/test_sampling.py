@@ -78,6 +78,22 @@ def test_tokens_are_those_of_the_cpu(vocab: int, seed: int) -> None:
         assert got.token_ids == want.token_ids
 
 
+@pytest.mark.parametrize("vocab", [50, 5001])
+def test_masks_are_those_of_the_cpu(vocab: int) -> None:
+    both = samplers(vocab, len(WAYS) + 1)
+    for row, way in enumerate(WAYS):
+        add(both, row, SamplingParams(seed=row, max_tokens=9, logprobs=2 if row % 3 else None, **way))
+    random = np.random.default_rng(vocab)
+    masks = {row: random.random(vocab) < random.choice([0.98, 0.1]) for row in range(0, len(WAYS), 2)}
+    masks[4][:] = False
+    masks[6][:] = np.arange(vocab) == vocab - 1
+    got, want = (sampler.sample(make_logits(len(WAYS), vocab, 1), range(len(WAYS)), masks) for sampler in both)
+    assert got.errors == want.errors == {4: STATUS_ERRORS[ALL_BANNED]}
+    assert got.token_ids == want.token_ids
+    assert got.token_ids[6] == vocab - 1
+    assert all(masks[row][got.token_ids[row]] for row in masks if row != 4)
+
+
 def test_more_contenders_than_are_listed_are_gone_through() -> None:
     vocab = 20000
     both = samplers(vocab, 2)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from penstock.messages import Capacity, StepPlan, StepResult
+from penstock.messages import Capacity, Grammar, StepPlan, StepResult
 
 
 class RankRunner(Protocol):
@@ -18,6 +18,10 @@ class RankRunner(Protocol):
 
     def learn(self, result: StepResult) -> None:
         """On a rank that does not sample: take an earlier plan's result before a plan that needs it is submitted."""
+        ...
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """Start to compile a grammar, on the rank that samples."""
         ...
 
     def submit(self, plan: StepPlan) -> None: ...

@@ -1,13 +1,14 @@
 """Messages between an engine and the processes of its ranks: msgpack of tagged structs.
 
-Orders go to a rank: Start, then one Execute for each plan. Reports come from it: Hello, Loaded, then Done for each plan
-from the one rank that samples, and from every rank a Beat a few times a second. A RankFailed is a rank's last report.
+Orders go to a rank: Start, then one Execute for each plan, and a Prepare for each grammar. Reports come from it: Hello,
+Loaded, then Done for each plan from the one rank that samples, and from every rank a Beat a few times a second. A
+RankFailed is a rank's last report.
 """
 
 import msgspec
 
 from penstock.config.engine import EngineConfig
-from penstock.messages import Capacity, StepPlan, StepResult
+from penstock.messages import Capacity, Grammar, StepPlan, StepResult
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -27,7 +28,13 @@ class Execute(msgspec.Struct, frozen=True, tag=True):
     learned: tuple[StepResult, ...] = ()
 
 
-Order = Start | Execute
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Compile a grammar that a later plan needs. Goes to the rank that samples."""
+
+    grammar: Grammar
+
+
+Order = Start | Execute | Prepare
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

@@ -24,6 +24,7 @@ import zmq
 from penstock.config import Place, detect_hardware
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, remove_socket
 from penstock.engine.error_text import error_text, is_for_user
+from penstock.engine.grammars import EngineGrammars
 from penstock.engine.ranks.keys import RankKeys
 from penstock.engine.ranks.runner import RankRunner
 from penstock.engine.ranks.wire import (
@@ -32,6 +33,7 @@ from penstock.engine.ranks.wire import (
     Execute,
     Hello,
     Loaded,
+    Prepare,
     RankFailed,
     Report,
     Start,
@@ -134,6 +136,9 @@ def obey(start: Start, orders: "zmq.Socket[bytes]", pulse: Pulse, load: Load, te
             if not outstanding:
                 pulse.doing = "waiting for a plan"
             order = decode_order(orders.recv())
+            if isinstance(order, Prepare):
+                runner.prepare(order.grammar)
+                continue
             if not isinstance(order, Execute):
                 raise RuntimeError(f"an order was {type(order).__name__}, not Execute")
             pulse.doing = f"plan {order.plan.plan_id}"
@@ -223,10 +228,13 @@ def load_rank(start: Start) -> RankRunner:
 
     config, place = start.config, Place(start.config.split, start.rank)
     if config.device == "cpu":
-        return load_cpu_runner(config, place, start.rendezvous, start.num_blocks)
-    # Ray shows each rank the GPU that it has for it, and no other.
-    local = (0, 1) if config.distributed_executor == "ray" else start.share
-    return load_gpu_runner(config, place, start.rendezvous, local)
+        runner = load_cpu_runner(config, place, start.rendezvous, start.num_blocks)
+    else:
+        # Ray shows each rank the GPU that it has for it, and no other.
+        local = (0, 1) if config.distributed_executor == "ray" else start.share
+        runner = load_gpu_runner(config, place, start.rendezvous, local)
+    runner.use_grammars(EngineGrammars(config, runner.capacity.vocab_size))
+    return runner
 
 
 if __name__ == "__main__":

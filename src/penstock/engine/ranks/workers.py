@@ -13,8 +13,8 @@ from penstock.config import EngineConfig, format_bytes
 from penstock.engine.ranks.local import LocalRanks
 from penstock.engine.ranks.sizes import RankSizes, size_model
 from penstock.engine.ranks.supervision import Rank, Supervision
-from penstock.engine.ranks.wire import Beat, Done, Execute, Hello, Loaded, RankFailed, Report, Start, encode
-from penstock.messages import Capacity, EngineError, MemoryRow, SequenceResult, StepPlan, StepResult
+from penstock.engine.ranks.wire import Beat, Done, Execute, Hello, Loaded, Prepare, RankFailed, Report, Start, encode
+from penstock.messages import Capacity, EngineError, Grammar, MemoryRow, SequenceResult, StepPlan, StepResult
 
 TICK_SECONDS = 0.1  # between looks at the ranks while there is no news
 
@@ -95,6 +95,14 @@ class WorkersExecutor:
             table = ", ".join(f"{row.name} {format_bytes(row.bytes)}" for row in capacity.memory)
             log.info("%s has %s: %s", name, part, table)
         return combine(capacities, self._config.split.pipeline)
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """Always True: the plan that needs the grammar waits on the rank that samples, if it comes first."""
+        order = encode(Prepare(grammar))
+        for place in self._places:
+            if place.reports:
+                self._started().send(place.rank, order)
+        return True
 
     def submit(self, plan: StepPlan) -> None:
         order = encode(Execute(plan, tuple(self._learned)))

@@ -199,6 +199,9 @@ class LogitEdits(ctypes.Structure):
         ("most_biases", c_int64),
         ("most_bans", c_int64),
         ("most_tokens", c_int64),
+        ("mask_of", c_void_p),
+        ("mask_words", c_void_p),
+        ("mask_stride", c_int64),
     )
 
 

@@ -23,6 +23,7 @@ class DecodeGraph(NamedTuple):
     size: int  # sequences, padding included
     forward: Callable[[], None]  # from the step's description to hidden states or logits
     choose: Callable[[], None]  # from logits to tokens, and the rows moved on
+    choose_masked: Callable[[], None]  # the same, where rows have masks
     hidden: Tensor  # [size, hidden] where there is a next stage; else [0, hidden]
     logits: Tensor  # fp32 [size, vocab] on the rank that samples; else [0, vocab]
 
@@ -55,15 +56,23 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, count)
         return self._graphs[self._sizes[place]] if place < len(self._sizes) else None
 
-    def run(self, graph: DecodeGraph, count: int, shape: Shape, options: ChooseOptions | None) -> Found:
-        """Replay a step of so many sequences. The result has new tensors; it is empty on ranks that do not sample."""
+    def forward(self, graph: DecodeGraph) -> Tensor:
+        """Replay a step up to its logits, which the next replay overwrites."""
         graph.forward()
         self._step.send(graph.hidden)
+        return graph.logits
+
+    def choose(self, graph: DecodeGraph, count: int, shape: Shape, options: ChooseOptions | None) -> Found:
+        """Replay the rest of a step of so many sequences. The result has new tensors; it is empty on ranks that do not
+        sample."""
         if options is not None and not options.plain:
             # With padding, so that every rank broadcasts as many tokens as a replay would.
             given = self._step.choose(graph.logits, shape, options)
             return {name: tensor[:count] for name, tensor in given.items()}
-        graph.choose()
+        if options is not None and options.masked:
+            graph.choose_masked()
+        else:
+            graph.choose()
         return {name: tensor[:count].clone() for name, tensor in self._given.items()} if self._samples else {}
 
     def _capture(self, device: Device, size: int) -> DecodeGraph:
@@ -71,8 +80,9 @@ class DecodeGraphs:
         shape, change = self._step.describe(Units.none(), padding=size)
         change.write(device.upload(change.arrays))
         forward = device.capture(lambda: self._forward(shape))
-        choose = device.capture(lambda: self._choose(shape))
-        return DecodeGraph(size, forward, choose, self._hidden[:size], self._logits[:size])
+        choose = device.capture(lambda: self._choose(shape, ChooseOptions(True, -1)))
+        masked = device.capture(lambda: self._choose(shape, ChooseOptions(True, -1, masked=True)))
+        return DecodeGraph(size, forward, choose, masked, self._hidden[:size], self._logits[:size])
 
     def _forward(self, shape: Shape) -> None:
         step, count = self._step, shape.sequences
@@ -84,10 +94,10 @@ class DecodeGraphs:
         if logits is not None and self._samples:
             self._logits[:count].copy_(logits)
 
-    def _choose(self, shape: Shape) -> None:
+    def _choose(self, shape: Shape, options: ChooseOptions) -> None:
         if not self._samples:
             self._step.advance(shape)
             return
         count = shape.sequences
-        for name, tensor in self._step.choose(self._logits[:count], shape, ChooseOptions(True, -1)).items():
+        for name, tensor in self._step.choose(self._logits[:count], shape, options).items():
             self._given[name][:count].copy_(tensor)

@@ -140,7 +140,8 @@ class RecordedStep:
         if shape is not self._shape:
             self._shape, self._kernels.logit_rows.value = shape, count
             self._given_part = {name: memoryview(tensor[:count].numpy()) for name, tensor in self._given.items()}
-        self._kernels.describe(self._sampler.edits, self._token_ids, self._most_rows, options.logprobs)
+        masks = self._sampler.masks if options.masked else None
+        self._kernels.describe(self._sampler.edits, self._token_ids, self._most_rows, options.logprobs, masks)
 
     def _chosen(self, options: ChooseOptions) -> Found:
         if options.logprobs < 0:

@@ -18,6 +18,7 @@ from penstock.kernels.batch_arrays import (
     ROW,
     Chosen,
     EditRows,
+    MaskRows,
     SamplingRows,
 )
 from penstock.runtime.sampling import noise
@@ -34,11 +35,12 @@ def choose(
     edited: Tensor | None,
     filtered: bool,
     logprobs: int,
+    masks: MaskRows | None = None,
 ) -> Chosen:
     """The next token of each row of fp32 logits [n, vocab], which may be overwritten. See StepKernels.choose."""
     values, rows = logits.numpy(), logit_rows[ROW].numpy()
     outputs = sampling.outputs.numpy()[rows] + logit_rows[AHEAD].numpy()
-    raw = values.copy() if logprobs >= 0 and edited is not None else values
+    raw = values.copy() if logprobs >= 0 and (edited is not None or masks is not None) else values
     # A maximum is NaN where any logit is.
     status = np.where(np.isfinite(values.max(axis=1)), CHOSEN, NOT_FINITE).astype(np.int32)
     for place in [] if edited is None else edited.tolist():
@@ -46,6 +48,11 @@ def choose(
             row = int(rows[place])
             edit(values[place], row, int(outputs[place]), edits, token_ids[row].numpy())
             status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
+    if masks is not None:
+        for place, line in enumerate(masks.lines[: len(values)].tolist()):
+            if line >= 0 and status[place] == CHOSEN:
+                mask(values[place], masks.words[line].numpy())
+                status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
     tokens = values.argmax(axis=1)
     drawn = np.flatnonzero((status == CHOSEN) & (sampling.kind.numpy()[rows] != GREEDY))
     if drawn.size:
@@ -85,6 +92,12 @@ def edit(line: NDArray[np.float32], row: int, outputs: int, edits: EditRows, tok
         line[seen] = value - (frequency * times + presence * (times > 0))
     if outputs < int(edits.min_tokens[row]):
         line[edits.ban_ids[row, :banned].numpy()] = -np.inf
+
+
+def mask(line: NDArray[np.float32], words: NDArray[np.int32]) -> None:
+    """Leave out the tokens of a row of logits [vocab] whose bits are not set, in place."""
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(line)]
+    line[allowed == 0] = -np.inf
 
 
 @np.errstate(divide="ignore", over="ignore")  # a filter that is off lies at log 0

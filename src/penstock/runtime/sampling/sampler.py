@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import FILTERED, GREEDY, PLAIN, TOP_K, EditRows, SamplingRows
+from penstock.kernels.batch_arrays import FILTERED, GREEDY, PLAIN, TOP_K, EditRows, MaskRows, SamplingRows
 from penstock.messages import SamplingParams
 from penstock.runtime.device import Change
 from penstock.runtime.sampling import noise
@@ -49,14 +49,18 @@ _NONE = _Edits(_GREEDY, (), 0, False)
 class Sampler:
     """The sampling parameters of the batch's rows."""
 
-    def __init__(self, vocab_size: int, max_rows: int, device: torch.device, *, shared: bool) -> None:
-        """With `shared`, the device is this machine's processor and reads the host's arrays."""
+    def __init__(
+        self, vocab_size: int, max_rows: int, device: torch.device, *, shared: bool, logit_rows: int = 0
+    ) -> None:
+        """With `shared`, the device is this machine's processor and reads the host's arrays. A step has at most
+        `logit_rows` rows of logits (0: one for each row)."""
         self._vocab_size = vocab_size
         # One row more, which stays greedy, for padding and for scoring prompts.
         host = SamplingRows.empty(max_rows + 1, "cpu")
         host.logprobs.fill_(-1)
         self.rows = host if shared else SamplingRows.empty(max_rows + 1, device)
         self.edits = EditRows.empty(max_rows + 1, 1, 1, device)
+        self.masks = MaskRows.empty(logit_rows or max_rows, vocab_size, device)
         self._shared = shared
         self._host = {name: getattr(host, name).numpy() for name in SamplingRows.__dataclass_fields__}
         self._edited: dict[int, _Edits] = {}  # by row

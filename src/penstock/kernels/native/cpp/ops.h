@@ -210,6 +210,9 @@ struct LogitEdits {
   const int32_t* prompt;      // tokens of the prompt
   const int32_t* token_ids;   // [row][most_tokens]: prompt, then outputs, then drafts
   int64_t most_biases, most_bans, most_tokens;
+  const int32_t* mask_of;      // [row of logits]: the line of its mask, or -1; null: no row has a mask
+  const uint32_t* mask_words;  // [line][mask_stride]: a bit for each token, set where it may be chosen
+  int64_t mask_stride;
 };
 
 struct PackedLogprobs {  // [rows of logits][stride]

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import AHEAD, ALL_BANNED, CHOSEN, ROW, Chosen, EditRows, SamplingRows
-from penstock.kernels.triton.sampling.edits import edit
+from penstock.kernels.batch_arrays import AHEAD, ALL_BANNED, CHOSEN, ROW, Chosen, EditRows, MaskRows, SamplingRows
+from penstock.kernels.triton.sampling.edits import edit, mask
 from penstock.kernels.triton.sampling.logprobs import pack_logprobs
 from penstock.kernels.triton.sampling.row_summary import RowSummary
 from penstock.kernels.triton.sampling.sample import sample
@@ -20,21 +20,24 @@ def choose(
     edited: Tensor | None,
     filtered: bool,
     logprobs: int,
+    masks: MaskRows | None = None,
 ) -> Chosen:
     """The next token of each row of fp32 logits [n, vocab], which may be overwritten. See StepKernels.choose."""
     rows = logit_rows[ROW]
     outputs = sampling.outputs.index_select(0, rows) + logit_rows[AHEAD]
-    raw, summary, finite = logits, None, None
-    if edited is not None:
+    raw, finite = logits, None
+    if edited is not None or masks is not None:
         if logprobs >= 0:
             raw = logits.clone()
-        finite = logits.index_select(0, edited).amax(1).isfinite()  # the maximum of a row with a NaN is NaN
+        finite = logits.amax(1).isfinite()  # the maximum of a row with a NaN is NaN
+    if edited is not None:
         edit(logits, edited, rows, outputs, edits, token_ids)
+    if masks is not None:
+        mask(logits, masks)
     summary = RowSummary.of(logits, rows, outputs, sampling)
     tokens, status = sample(logits, rows, outputs, sampling, summary, filtered=filtered)
-    if edited is not None and finite is not None:
-        before = status.index_select(0, edited)
-        status[edited] = torch.where(finite & (before != CHOSEN), ALL_BANNED, before)
+    if finite is not None:
+        status = torch.where(finite & (status != CHOSEN), ALL_BANNED, status)
     if logprobs < 0:
         return Chosen(tokens, status)
     if raw is not logits:

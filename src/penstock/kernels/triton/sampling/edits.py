@@ -1,4 +1,4 @@
-"""Edits logits before a token is chosen: biases, penalties and banned stop tokens.
+"""Edits logits before a token is chosen: biases, penalties, banned stop tokens, and the masks of grammars.
 
 Penalties count a row's tokens anew in every step. The token ids are on the device anyway, and counts that are kept
 between steps would take a vector of the vocabulary's size per row.
@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.batch_arrays import EditRows
+from penstock.kernels.batch_arrays import EditRows, MaskRows
 
 ROWS = 32  # rows edited per launch: bounds the memory for counts, [ROWS, vocab]
 CHUNK = 2048  # tokens that a program handles at once
+MASKED = 4096  # tokens that a program masks
 PROMPT = 1 << 30  # this bit of a token's count is set when the prompt contains the token
 
 
@@ -52,6 +53,27 @@ def edit(
             CHUNK=CHUNK,
             num_warps=8,
         )
+
+
+def mask(logits: Tensor, masks: MaskRows) -> None:
+    """Writes -inf to fp32 logits [n, vocab] in place where the masks of the rows leave tokens out."""
+    count, vocab = logits.shape
+    _mask[(count, triton.cdiv(vocab, MASKED))](
+        logits, masks.lines, masks.words, vocab, masks.words.shape[1], CHUNK=MASKED, num_warps=4
+    )
+
+
+@triton.jit
+def _mask(logits, lines, words, vocab, stride, CHUNK: tl.constexpr):
+    """Each program masks a part of one row."""
+    nth = tl.program_id(0).to(tl.int64)
+    line = tl.load(lines + nth).to(tl.int64)
+    if line >= 0:
+        token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+        inside = token < vocab
+        word = tl.load(words + line * stride + token // 32, mask=inside, other=0)
+        left_out = ((word >> (token % 32)) & 1) == 0
+        tl.store(logits + nth * vocab + token, float("-inf"), mask=inside & left_out)
 
 
 @triton.jit(do_not_specialize=["most_tokens", "most_biases", "most_bans"])  # biases and bans grow while serving

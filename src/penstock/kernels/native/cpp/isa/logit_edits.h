@@ -1,5 +1,5 @@
-// The edits of a row's logits before its token is chosen: biases, penalties over its tokens, bans (see LogitEdits in
-// ops.h).
+// The edits of a row's logits before its token is chosen: biases, penalties over its tokens, bans, and the mask of a
+// grammar (see LogitEdits in ops.h).
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -69,7 +69,8 @@ struct RowEdits {
   // How many logits are saved before they are edited.
   int64_t saved() const { return bias_count + seen() + ban_count; }
   // Memory for saved logits and token counts.
-  size_t bytes() const { return any() ? TokenCounts::bytes(seen()) + saved() * sizeof(float) : 0; }
+  size_t room() const { return TokenCounts::bytes(seen()) + saved() * sizeof(float); }
+  size_t bytes() const { return any() ? room() : 0; }
 
   TokenCounts count(std::byte* memory) const {
     TokenCounts counts(seen(), memory);
@@ -101,6 +102,27 @@ struct RowEdits {
     for (int64_t i = 0; i < ban_count; ++i) logits[ban_ids[i]] = -kInfinity;
   }
 };
+
+// The mask of a row of logits, or null.
+const uint32_t* mask_of(const LogitEdits& edits, int64_t index) {
+  const int64_t line = edits.mask_of == nullptr ? -1 : edits.mask_of[index];
+  return line < 0 ? nullptr : edits.mask_words + line * edits.mask_stride;
+}
+
+// Copies a row of logits, with -inf for the tokens that its mask leaves out.
+void apply_mask(const uint32_t* mask, const float* logits, int64_t vocab, float* masked) {
+  for (int64_t first = 0; first < vocab; first += 32) {
+    const uint32_t word = mask[first / 32];
+    const int64_t count = std::min<int64_t>(32, vocab - first);
+    if (word == 0) {
+      std::fill_n(masked + first, count, -kInfinity);
+    } else if (word == ~0u) {
+      std::copy_n(logits + first, count, masked + first);
+    } else {
+      for (int64_t i = 0; i < count; ++i) masked[first + i] = word >> i & 1 ? logits[first + i] : -kInfinity;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace penstock::PENSTOCK_ISA

@@ -1,0 +1,54 @@
+"""The grammars of an engine. They need a tokenizer, which an engine does not load before the first one."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config.engine import EngineConfig
+from penstock.messages import Grammar
+
+if TYPE_CHECKING:
+    from penstock.text.grammars.matchers import GrammarMatcher, GrammarMatchers
+
+
+class EngineGrammars:
+    """See runtime's Grammars. Loads everything beside the caller, at the first call."""
+
+    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+        self._loading: Future[GrammarMatchers] | None = None
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """Raises TokenizerError if the model's tokenizer cannot be loaded."""
+        loading = self._load()
+        return loading.done() and loading.result().prepare(grammar)
+
+    def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> "GrammarMatcher":
+        return self._load().result().matcher(grammar, output_ids)
+
+    def fill(self, matchers: "Sequence[GrammarMatcher]", words: NDArray[np.int32]) -> None:
+        self._load().result().fill(matchers, words)
+
+    def _load(self) -> "Future[GrammarMatchers]":
+        if self._loading is None:
+            thread = ThreadPoolExecutor(1, "grammars")
+            self._loading = thread.submit(load_grammars, self._config, self._vocab_size)
+            thread.shutdown(wait=False)
+        return self._loading
+
+
+def load_grammars(config: EngineConfig, vocab_size: int) -> "GrammarMatchers":
+    from penstock.families import load_spec
+    from penstock.text import Tokenizer
+    from penstock.text.grammars.matchers import GrammarMatchers  # not above: an engine may never need them
+
+    path = Path(config.model)
+    threads = config.threads or len(os.sched_getaffinity(0))
+    eos_token_ids = load_spec(path).eos_token_ids
+    return GrammarMatchers(lambda: Tokenizer.load(path), vocab_size, eos_token_ids, threads=threads)

@@ -1,0 +1,144 @@
+"""The grammars of the batch's sequences: which tokens each may get next.
+
+A mask depends on the tokens before it. So the masks of a step are filled in when the step before has given its tokens:
+on a CPU before the step is launched; with two plans outstanding while the device computes its logits.
+"""
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.batch_arrays import MaskRows
+from penstock.messages import Grammar, SequenceResult
+from penstock.runtime.device import Change
+from penstock.runtime.planning import StepWork
+
+
+class Matcher(Protocol):
+    """Follows the output of one sequence through its grammar."""
+
+    error: str  # why it cannot go on; empty: it can
+
+    @property
+    def restricts(self) -> bool:
+        """Whether some tokens are not allowed next. False once the output has ended, and before a trigger."""
+        ...
+
+    def take(self, token_ids: Sequence[int]) -> None:
+        """Go on by these tokens of the output."""
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles grammars and fills in masks. One thread calls."""
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """Start to compile a grammar beside the caller. Returns True when that is done, also when it failed."""
+        ...
+
+    def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> Matcher:
+        """A matcher after `output_ids`. Compiles the grammar if it is not prepared; see `Matcher.error`."""
+        ...
+
+    def fill(self, matchers: Sequence[Any], words: NDArray[np.int32]) -> None:
+        """Fill in a mask for each matcher that `matcher` gave, in the lines of `words` [matchers or more, vocab / 32]."""
+        ...
+
+
+@dataclass(slots=True)
+class _Sequence:
+    matcher: Matcher
+    awaited: int = 0  # its tokens in outstanding plans
+
+
+class GrammarRow(NamedTuple):
+    """A unit of a step that samples by a grammar."""
+
+    seq: int
+    unit: int  # its index among the plan's work
+    place: int  # of its row of logits
+    state: _Sequence
+
+
+class GrammarRows:
+    """The matchers of sequences, and the masks on the device."""
+
+    def __init__(self, grammars: Grammars, masks: MaskRows, *, shared: bool) -> None:
+        """With `shared`, the device is this machine's processor and reads the host's arrays."""
+        self._grammars = grammars
+        self._masks = masks
+        self._shared = shared
+        self._sequences: dict[int, _Sequence] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any sequence has a grammar."""
+        return bool(self._sequences)
+
+    def prepare(self, grammar: Grammar) -> bool:
+        """See Grammars."""
+        return self._grammars.prepare(grammar)
+
+    def add(self, seq: int, grammar: Grammar, output_ids: Sequence[int]) -> str:
+        """Start a sequence after `output_ids`. Returns why it cannot be started; empty: it can."""
+        matcher = self._grammars.matcher(grammar, output_ids)
+        if not matcher.error:
+            self._sequences[seq] = _Sequence(matcher)
+        return matcher.error
+
+    def remove(self, seq: int) -> None:
+        self._sequences.pop(seq, None)
+
+    def plan(self, work: StepWork) -> tuple[list[GrammarRow], bool]:
+        """The rows of a step that sample by a grammar, and whether any waits for a token of an outstanding plan.
+
+        Their tokens count as outstanding until `take`.
+        """
+        rows: list[GrammarRow] = []
+        late = False
+        first = work.units.first_logit_rows
+        for unit, each in enumerate(work.work):
+            state = self._sequences.get(each.seq)
+            if state is not None and each.sample:
+                rows.append(GrammarRow(each.seq, unit, int(first[unit]), state))
+                late = late or state.awaited > 0
+                state.awaited += 1
+        return rows, late
+
+    def take(self, rows: Sequence[GrammarRow], results: Sequence[SequenceResult]) -> None:
+        """Go on by the tokens of a step."""
+        for row in rows:
+            row.state.awaited -= 1
+            row.state.matcher.take(results[row.unit].token_ids)
+
+    def fill(self, rows: Sequence[GrammarRow], errors: MutableMapping[int, str]) -> Change | None:
+        """Fill in the masks of a step, whose earlier tokens `take` has got. None if no row is restricted.
+
+        A sequence that cannot go on joins `errors`.
+        """
+        restricted = [row for row in rows if row.state.matcher.restricts]
+        if not restricted:
+            return None
+        masks, count = self._masks, len(restricted)
+        lines = masks.lines.numpy() if self._shared else np.empty(len(masks.lines), np.int32)
+        words = masks.words.numpy() if self._shared else np.empty((count, masks.words.shape[1]), np.int32)
+        self._grammars.fill([row.state.matcher for row in restricted], words)
+        lines[:] = -1
+        for line, row in enumerate(restricted):
+            if row.state.matcher.error:
+                errors.setdefault(row.seq, row.state.matcher.error)
+            else:
+                lines[row.place] = line
+        return Change((), _nothing) if self._shared else Change((lines, words), self._write)
+
+    def _write(self, sent: Sequence[Tensor]) -> None:
+        lines, words = sent
+        self._masks.lines.copy_(lines)
+        self._masks.words[: len(words)] = words
+
+
+def _nothing(sent: Sequence[Tensor]) -> None:
+    pass
