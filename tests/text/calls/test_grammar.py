@@ -72,8 +72,9 @@ def test_calls(name: str, required: bool, vocabulary: Vocabulary) -> None:
     grammar = made(vocabulary, name, required=required)
     single = write_calls(format, [WEATHER])
     texts = [single, write_calls(format, [NOW])]
-    if name != "harmony":  # its model ends the message after a call
-        texts.append(write_calls(format, [WEATHER, NOW]))
+    if name != "harmony":
+        if name != "json":  # the model ends the message after a call
+            texts.append(write_calls(format, [WEATHER, NOW]))
         texts += [f"<think>Köln < 3</think>\n\n{text}" for text in texts]
         one = made(vocabulary, name, required=required, parallel=False)
         assert vocabulary.accepts(one, single)

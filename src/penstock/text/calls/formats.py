@@ -67,6 +67,7 @@ class ToolFormat:
     name_pattern: str = r"(?P<name>\S+)"  # of the text up to name_end; it may have a group `id`
     written_name: str = "{name}"  # text that stands for the name; {index} is the call's number
     id_style: str = "call"  # of the ids that clients get: call (call_...), short (nine letters and digits), written
+    one_call: bool = False  # grammars allow one call in an answer: the model was not trained to stop after calls
     found_by: tuple[tuple[str, ...], ...] = ()  # texts in a chat template: any of these groups, all of its texts
 
     @property
@@ -287,7 +288,7 @@ _LIST = (
     ),
 )
 # For models whose template has no format: the server's own instruction asks for it.
-PLAIN_JSON = ToolFormat("json", JsonObject(), separator="\n")
+PLAIN_JSON = ToolFormat("json", JsonObject(), separator="\n", one_call=True)
 
 TOOL_FORMATS: Mapping[str, ToolFormat | ChannelFormat] = {item.name: item for item in (*_LIST, PLAIN_JSON)}
 REASONING_FORMATS: Mapping[str, ReasoningFormat | ChannelFormat] = {

@@ -57,6 +57,7 @@ def grammar_for(
     if isinstance(tools, ChannelFormat):
         start = _channels(tools, schemas, rules, required=required, answer=held, prompt_end=prompt_end)
         return ToolGrammar(rules.text(start))
+    parallel = parallel and not tools.one_call
     group = functools.partial(_group, tools, schemas, rules, "calls", parallel=parallel)
     if not (required or held or tools.whole_answer or rules.is_special(tools.triggers[0])):
         trigger, rest, free = _after_trigger(tools, schemas, rules, parallel=parallel)
