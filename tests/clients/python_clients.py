@@ -25,7 +25,7 @@ class Person(BaseModel):
 @tool
 def get_weather(city: Literal["Paris", "Rome"], unit: Literal["C", "F"]) -> str:
     """The weather of a city."""
-    return f"21 degrees {unit} in {city}"
+    return f"It is 21 degrees {unit} and raining in {city}."
 
 
 def langchain() -> None:

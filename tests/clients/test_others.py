@@ -2,7 +2,7 @@
 
 python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor
 cd CLIENTS/node && npm install ai@6 @ai-sdk/openai-compatible zod
-PENSTOCK_CLIENTS=CLIENTS pytest tests/clients
+TEST_CLIENTS=CLIENTS pytest tests/clients
 """
 
 import os
@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.server import Server
 
 HERE = Path(__file__).parent
-CLIENTS = Path(os.environ.get("PENSTOCK_CLIENTS", "/nowhere"))
+CLIENTS = Path(os.environ.get("TEST_CLIENTS", "/nowhere"))
 PYTHON, NODE = CLIENTS / "python" / "bin" / "python", CLIENTS / "node"
 pytestmark = pytest.mark.long
 
@@ -25,14 +25,14 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="PENSTOCK_CLIENTS has no python/ with langchain-openai and instructor")
+@pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai and instructor")
 def test_langchain_and_instructor(server: Server) -> None:
     run([str(PYTHON), str(HERE / "python_clients.py"), server.url + "/v1", "smollm2"], HERE)
 
 
 @pytest.mark.skipif(
     not (NODE / "node_modules" / "ai").exists() or shutil.which("node") is None,
-    reason="PENSTOCK_CLIENTS has no node/ with ai@6, @ai-sdk/openai-compatible and zod, or node is missing",
+    reason="TEST_CLIENTS has no node/ with ai@6, @ai-sdk/openai-compatible and zod, or node is missing",
 )
 def test_the_vercel_ai_sdk(server: Server) -> None:
     run(["node", str(HERE / "ai_sdk.mjs"), server.url + "/v1", "smollm2"], NODE)

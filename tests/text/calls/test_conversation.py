@@ -196,6 +196,7 @@ def test_a_template_without_tools_gets_an_instruction_and_text() -> None:
     assert assistant == f"assistant\n{line}\n{line}<|im_end|>\n"
     assert results == "user\nResult of get_weather:\nsunny\n\nResult of unknown:\n12:00<|im_end|>\n"
     assert rest == "assistant\n"
+    assert "12:00\n\nAnswer with this in plain text.<|im_end|>" in conversation.render(messages)
     assert conversation.render(messages[:2]) == ChatTemplate(CHATML, {}).render(messages[:2])
 
 

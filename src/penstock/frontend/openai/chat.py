@@ -44,6 +44,8 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     source = read_grammar(fields)
     param, wanted = _max_tokens(fields)
     use = read_tools(fields, context.model, context.limits)
+    if use.schemas and fields.ignore_eos:
+        raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
     prompt = await encode_messages(fields, context, len(body), use.tools)
     limit = output_limit(context, ("messages", len(prompt.ids)), wanted, context.model.max_model_len, param)
     reader, shown = None, frozenset[int]()

@@ -43,6 +43,8 @@ To call a tool, answer with nothing but the call, in this form:
 {example}
 Its arguments must obey the tool's schema. To call no tool, answer in plain text."""
 
+_NO_TOOLS = "\n\nAnswer with this in plain text."  # else small models repeat the call
+
 
 class _Shape(NamedTuple):
     """The form in which a template takes tool calls of earlier messages."""
@@ -92,7 +94,11 @@ class Conversation:
         if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             messages = self._with_results(messages)
             shape = self._shape
-            messages = [*_flat(messages, self._format)] if shape is None else [_shaped(m, shape) for m in messages]
+            messages = (
+                [*_flat(messages, self._format, "" if tools else _NO_TOOLS)]
+                if shape is None
+                else [_shaped(m, shape) for m in messages]
+            )
         if tools and not self._shows_tools:
             messages = _instructed(messages, tools, self._format)
             tools = None
@@ -212,8 +218,11 @@ def _probe() -> list[dict[str, Any]]:
     ]
 
 
-def _flat(messages: Iterable[Mapping[str, Any]], format: ToolFormat | ChannelFormat) -> Iterable[dict[str, Any]]:
-    """Yields the messages with calls and results as text. Adjacent results become one message of the user."""
+def _flat(
+    messages: Iterable[Mapping[str, Any]], format: ToolFormat | ChannelFormat, remark: str
+) -> Iterable[dict[str, Any]]:
+    """Yields the messages with calls and results as text. Adjacent results become one message of the user, with the
+    remark if it is the last message."""
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
@@ -232,7 +241,7 @@ def _flat(messages: Iterable[Mapping[str, Any]], format: ToolFormat | ChannelFor
             message["content"] = f"{content}\n{text}" if content else text
         yield dict(message)
     if results:
-        yield {"role": "user", "content": "\n\n".join(results)}
+        yield {"role": "user", "content": "\n\n".join(results) + remark}
 
 
 def _instructed(
