@@ -38,6 +38,7 @@ class InFlightStep:
     inputs: float  # seconds until it was launched
     marks: list[Any]  # moments of the device's time: at the start, with logits, with tokens
     grammar_rows: Sequence[GrammarRow] = ()
+    masked: bool = False  # whether rows have masks
     late: bool = False  # tokens are chosen by a second job, when the masks of the rows are known
     logits: Tensor | None = None  # of the first of two jobs
 

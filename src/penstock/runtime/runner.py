@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -221,12 +220,12 @@ class ModelRunner:
         if edited is not None:
             changes.append(edited)
         grammar_rows: Sequence[GrammarRow] = ()
-        late = False
+        masked = late = False
         if self._grammars and options is not None:
             grammar_rows, late = self._grammars.plan(work)
             if not late and (masks := self._grammars.fill(grammar_rows, self._batch.errors)) is not None:
-                options = replace(options, masked=True)
                 changes.append(masks)
+                masked = True
         slices: list[PromptSlice] = []  # a repeated step scores no prompt
         if repeats:
             self._batch.advance_again()
@@ -235,7 +234,7 @@ class ModelRunner:
             self._batch.advance(work.units.rows, work.units.length, work.units.logits)
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
         inputs = time.perf_counter() - began
-        step = InFlightStep(plan, work, sampling, options, slices, began, inputs, [], grammar_rows, late)
+        step = InFlightStep(plan, work, sampling, options, slices, began, inputs, [], grammar_rows, masked, late)
         self._outstanding.append((step, self._device.launch(lambda: self._job(step, changes, sent))))
 
     def result(self) -> StepResult:
@@ -373,7 +372,7 @@ class ModelRunner:
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
         if work.shape.in_place and work.graph is None and step.options is not None and not step.late:
-            found.update(self._step.decode(work.shape, work.attention, step.options))
+            found.update(self._step.decode(work.shape, work.attention, step.options, step.masked))
             return self._close(step, found)
         step.logits = self._compute(step, found)
         if step.late:
@@ -394,8 +393,7 @@ class ModelRunner:
             return
         step, begun = self._outstanding.popleft()
         masks = self._grammars.fill(step.grammar_rows, self._batch.errors)
-        if masks is not None and step.options is not None:
-            step.options = replace(step.options, masked=True)
+        step.masked = masks is not None
         changes = [] if masks is None else [masks]
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
         rest = self._device.launch(lambda: self._rest(step, changes, sent))
@@ -440,11 +438,11 @@ class ModelRunner:
         """Choose tokens from `step.logits`, and move the rows on."""
         work, graphs = step.work, self._planner.graphs
         if work.graph is not None and graphs is not None:
-            found.update(graphs.choose(work.graph, len(work.logit_rows), work.shape, step.options))
+            found.update(graphs.choose(work.graph, len(work.logit_rows), work.shape, step.options, step.masked))
         elif step.logits is None or step.options is None:
             self._step.advance(work.shape)
         else:
-            found.update(self._step.choose(step.logits, work.shape, step.options))
+            found.update(self._step.choose(step.logits, work.shape, step.options, step.masked))
         step.logits = None
 
     def _score(self, step: InFlightStep, hidden: Hidden, found: Found) -> None:

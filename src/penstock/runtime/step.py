@@ -49,14 +49,13 @@ class ChooseOptions:
     filtered: bool  # whether any row has a top_k, top_p or min_p
     logprobs: int  # alternatives that are packed for every row; -1: none
     edited: Tensor | None = None  # int32: rows of logits that are edited
-    masked: bool = False  # whether any row has a mask
 
     def set_edited(self, sent: Sequence[Tensor]) -> None:
         (self.edited,) = sent
 
     @property
     def plain(self) -> bool:
-        """Whether a captured step can choose: masks apart, tokens are all there is to choose."""
+        """Whether tokens are all there is to choose."""
         return self.edited is None and self.logprobs < 0
 
 
@@ -83,11 +82,12 @@ class ModelStep(Protocol):
         """int32 [n, words]: packed logprobs of int64 `targets` [n] with k alternatives each."""
         ...
 
-    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions) -> Found:
-        """Choose a token for each row of logits, and move the rows of the batch on."""
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
+        """Choose a token for each row of logits, and move the rows of the batch on. `masked` says whether rows have
+        masks."""
         ...
 
-    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions) -> Found:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
         """`forward`, `logits` and `choose`, where every token of the step has a row of logits."""
         ...
 
@@ -232,7 +232,7 @@ class EagerStep:
         assert self._sampler is not None, "prompts are scored on the rank that samples"
         return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)
 
-    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions) -> Found:
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
         chosen = self._kernels.choose(
             logits,
@@ -243,16 +243,16 @@ class EagerStep:
             edited=options.edited,
             filtered=options.filtered,
             logprobs=options.logprobs,
-            masks=self._sampler.masks if options.masked else None,
+            masks=self._sampler.masks if masked else None,
         )
         self._advance(shape, chosen.tokens, self._sampler.rows.outputs)
         given: Found = {"tokens": chosen.tokens, "status": chosen.status}
         return given if chosen.packed is None else {**given, "packed": chosen.packed}
 
-    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions) -> Found:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
         logits = self.logits(self.forward(shape, attention))
         assert logits is not None, "the rank that samples has logits"
-        return self.choose(logits, shape, options)
+        return self.choose(logits, shape, options, masked)
 
     def advance(self, shape: Shape) -> None:
         self._advance(shape, self.tokens[: max(shape.logit_rows, 1)], self._outputs)

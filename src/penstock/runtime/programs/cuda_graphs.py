@@ -62,14 +62,16 @@ class DecodeGraphs:
         self._step.send(graph.hidden)
         return graph.logits
 
-    def choose(self, graph: DecodeGraph, count: int, shape: Shape, options: ChooseOptions | None) -> Found:
+    def choose(
+        self, graph: DecodeGraph, count: int, shape: Shape, options: ChooseOptions | None, masked: bool
+    ) -> Found:
         """Replay the rest of a step of so many sequences. The result has new tensors; it is empty on ranks that do not
         sample."""
         if options is not None and not options.plain:
             # With padding, so that every rank broadcasts as many tokens as a replay would.
-            given = self._step.choose(graph.logits, shape, options)
+            given = self._step.choose(graph.logits, shape, options, masked)
             return {name: tensor[:count] for name, tensor in given.items()}
-        if options is not None and options.masked:
+        if masked:
             graph.choose_masked()
         else:
             graph.choose()
@@ -80,8 +82,8 @@ class DecodeGraphs:
         shape, change = self._step.describe(Units.none(), padding=size)
         change.write(device.upload(change.arrays))
         forward = device.capture(lambda: self._forward(shape))
-        choose = device.capture(lambda: self._choose(shape, ChooseOptions(True, -1)))
-        masked = device.capture(lambda: self._choose(shape, ChooseOptions(True, -1, masked=True)))
+        choose = device.capture(lambda: self._choose(shape, masked=False))
+        masked = device.capture(lambda: self._choose(shape, masked=True))
         return DecodeGraph(size, forward, choose, masked, self._hidden[:size], self._logits[:size])
 
     def _forward(self, shape: Shape) -> None:
@@ -94,10 +96,11 @@ class DecodeGraphs:
         if logits is not None and self._samples:
             self._logits[:count].copy_(logits)
 
-    def _choose(self, shape: Shape, options: ChooseOptions) -> None:
+    def _choose(self, shape: Shape, *, masked: bool) -> None:
         if not self._samples:
             self._step.advance(shape)
             return
         count = shape.sequences
-        for name, tensor in self._step.choose(self._logits[:count], shape, options).items():
+        given = self._step.choose(self._logits[:count], shape, ChooseOptions(True, -1), masked)
+        for name, tensor in given.items():
             self._given[name][:count].copy_(tensor)

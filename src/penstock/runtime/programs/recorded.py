@@ -68,7 +68,7 @@ class RecordedStep:
             if sampler is None or self._logits is None:
                 step.advance(capacity)
             else:
-                self._given = step.choose(self._logits[: capacity.logit_rows], capacity, ChooseOptions(True, -1))
+                self._given = step.choose(self._logits[: capacity.logit_rows], capacity, ChooseOptions(True, -1), False)
         with session.record() as self._decode:
             if self._given:
                 for program in (self._forward, self._head, self._advance):
@@ -107,12 +107,12 @@ class RecordedStep:
         self._shape = None
         return self._step.score(logits, targets, k)
 
-    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions) -> Found:
-        self._prepare_choice(shape, options)
+    def choose(self, logits: Tensor, shape: Shape, options: ChooseOptions, masked: bool) -> Found:
+        self._prepare_choice(shape, options, masked)
         self._run(self._advance)
         return self._chosen(options)
 
-    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions) -> Found:
+    def decode(self, shape: Shape, attention: Sequence[Any], options: ChooseOptions, masked: bool) -> Found:
         """Executes the step with one native call.
 
         What a repeated step does not need is skipped: weights have evicted Python's code from the caches, so each line
@@ -121,7 +121,7 @@ class RecordedStep:
         if shape is not self._shape:
             self._kernels.sequences.value, self._rows.value = shape.sequences, shape.tokens
             self._set_tokens(shape.tokens)
-        self._prepare_choice(shape, options)
+        self._prepare_choice(shape, options, masked)
         self._run(self._decode)
         return self._chosen(options)
 
@@ -133,14 +133,14 @@ class RecordedStep:
         if count != self._tokens.value:
             self._tokens.value, self._part = count, self._hidden[:count]
 
-    def _prepare_choice(self, shape: Shape, options: ChooseOptions) -> None:
+    def _prepare_choice(self, shape: Shape, options: ChooseOptions, masked: bool) -> None:
         """Say what the sampling op reads."""
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
         count = shape.logit_rows
         if shape is not self._shape:
             self._shape, self._kernels.logit_rows.value = shape, count
             self._given_part = {name: memoryview(tensor[:count].numpy()) for name, tensor in self._given.items()}
-        masks = self._sampler.masks if options.masked else None
+        masks = self._sampler.masks if masked else None
         self._kernels.describe(self._sampler.edits, self._token_ids, self._most_rows, options.logprobs, masks)
 
     def _chosen(self, options: ChooseOptions) -> Found:

@@ -45,7 +45,7 @@ class Grammars(Protocol):
         ...
 
     def fill(self, matchers: Sequence[Any], words: NDArray[np.int32]) -> None:
-        """Fill in a mask for each matcher that `matcher` gave, in the lines of `words` [matchers or more, vocab / 32]."""
+        """Fill in a mask for each of what `matcher` gave, in the lines of `words` [matchers or more, vocab / 32]."""
         ...
 
 

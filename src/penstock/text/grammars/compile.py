@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Between tokens of JSON: nothing, a space, or a new line with its indentation. Unbounded white space would let a model
 # write nothing else until max_tokens.
-WHITESPACE = r" |\n[ \t]{0,32}"
+WHITESPACE = r" |\n[ \t]{0,24}"
 
 
 def parser_limits() -> "LLParserLimits":

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MEMORY = 1 << 30  # bytes of address space beyond what the process has at its start
+ONE_OF = (
+    "the keyword 'oneOf' is supported only if its schemas provably exclude each other, as those of objects do that have "
+    "a required property with different constants; use 'anyOf'"
+)
 
 
 class ByteTokens:
@@ -81,7 +85,8 @@ def check(tokenizer: "LLTokenizer", source: Source) -> Grammar:
         grammar = Grammar("regex", source.text, source.trigger)
     matcher = compile_grammar(tokenizer, grammar)
     if matcher.is_error():
-        raise GrammarError(first_line(matcher.get_error()))
+        error = first_line(matcher.get_error())
+        raise GrammarError(ONE_OF if "coerce_one_of" in error else error)
     matcher.compute_bitmask()
     if matcher.is_stopped() and not matcher.is_accepting():
         raise GrammarError("no text satisfies it; it may refer to itself without end")
