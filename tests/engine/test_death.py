@@ -107,7 +107,7 @@ async def test_a_stopped_engine_is_given_up_and_killed(scratch: Path) -> None:
     client = await start("process", Scenario(step_seconds=0.005), step_deadline=1.0)
     tasks = await consumers(client, 10)
     os.kill(client.info.pid, signal.SIGSTOP)
-    await expect_errors(tasks, r"no step for 1 s \(step_deadline\)")
+    await expect_errors(tasks, r"no step for 1 s and was given up \(--step-deadline\)")
     assert not client.healthy
     await until(lambda: not alive(client.info.pid), "the engine to end", 5)
     await client.close()

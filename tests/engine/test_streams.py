@@ -1,10 +1,9 @@
-"""Sorting events into streams, and judging progress."""
+"""Sorting events into streams."""
 
 import asyncio
 
 import pytest
 
-from penstock.engine.client import STALL_TICKS, Progress
 from penstock.engine.link.wire import ControlReply, Ended, Rejected, Step
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
@@ -34,11 +33,12 @@ async def test_deltas_of_another_incarnation_are_refused_and_counted(streams: St
 @pytest.mark.parametrize(("offset", "reason"), [(3, None), (1, None), (3, "stop")])
 async def test_lost_or_doubled_tokens_end_the_stream(streams: Streams, offset: int, reason: str | None) -> None:
     stream = streams.open(request("a"))
+    stream.sent = True
     streams.take(step(delta(0, (5, 6)), delta(offset, (9,), finish_reason=reason)))
     assert [d.token_ids for d in await stream.read()] == [(5, 6)]
     with pytest.raises(EngineError, match=f"expected token 2, got token {offset}"):
         await stream.read()
-    assert streams.close(stream), "the engine has to be told"
+    assert streams.close(stream) == ["a"], "the engine has to be told"
 
 
 async def test_deltas_of_two_streams_are_merged_apart(streams: Streams) -> None:
@@ -89,7 +89,10 @@ async def test_rejections_carry_their_kind(streams: Streams) -> None:
 
 async def test_an_early_close_counts_until_the_engine_knows(streams: Streams) -> None:
     stream = streams.open(request("a"))
-    assert streams.close(stream)
+    assert streams.close(stream) == [], "the engine does not have it"
+    stream = streams.open(request("a"))
+    stream.sent = True
+    assert streams.close(stream) == ["a"]
     streams.take(step(delta(0, (5,))))  # already on its way
     assert streams.busy
     with pytest.raises(RequestRejected, match="in use"):
@@ -117,16 +120,3 @@ async def test_replies_go_to_who_asked(streams: Streams) -> None:
     with pytest.raises(ValueError, match="one failed"):
         await first[1]
     assert not streams.busy
-
-
-def ticks(*heard: int | None) -> int:
-    progress = Progress()
-    return max(progress.tick(count) for count in heard)
-
-
-def test_progress_is_an_event_between_two_ticks_while_something_is_owed() -> None:
-    assert ticks(*[None] * 20) == 0
-    assert ticks(*range(20)) == 0
-    assert ticks(5, 5, 6, 6, 6, 7) == 2
-    assert ticks(5, 5, 5, None, 5, 5, 5) == 2
-    assert ticks(*[5] * (STALL_TICKS + 1)) == STALL_TICKS

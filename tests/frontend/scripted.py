@@ -46,6 +46,8 @@ class ScriptedClient:
         self.output = output
         self.cuts = cuts
         self.healthy = True
+        self.restarting = False
+        self.restarts = 0
         self.closed = False
         self.gate: asyncio.Event | None = None  # set: deltas after the first of a request wait for it
         self.refusal: Exception | None = None

@@ -245,15 +245,17 @@ async def test_stopping_ends_streams_that_take_too_long(make_site: Callable[...,
     assert site.engine.running == 0
 
 
-async def test_whoever_stops_a_server_is_told_that_its_engine_had_ended(site: Site) -> None:
+async def test_a_server_ends_with_its_engine(site: Site) -> None:
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    stop = asyncio.Event()
-    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop))
+    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=asyncio.Event()))
     async with httpx.AsyncClient(base_url=url) as http:
-        site.engine.healthy = False
+        assert (await http.get("/readyz")).status_code == 200
+        site.engine.restarting = True
+        assert (await http.get("/readyz")).json() == {"status": "the engine is started again"}
+        assert (await http.get("/livez")).status_code == 200
+        site.engine.restarting, site.engine.healthy = False, False
         assert (await http.get("/livez")).status_code == 503
-        stop.set()
         with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
             await asyncio.wait_for(running, 20)
     assert site.engine.closed

@@ -29,6 +29,8 @@ class Engine:
 
     info = INFO
     healthy = True
+    restarting = False
+    restarts = 2
 
     def __init__(self) -> None:
         self.now = EngineStats()

@@ -57,7 +57,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
     from penstock.engine.processors import keep_off
 
     server = prepared.resolved.server
-    connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned))
+    connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned, resumes=True))
     await asyncio.sleep(0)  # starts the connection before the imports below block this loop
     try:
         from prometheus_client import CollectorRegistry

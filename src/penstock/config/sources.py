@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an 
 
 PREFIX = "PENSTOCK_"
 FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file if the command line does not
-KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY"})  # of the native kernels, for tests; not settings
+KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY", PREFIX + "NO_KERNELS"})  # of the native kernels; not settings
 MAX_FILE_BYTES = 1 << 20
 SECRET = frozenset({"api_key"})  # settings whose values are never shown
 

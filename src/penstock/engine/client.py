@@ -1,15 +1,28 @@
-"""A client of one engine, on a thread or in a process."""
+"""A client of one engine, on a thread or in a process. It can start the engine again and go on with its requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
 from penstock.engine.link.wire import Abort, Add, Control, Finish, encode
-from penstock.engine.streams import Streams
-from penstock.messages import EngineInfo, EngineStats, FinishReason, GenerateRequest, RequestRejected, TokenDelta
+from penstock.engine.pace import Pace
+from penstock.engine.recovery import Recovery
+from penstock.engine.streams import Stream, Streams
+from penstock.messages import (
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    RequestRejected,
+    TokenDelta,
+)
 
-STALL_TICKS = 4  # in a step_deadline
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
+
+log = logging.getLogger(__name__)
 
 
 class EngineLink(Protocol):
@@ -28,33 +41,57 @@ class EngineLink(Protocol):
         ...
 
 
-class StreamingClient:
-    """messages.EngineClient over a link."""
+# Starts an engine with the next incarnation, whose events go into the same streams. Raises EngineError.
+Restart = Callable[[int], Awaitable[tuple[EngineInfo, EngineLink]]]
 
-    def __init__(self, info: EngineInfo, link: EngineLink, streams: Streams, *, step_deadline: float) -> None:
+
+class StreamingClient:
+    """messages.EngineClient over a link. With `restart`, an engine that has ended is replaced: its requests go on after
+    their last tokens, and new ones wait."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        link: EngineLink,
+        streams: Streams,
+        pace: Pace,
+        *,
+        restart: Restart | None = None,
+    ) -> None:
         self.info = info
         self._link = link
         self._streams = streams
-        self._deadline = step_deadline
-        self._progress = Progress()
+        self._pace = pace
+        self._recovery = Recovery(time.monotonic)
+        self._restart = restart
+        self._restarting: asyncio.Task[None] | None = None
+        self._restarts = 0
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(step_deadline / STALL_TICKS, self._tick)
+        self._timer = self._loop.call_later(pace.tick_seconds, self._tick)
+        if restart is not None:
+            streams.on_failure = self._engine_failed
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         """Deltas until every choice has finished, see messages.EngineClient. Closing it early aborts the request."""
         frame = _encode_request(request)
+        self._recovery.check(request)
         stream = self._streams.open(request)
         try:
-            self._link.send(frame)
+            if self._streams.down or self._recovery.holding:
+                self._recovery.hold(stream, alone=self._recovery.holding)
+            else:
+                stream.sent = True
+                self._link.send(frame)
             while deltas := await stream.read():
                 for delta in deltas:
                     yield delta
         finally:
-            if self._streams.close(stream):
-                self.abort(request.request_id)
+            for name in self._streams.close(stream):
+                self._link.send(encode(Abort(name)))
 
     def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> None:
-        self._link.send(encode(Finish(request_id, choice, reason, keep)))
+        name = self._streams.finish(request_id, choice, reason, keep)
+        self._link.send(encode(Finish(name, choice, reason, keep)))
 
     def abort(self, request_id: str) -> None:
         self._link.send(encode(Abort(request_id)))
@@ -66,6 +103,14 @@ class StreamingClient:
     def healthy(self) -> bool:
         return not self._streams.failure
 
+    @property
+    def restarting(self) -> bool:
+        return bool(self._streams.down)
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
     async def control(self, message: str) -> str:
         serial, reply = self._streams.expect_reply()
         self._link.send(encode(Control(serial, message)))
@@ -75,28 +120,69 @@ class StreamingClient:
         """End the engine. Streams still open end with EngineError. May be called twice."""
         self._timer.cancel()
         self._streams.end("the engine is closed")
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
         await self._link.close()
 
+    # -- an engine that ends ----------------------------------------------------------------------------------
+
     def _tick(self) -> None:
-        if self._progress.tick(self._streams.heard if self._streams.busy else None) < STALL_TICKS:
-            self._timer = self._loop.call_later(self._deadline / STALL_TICKS, self._tick)
-            return
-        self._streams.fail(f"the engine made no step for {self._deadline:g} s (step_deadline) and was given up")
+        streams = self._streams
+        stalled = self._pace.tick(streams.heard if streams.busy else None, streams.stats)
+        self._timer = self._loop.call_later(self._pace.tick_seconds, self._tick)
+        if stalled:
+            streams.fail(f"the engine made no step for {stalled:.3g} s and was given up (--step-deadline)")
+            self._link.kill()
+            if streams.failure:
+                self._timer.cancel()
+
+    def _engine_failed(self, reason: str) -> None:
+        self._restarting = self._loop.create_task(self._replace(reason))
+
+    async def _replace(self, reason: str) -> None:
+        """Start engines until one is ready; then go on with the requests. Gives up after several in a minute."""
+        began, streams = self._loop.time(), self._streams
+        assert self._restart is not None
+        self._recovery.engine_ended(streams.unfinished())
         self._link.kill()
+        await self._link.close()
+        while (delay := self._recovery.delay()) is not None:
+            await asyncio.sleep(delay)
+            streams.begin(streams.incarnation + 1)
+            try:
+                self.info, self._link = await self._restart(streams.incarnation)
+                break
+            except EngineError as error:
+                reason = str(error)
+                log.error("the engine did not start again: %s", reason)
+        else:
+            streams.end(f"{reason}. It ended too often within a minute, and is not started again")
+            return
+        self._restarts += 1
+        streams.resumed()
+        resumed = self._recovery.ready()
+        log.warning(
+            "the engine is back after %.1f s; %d requests go on, and %s",
+            self._loop.time() - began,
+            len(resumed),
+            "others are tried one by one" if self._recovery.holding else "no other was open",
+        )
+        for stream in resumed:
+            self._send(stream)
+        self._try_next()
+        streams.on_step = self._try_next if self._recovery.holding else None
 
+    def _try_next(self) -> None:
+        """Send held requests as they may be tried. The streams call it after each step."""
+        while (stream := self._recovery.next()) is not None:
+            self._send(stream)
+        if not self._recovery.holding:
+            self._streams.on_step = None
 
-class Progress:
-    """Counts the client's ticks without an event. Time in which the client was stopped counts as one tick."""
-
-    def __init__(self) -> None:
-        self._heard: int | None = None
-        self._still = 0
-
-    def tick(self, heard: int | None) -> int:
-        """Return how many ticks in a row found `heard`, the events so far, unchanged. None: no event is due."""
-        self._still = self._still + 1 if heard is not None and heard == self._heard else 0
-        self._heard = heard
-        return self._still
+    def _send(self, stream: Stream) -> None:
+        for request in self._streams.requests(stream):
+            self._link.send(encode(Add(request)))
 
 
 def _encode_request(request: GenerateRequest) -> bytes:

@@ -110,6 +110,10 @@ class EngineCore:
     def _advance(self) -> None:
         """Fill the pipeline with plans, then apply the oldest result."""
         while self._outstanding < self._depth and (plan := self._scheduler.plan(self._clock())) is not None:
+            if plan.new:
+                # If the step ends the engine, the client must know who was in it.
+                stats = self._scheduler.stats(*self._meter.seconds)
+                self._channel.post(Step(stats, begun=self._scheduler.begun(plan)))
             self._executor.submit(plan)
             self._outstanding += 1
         if self._outstanding:

@@ -13,6 +13,7 @@ from penstock.engine.link.channel import COMMANDS_AT_ONCE
 from penstock.engine.link.merge import StepBuffer
 from penstock.engine.link.wire import Command, Ended, Event, Ready, Rejected, Step, Stop, decode_command, encode
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
+from penstock.engine.pace import Pace
 from penstock.engine.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ async def start_thread(config: EngineConfig, backend: EngineBackend = MODEL_BACK
     except BaseException:
         await thread.close()
         raise
-    return StreamingClient(info, thread, streams, step_deadline=config.step_deadline)
+    return StreamingClient(info, thread, streams, Pace(config.max_num_batched_tokens, config.step_deadline))
 
 
 class QueueChannel:

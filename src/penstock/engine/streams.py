@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
 
 from penstock.engine.link.merge import DeltaBuffer
 from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejected, Step
@@ -11,6 +13,7 @@ from penstock.messages import (
     EngineError,
     EngineInfo,
     EngineStats,
+    FinishReason,
     GenerateRequest,
     QueueFull,
     RequestRejected,
@@ -21,12 +24,24 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """Buffers the deltas of one request until its consumer reads them. Bounded by the request's own max_tokens."""
+    """Buffers the deltas of one request until its consumer reads them. Bounded by the request's own max_tokens.
+
+    It also holds all tokens of unfinished choices, so that another engine can go on after them.
+    """
 
     def __init__(self, request: GenerateRequest) -> None:
-        self.request_id = request.request_id
+        self.request = request
+        self.sent = False  # to the engine that runs now
+        self.begun = False  # that engine has computed a step of it, or was about to
+        self.answered = 0  # messages with tokens that this engine has sent
+        self.closed = False
         choices = range(request.first_choice, request.first_choice + request.n)
-        self._expected = dict.fromkeys(choices, len(request.output_ids))  # next offset of each unfinished choice
+        self._outputs = {choice: list(request.output_ids) for choice in choices}  # of unfinished choices
+        self._begun = False  # some engine has sent something
+        self._endings: dict[
+            int, tuple[FinishReason, int]
+        ] = {}  # choices that the client ended, before the engine says so
+        self._names: dict[int, str] = {}  # the engine's names of choices that were resumed apart
         self._buffer = DeltaBuffer()
         self._error: Exception | None = None
         self._refused = False  # by the engine
@@ -35,20 +50,25 @@ class Stream:
     @property
     def in_engine(self) -> bool:
         """True while the engine may still work on the request."""
-        return bool(self._expected) and not self._refused
+        return bool(self._outputs) and not self._refused
 
     def push(self, delta: TokenDelta) -> None:
         """Take a delta that continues its choice; anything else means that tokens were lost, and ends the stream."""
-        expected = self._expected.get(delta.choice)
-        if expected is None:
+        output = self._outputs.get(delta.choice)
+        if output is None:
             return  # that choice has ended
+        expected = len(output)
         if delta.offset > expected or (delta.offset < expected and delta.finish_reason is None):
             self.fail(EngineError(f"choice {delta.choice}: expected token {expected}, got token {delta.offset}"))
             return
+        self._begun = True
+        self.answered += 1
         if delta.finish_reason is None:
-            self._expected[delta.choice] = delta.offset + len(delta.token_ids)
+            output.extend(delta.token_ids)
         else:
-            del self._expected[delta.choice]
+            del self._outputs[delta.choice]
+        if self._names:
+            delta = replace(delta, request_id=self.request.request_id)
         self._buffer.push(delta)
         self._news.set()
 
@@ -67,33 +87,81 @@ class Stream:
         while not self._buffer:
             if self._error is not None:
                 raise self._error
-            if not self._expected:
+            if not self._outputs:
                 return []
             self._news.clear()
             await self._news.wait()
         return self._buffer.take()
 
+    # -- its place in an engine -------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The engine's names of what is unfinished."""
+        return [self._names[choice] for choice in self._outputs] if self._names else [self.request.request_id]
+
+    def finish(self, choice: int, reason: FinishReason, keep: int) -> str:
+        """Note that the client ends a choice after `keep` tokens. Return the engine's name of it."""
+        self._endings[choice] = (reason, keep)
+        return self._names.get(choice, self.request.request_id)
+
+    def requests(self) -> list[GenerateRequest]:
+        """Return what a new engine must be sent: the request, or one for each unfinished choice with its tokens so
+        far."""
+        self.sent, self.begun, self.answered = True, False, 0
+        for choice, (reason, keep) in self._endings.items():
+            self.push(TokenDelta(self.request.request_id, choice, keep, (), reason))
+        request = self.request
+        if not self._begun:
+            return [request]
+        if request.n > 1:
+            self._names = {choice: f"{request.request_id}#{choice}" for choice in self._outputs}
+        return [
+            replace(
+                request,
+                request_id=self._names.get(choice, request.request_id),
+                output_ids=tuple(output),
+                n=1,
+                first_choice=choice,
+                # The prompt's logprobs come with the first token.
+                sampling=replace(request.sampling, prompt_logprobs=None) if output else request.sampling,
+            )
+            for choice, output in self._outputs.items()
+        ]
+
 
 class Streams:
-    """The open streams of one engine, with its stats, replies and end. Used from one event loop."""
+    """The open streams of one engine, with its stats, replies and end. Used from one event loop.
+
+    `on_failure`, if it is set, is called with the reason when an engine that was ready fails. The streams then stay
+    open, `down` has the reason, and `begin` takes the events of a new engine.
+    """
 
     def __init__(self, *, incarnation: int, limit: int) -> None:
         self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.stats = EngineStats()
         self.heard = 0  # events received; there are some whenever there is work
         self.refused = 0  # deltas of another incarnation
-        self.failure = ""  # why the engine ended
+        self.failure = ""  # why the engine ended for good
+        self.down = ""  # why the last engine ended, until the next one is ready
+        self.on_failure: Callable[[str], None] | None = None
+        self.on_step: Callable[[], None] | None = None  # called after each step, if it is set
         self._incarnation = incarnation
         self._limit = limit
         self._streams: dict[str, Stream] = {}
+        self._parts: dict[str, Stream] = {}  # by the engine's name of a choice that was resumed apart
         self._aborting: set[str] = set()  # closed early, and the engine has not confirmed the abort
         self._serials = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
+        self._earlier: EngineStats | None = None  # what earlier engines counted
 
     @property
     def busy(self) -> bool:
         """True while a message from the engine is due."""
-        return bool(self._streams or self._aborting or self._replies)
+        return bool(self._streams or self._aborting or self._replies) and not self.down
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
 
     def open(self, request: GenerateRequest) -> Stream:
         """Raises EngineError after the engine's end, QueueFull, RequestRejected for an id in use or a wrong n."""
@@ -109,18 +177,25 @@ class Streams:
         stream = self._streams[name] = Stream(request)
         return stream
 
-    def close(self, stream: Stream) -> bool:
-        """Forget a stream. Returns True when the engine still works on it, so that the caller must send an abort."""
-        del self._streams[stream.request_id]
-        early = stream.in_engine and not self.failure
-        if early:
-            self._aborting.add(stream.request_id)
-        return early
+    def close(self, stream: Stream) -> list[str]:
+        """Forget a stream. Return the names under which the engine still works on it, which the caller must abort."""
+        stream.closed = True
+        del self._streams[stream.request.request_id]
+        names = stream.names() if stream.in_engine and stream.sent and not self.failure and not self.down else []
+        for name in [name for name, part in self._parts.items() if part is stream] if self._parts else ():
+            del self._parts[name]
+        self._aborting.update(names)
+        return names
+
+    def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> str:
+        """Note that the client ends a choice. Return the engine's name of it."""
+        stream = self._streams.get(request_id)
+        return request_id if stream is None else stream.finish(choice, reason, keep)
 
     def expect_reply(self) -> tuple[int, asyncio.Future[str]]:
         """Return the serial of a control message, and the future of its reply."""
-        if self.failure:
-            raise EngineError(self.failure)
+        if self.failure or self.down:
+            raise EngineError(self.failure or f"the engine starts again ({self.down}): try again in a few seconds")
         serial = next(self._serials)
         self._replies[serial] = asyncio.get_running_loop().create_future()
         return serial, self._replies[serial]
@@ -131,50 +206,104 @@ class Streams:
         self.heard += 1
         match event:
             case Step():
-                self._take_step(event)
+                if not self.down:
+                    self._take_step(event)
             case Ready():
-                self.stats = event.stats
+                self._count(event.stats)
                 if not self.info.done():
                     self.info.set_result(event.info)
             case Ended():
                 self.fail(event.reason)
 
+    # -- the end of an engine ---------------------------------------------------------------------------------
+
     def fail(self, reason: str) -> None:
-        """End all streams and replies because the engine has failed. The first reason stays."""
-        if not self.failure and self.info.done() and not self.info.cancelled():  # else its start raises the reason
+        """Take note that the engine has failed. The first reason stays."""
+        if self.failure:
+            return
+        if self.down:  # a new engine did not start
+            if not self.info.done():
+                self.info.set_exception(EngineError(reason))
+            return
+        started = self.info.done() and not self.info.cancelled()  # else its start raises the reason
+        if started:
             log.error("the engine has failed: %s", reason)
-        self.end(reason)
+        if not started or self.on_failure is None:
+            self.end(reason)
+            return
+        self.down = reason
+        self._fail_replies(reason)
+        self._earlier = self.stats = self.stats.ended()
+        self.on_failure(reason)
+
+    def begin(self, incarnation: int) -> None:
+        """Take the events of a new engine, which is being started."""
+        self._incarnation = incarnation
+        self.info = asyncio.get_running_loop().create_future()
+
+    def resumed(self) -> None:
+        """Take note that the new engine is ready."""
+        self.down = ""
+
+    def unfinished(self) -> list[Stream]:
+        """The streams that the engine must go on with, in the order in which they were opened."""
+        return [stream for stream in self._streams.values() if stream.in_engine]
+
+    def requests(self, stream: Stream) -> list[GenerateRequest]:
+        """Return what the engine must be sent to begin a stream, or to go on with it."""
+        requests = stream.requests()
+        for request in requests:
+            if request.request_id != stream.request.request_id:
+                self._parts[request.request_id] = stream
+        return requests
 
     def end(self, reason: str) -> None:
         """End all streams and replies; the engine is gone."""
         if self.failure:
             return
-        self.failure = reason
+        self.failure, self.down = reason, ""
         for stream in self._streams.values():
             stream.fail(EngineError(reason))
-        waiting: list[asyncio.Future[EngineInfo] | asyncio.Future[str]] = [self.info, *self._replies.values()]
-        for future in waiting:
+        if not self.info.done():
+            self.info.set_exception(EngineError(reason))
+        self._fail_replies(reason)
+
+    def _fail_replies(self, reason: str) -> None:
+        for future in self._replies.values():
             if not future.done():
                 future.set_exception(EngineError(reason))
         self._replies.clear()
         self._aborting.clear()
 
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def _count(self, stats: EngineStats) -> None:
+        self.stats = stats if self._earlier is None else stats.after(self._earlier)
+
     def _push(self, deltas: Iterable[TokenDelta]) -> None:
         for delta in deltas:
             if delta.incarnation != self._incarnation:
                 self._refuse(delta)
-            elif (stream := self._streams.get(delta.request_id)) is not None:
+            elif (stream := self._find(delta.request_id)) is not None:
                 stream.push(delta)
 
+    def _find(self, name: str) -> Stream | None:
+        return self._streams.get(name) or self._parts.get(name)
+
     def _take_step(self, step: Step) -> None:
-        self.stats = step.stats
+        self._count(step.stats)
         self._push(step.deltas)
+        for name in step.begun:
+            if (stream := self._find(name)) is not None:
+                stream.begun = True
         for rejected in step.rejected:
-            if (stream := self._streams.get(rejected.request_id)) is not None:
+            if (stream := self._find(rejected.request_id)) is not None:
                 stream.reject(rejected)
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             self._answer(reply)
+        if self.on_step is not None:
+            self.on_step()
 
     def _refuse(self, delta: TokenDelta) -> None:
         self.refused += 1

@@ -157,8 +157,10 @@ class _Probes:
     async def _ready(self, request: Request) -> Response:
         if self._lifecycle.draining:
             return _json({"status": "draining"}, 503)
-        healthy = self._model.client.healthy
-        return _json({"status": "ready" if healthy else _ENDED}, 200 if healthy else 503)
+        client = self._model.client
+        if client.restarting:
+            return _json({"status": "the engine is started again"}, 503)
+        return _json({"status": "ready" if client.healthy else _ENDED}, 200 if client.healthy else 503)
 
     async def _show_version(self, request: Request) -> Response:
         return _json({"version": __version__})

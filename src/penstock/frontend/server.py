@@ -16,6 +16,8 @@ from penstock.frontend.access import Access
 from penstock.frontend.connection import BoundedProtocol
 from penstock.messages import EngineClient, EngineError
 
+_LOOK_SECONDS = 0.5  # between looks at the engine
+
 _log = logging.getLogger("penstock.server")
 
 
@@ -72,7 +74,8 @@ async def serve(
     that wait. Requests that are still in flight then end with the engine's error. Run it on uvloop:
     `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
-    Raises EngineError at the end if the engine ended before the server was stopped.
+    Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
+    start it again.
     """
     config = uvicorn.Config(
         app,
@@ -90,11 +93,14 @@ async def serve(
     async with _stopping(stop) as (stopping, hurry):
         running = asyncio.create_task(server.serve(sockets=[sock]))
         stopped = asyncio.create_task(stopping.wait())
+        given_up = asyncio.create_task(_until_ended(client))
         try:
-            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
-            await _drain(app, hurry)
+            await asyncio.wait((running, stopped, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if client.healthy:
+                await _drain(app, hurry)
         finally:
             stopped.cancel()
+            given_up.cancel()
             app.lifecycle.draining = True
             ended = not client.healthy
             await client.close()  # requests that are still in flight end now, with an error
@@ -102,6 +108,13 @@ async def serve(
             await running
     if ended:
         raise EngineError("the engine ended before the server was stopped; the log above says why")
+
+
+async def _until_ended(client: EngineClient) -> None:
+    """Returns a moment after the engine has ended for good: its streams send their errors meanwhile."""
+    while client.healthy:
+        await asyncio.sleep(_LOOK_SECONDS)
+    await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _drain(app: Access, hurry: asyncio.Event) -> None:

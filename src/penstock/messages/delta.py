@@ -52,10 +52,26 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
 
+    def ended(self) -> "EngineStats":
+        """The counters of an engine that has ended."""
+        return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
+
+    def after(self, earlier: "EngineStats") -> "EngineStats":
+        """These stats with the counters of an earlier engine added."""
+        return msgspec.structs.replace(
+            self, **{name: getattr(self, name) + getattr(earlier, name) for name in _COUNTERS}
+        )
+
     @property
     def kv_usage(self) -> float:
         """The fullest group's share of blocks held by requests, 0 to 1."""
         return max((h / t for h, t in zip(self.blocks_held, self.blocks_total, strict=True) if t), default=0.0)
+
+
+_COUNTERS = (
+    *("steps", "preemptions", "prefix_queries", "prefix_hits", "computed_tokens"),
+    *("step_seconds", "forward_seconds", "sample_seconds"),
+)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

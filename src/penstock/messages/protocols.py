@@ -70,7 +70,17 @@ class EngineClient(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """False once the engine died, or when its step counter has not moved for too long while there was work."""
+        """False once the engine has ended for good."""
+        ...
+
+    @property
+    def restarting(self) -> bool:
+        """True while the engine is started again after it ended. Requests wait, and streams pause."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was started again."""
         ...
 
     async def control(self, message: str) -> str:

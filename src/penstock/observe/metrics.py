@@ -49,11 +49,15 @@ class Metrics:
         return encoder(self.registry), content_type
 
 
+def _serves(engine: EngineView) -> bool:
+    return engine.healthy and not engine.restarting
+
+
 _GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] = (
     ("num_requests_running", "Requests in the running batch.", lambda _, stats: stats.running),
     ("num_requests_waiting", "Requests waiting to run.", lambda _, stats: stats.waiting),
     ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
-    ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(engine.healthy)),
+    ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(_serves(engine))),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (
     ("prompt_tokens", "Prompt tokens prefilled.", lambda model, _: model.prompt_tokens),
@@ -61,6 +65,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], 
     ("num_preemptions", "Requests preempted because KV blocks ran out.", lambda _, stats: stats.preemptions),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda _, stats: stats.prefix_queries),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda _, stats: stats.prefix_hits),
+    ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.restarts),
     ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
     ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),
     ("engine_step_seconds", "Time spent in steps.", lambda _, stats: stats.step_seconds),
@@ -104,7 +109,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.values()}
         # An engine that has ended runs nothing, but its last stats may say otherwise.
-        load = {model.name: stats[model.name] if model.engine.healthy else _IDLE for model in self._models.values()}
+        load = {model.name: stats[model.name] if _serves(model.engine) else _IDLE for model in self._models.values()}
         for prefix in _PREFIXES:
             yield from self._gauges(prefix, load)
             yield from self._counters(prefix, stats)

@@ -141,6 +141,12 @@ class Scheduler:
             self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
         return plan
 
+    def begun(self, plan: StepPlan) -> list[str]:
+        """Return the requests of the latest plan's new sequences."""
+        new = {sequence.seq for sequence in plan.new}
+        sequences = self._outstanding[-1].sequences
+        return [sequence.request.message.request_id for sequence in sequences if sequence.id in new]
+
     # -- results ----------------------------------------------------------------------------------------------
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:

@@ -13,37 +13,57 @@ import msgspec
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.child import how_it_ended
-from penstock.engine.client import CLOSE_SECONDS, StreamingClient
+from penstock.engine.client import CLOSE_SECONDS, EngineLink, StreamingClient
 from penstock.engine.link.engine_child import ENGINE, EngineChild
 from penstock.engine.link.frames import Frames
 from penstock.engine.link.wire import Stop, decode_event, encode
+from penstock.engine.pace import Pace
 from penstock.engine.streams import Streams
-from penstock.messages import EngineError
+from penstock.messages import EngineError, EngineInfo
 
 EVENTS_AT_ONCE = 16  # read before other callbacks of the event loop run
 
 
-async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE) -> StreamingClient:
+async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE, *, resumes: bool = False) -> StreamingClient:
     """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not."""
+    return await connect(config, _start(config, command), command, resumes=resumes)
+
+
+async def connect(
+    config: EngineConfig, spawned: EngineChild, command: Sequence[str] = ENGINE, *, resumes: bool = False
+) -> StreamingClient:
+    """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does.
+
+    If the client `resumes`, it starts the engine again when that ends, and goes on with the requests.
+    """
+    streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
+
+    async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
+        following = msgspec.structs.replace(config, incarnation=incarnation)
+        return await _ready(_start(following, command), streams)
+
+    info, process = await _ready(spawned, streams)
+    pace = Pace(config.max_num_batched_tokens, config.step_deadline)
+    return StreamingClient(info, process, streams, pace, restart=restart if resumes else None)
+
+
+def _start(config: EngineConfig, command: Sequence[str]) -> EngineChild:
     try:
         spawned = EngineChild(command)
     except OSError as error:
         raise EngineError(f"the engine process could not be started: {error}") from error
     spawned.send_config(config)
-    return await connect(config, spawned)
+    return spawned
 
 
-async def connect(config: EngineConfig, spawned: EngineChild) -> StreamingClient:
-    """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does."""
-    streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
+async def _ready(spawned: EngineChild, streams: Streams) -> tuple[EngineInfo, "EngineProcess"]:
     process = EngineProcess(spawned, streams)
     try:
-        info = await streams.info
+        return await streams.info, process
     except BaseException:
         process.kill()
         await process.ended()
         raise
-    return StreamingClient(info, process, streams, step_deadline=config.step_deadline)
 
 
 class EngineProcess:

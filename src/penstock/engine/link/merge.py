@@ -52,12 +52,13 @@ class StepBuffer:
         self._step.rejected.extend(step.rejected)
         self._step.aborted.extend(step.aborted)
         self._step.replies.extend(step.replies)
+        self._step.begun.extend(step.begun)
 
     def take(self) -> Step:
         """Remove all and return them as one step, with the latest stats."""
         step, self._step = self._step, Step(EngineStats())
         stats, self._stats = self._stats or step.stats, None
-        return Step(stats, self._deltas.take(), step.rejected, step.aborted, step.replies)
+        return Step(stats, self._deltas.take(), step.rejected, step.aborted, step.replies, step.begun)
 
 
 class _Merged:

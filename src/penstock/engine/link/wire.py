@@ -71,13 +71,14 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Everything new after a step, or after commands that needed no step."""
+    """Everything new after a step, after commands that needed no step, or before the first step of a request."""
 
     stats: EngineStats
     deltas: list[TokenDelta] = []
     rejected: list[Rejected] = []
     aborted: list[str] = []
     replies: list[ControlReply] = []
+    begun: list[str] = []  # requests that the next step computes for the first time
 
 
 Event = Ready | Ended | Step

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(__file__).with_name("libpenstock.so")
 CPP = Path(__file__).with_name("cpp")
@@ -54,8 +55,16 @@ OPTIONAL = {
 }  # defined when the file was built
 
 
+# Compiles with a compiler and a standard library that are new enough.
+PROBE = "#include <atomic>\nstatic_assert(__cpp_lib_atomic_wait >= 201907L);"
+
+
 class CannotBuild(Exception):
-    """There is no compiler, or no native kernels for this machine."""
+    """The library cannot be built; the message has the reason and the remedy."""
+
+
+class NoKernels(CannotBuild):
+    """There are no native kernels for this machine."""
 
 
 def digest() -> str:
@@ -71,23 +80,39 @@ def compiler() -> list[str]:
     for name in ("c++", "g++", "clang++"):
         if shutil.which(name):
             return [name]
-    raise CannotBuild("no C++ compiler was found: install g++, or name one in CXX")
+    raise CannotBuild("No C++ compiler was found (c++, g++ or clang++).")
 
 
-def _takes(flags: Sequence[str]) -> bool:
-    """True if the compiler accepts the flags."""
+def _takes(flags: Sequence[str], source: str = "") -> bool:
+    """True if the compiler accepts the flags and the source."""
     command = [*compiler(), *flags, "-fsyntax-only", "-x", "c++", "-"]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    return subprocess.run(command, input=source.encode(), stderr=subprocess.DEVNULL).returncode == 0
+
+
+def _check_compiler() -> None:
+    """Raises CannotBuild when there is no compiler, or it is too old."""
+    name = shlex.join(compiler())
+    try:
+        if not _takes(["-std=c++20"], PROBE):
+            raise CannotBuild(f"{name} cannot compile std::atomic::wait of C++20: it is too old, or incomplete.")
+    except OSError as error:
+        raise CannotBuild(f"{name} cannot be run: {error.strerror}.") from None
+
+
+def _check(done: subprocess.CompletedProcess[Any]) -> None:
+    if done.returncode:
+        raise CannotBuild(f"{done.args[0]} failed with status {done.returncode}; its messages are above.")
 
 
 def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping[str, Sequence[str]] = SOURCES) -> None:
     """Compile as many files at once as there are processors, and link them. An optional file is left out if the
     compiler does not know its flags.
 
-    Raises CannotBuild, or CalledProcessError if the compiler fails.
+    Raises CannotBuild. If the compiler fails, its messages are on stderr.
     """
     if platform.machine() not in {"x86_64", "AMD64"} or sys.platform != "linux":
-        raise CannotBuild(f"there are no native kernels for {platform.machine()} on {sys.platform}")
+        raise NoKernels(f"there are no native kernels for {platform.machine()} on {sys.platform}")
+    _check_compiler()
     command = [*compiler(), *FLAGS, *flags, f'-DPENSTOCK_DIGEST="{digest()}"']
     left_out = {name for name in OPTIONAL if name in sources and not _takes(sources[name])}
     for name in left_out:
@@ -102,14 +127,17 @@ def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping
         ]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as at_once:
             for done in at_once.map(subprocess.run, compilations):
-                done.check_returncode()
+                _check(done)
         # Moved into place, so that processes which have the old library loaded keep it.
         linked = Path(folder, "linked.so")
-        subprocess.run([*command, "-shared", *objects, "-o", str(linked)], check=True)
+        _check(subprocess.run([*command, "-shared", *objects, "-o", str(linked)]))
         staged = target.with_suffix(".new")
         shutil.copy(linked, staged)
         staged.replace(target)
 
 
 if __name__ == "__main__":
-    build()
+    try:
+        build()
+    except CannotBuild as error:
+        sys.exit(f"penstock: {error}")

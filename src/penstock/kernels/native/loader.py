@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import platform
 from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,13 @@ logger = logging.getLogger(__name__)
 def native_library() -> ctypes.CDLL | None:
     """The loaded library, or None, with one warning, when it was not built or was built from another version."""
     if not LIBRARY.exists():
-        logger.warning(
-            "the native kernels were not built, so torch's are used, which are several times slower: "
+        remedy = (
             "install a C++ compiler and reinstall penstock"
+            if platform.machine() == "x86_64"
+            else f"there are none for {platform.machine()}"
+        )
+        logger.warning(
+            "the native kernels were not built, so torch's are used, which are several times slower: %s", remedy
         )
         return None
     library = ctypes.CDLL(str(LIBRARY))

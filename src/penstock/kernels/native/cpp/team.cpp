@@ -1,6 +1,5 @@
 #include "team.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <cstdlib>
@@ -40,11 +39,12 @@ void set_and_wake(std::atomic<uint32_t>& value, uint32_t next, std::atomic<int>&
   if (asleep.load() != 0) value.notify_all();
 }
 
+// Pins the calling thread. (pthread_setaffinity_np would need glibc 2.34: see isa/glibc.h.)
 void pin(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);  // if refused, the thread stays unpinned
+  sched_setaffinity(0, sizeof set, &set);  // if refused, the thread stays unpinned
 }
 
 std::unique_ptr<std::byte[], void (*)(void*)> aligned(size_t bytes) {

@@ -1,5 +1,7 @@
 // The parts of sampling.h: a row's noise, the summary of its blocks of tokens, sums of weights, and the k best tokens.
 
+#include "glibc.h"
+
 namespace penstock::PENSTOCK_ISA {
 namespace {
 

@@ -1,0 +1,197 @@
+"""An engine that ends is started again, and its requests go on as if nothing had happened."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.engine import recovery
+from penstock.engine.client import StreamingClient
+from penstock.engine.link.ipc import spawn
+from penstock.engine.recovery import EndsEngines
+from penstock.messages import EngineError, GenerateRequest
+from tests.engine.processes import alive
+from tests.engine.simulated import ENGINE, FATAL_SEED, Answer, Scenario, ask, config, expected, until
+from tests.schedule.simulated import logprob_row, request
+
+Starter = Callable[..., Awaitable[StreamingClient]]
+SLOW = Scenario(step_seconds=0.003)
+
+
+@pytest.fixture
+async def engine(scratch: Path) -> AsyncIterator[Starter]:
+    clients: list[StreamingClient] = []
+
+    async def starter(scenario: Scenario = SLOW, **fields: object) -> StreamingClient:
+        clients.append(await spawn(config(scenario, **fields), ENGINE, resumes=True))
+        return clients[-1]
+
+    yield starter
+    for client in clients:
+        await client.close()
+        assert not alive(client.info.pid)
+    assert not list(scratch.iterdir())
+
+
+def asking(client: StreamingClient, requests: list[GenerateRequest]) -> list[asyncio.Task[Answer]]:
+    return [asyncio.create_task(ask(client, one)) for one in requests]
+
+
+async def end(client: StreamingClient, number: signal.Signals, steps: int) -> None:
+    """Wait for so many steps, then send the engine a signal, and wait until another is ready."""
+    before, restarts = client.stats().steps, client.restarts
+    await until(lambda: client.stats().steps >= before + steps, "steps")
+    os.kill(client.info.pid, number)
+    await until(lambda: client.restarts > restarts, "another engine", 30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_streams_go_on_after_an_engine_ends(engine: Starter, number: signal.Signals) -> None:
+    client = await engine()
+    choose = random.Random(number)
+    requests = [
+        request(f"r{i}", choose.randint(2, 40), choose.randint(20, 120), n=choose.choice((1, 1, 3)), logprobs=0)
+        for i in range(30)
+    ]
+    tasks = asking(client, requests)
+    for _ in range(3):
+        await end(client, number, choose.randint(5, 40))
+    answers = await asyncio.gather(*tasks)
+    assert client.restarts == 3
+    for asked, answer in zip(requests, answers, strict=True):
+        for choice in range(asked.n):
+            assert answer.choices[choice] == expected(asked, choice)
+            assert answer.logprobs[choice] == b"".join(map(logprob_row, expected(asked, choice)))
+        assert set(answer.reasons.values()) == {"length"}
+        assert {delta.request_id for delta in answer.deltas} == {asked.request_id}
+    assert client.stats().running == client.stats().waiting == 0
+    assert (await ask(client, request("late", 5, 9))).choices[0] == expected(request("late", 5, 9))
+
+
+async def test_a_stopped_engine_is_replaced(engine: Starter) -> None:
+    client = await engine(step_deadline=1.0)
+    first = client.info.pid
+    tasks = asking(client, [request(f"r{i}", 6, 200) for i in range(10)])
+    await end(client, signal.SIGSTOP, 10)
+    answers = await asyncio.gather(*tasks)
+    assert [answer.choices[0] for answer in answers] == [expected(request(f"r{i}", 6, 200)) for i in range(10)]
+    assert not alive(first)
+
+
+async def test_counters_go_on(engine: Starter) -> None:
+    client = await engine()
+    await ask(client, request("a", 4, 30))
+    before = client.stats()
+    os.kill(client.info.pid, signal.SIGKILL)
+    await until(lambda: client.restarts == 1, "another engine", 30)
+    assert client.stats().steps >= before.steps
+    await ask(client, request("b", 4, 30))
+    assert client.stats().steps >= before.steps + 30
+    assert client.stats().computed_tokens > before.computed_tokens
+    assert client.info.incarnation == 2
+
+
+async def test_requests_wait_while_there_is_no_engine(engine: Starter) -> None:
+    client = await engine()
+    os.kill(client.info.pid, signal.SIGKILL)
+    await until(lambda: client.restarting, "the end")
+    assert client.healthy
+    with pytest.raises(EngineError, match="the engine starts again"):
+        await client.control("reset_prefix_cache")
+    tasks = asking(client, [request(f"r{i}", 5, 10) for i in range(5)])
+    gone = asking(client, [request("gone", 5, 10)])
+    await asyncio.sleep(0)
+    gone[0].cancel()
+    answers = await asyncio.gather(*tasks)
+    assert [answer.choices[0] for answer in answers] == [expected(request(f"r{i}", 5, 10)) for i in range(5)]
+    assert client.restarts == 1
+
+
+async def test_a_choice_that_the_client_ended_stays_ended(engine: Starter) -> None:
+    """The stop is sent to an engine that cannot read it."""
+    client = await engine(step_deadline=1.0)
+    asked, answer = request("a", 6, 400, n=2), None
+    answer = Answer(asked)
+    stopped = False
+    async for delta in client.generate(asked):
+        answer.take(delta)
+        if not stopped and len(answer.choices[0]) >= 10:
+            stopped = True
+            os.kill(client.info.pid, signal.SIGSTOP)
+            client.finish("a", 0, "stop", 7)
+    assert stopped and client.restarts == 1
+    assert answer.choices[0] == expected(asked)[:7]
+    assert answer.choices[1] == expected(asked, 1)
+    assert answer.reasons == {0: "stop", 1: "length"}
+
+
+async def test_a_prompt_that_ends_engines_ends_two(engine: Starter) -> None:
+    client = await engine()
+    bystanders = [request(f"r{i}", 6, 300) for i in range(6)]
+    tasks = asking(client, bystanders)
+    await until(lambda: client.stats().steps > 5, "steps")
+    fatal = request("fatal", 9, 20, seed=FATAL_SEED)
+    with pytest.raises(EndsEngines, match="ended twice"):
+        await ask(client, fatal)
+    for _ in range(100):
+        with pytest.raises(EndsEngines, match="do not send it again"):
+            await ask(client, fatal)
+    answers = await asyncio.gather(*tasks)
+    assert [answer.choices[0] for answer in answers] == [expected(one) for one in bystanders]
+    assert client.restarts == 2
+
+
+async def test_suspects_are_tried_in_order_and_all_but_one_are_answered(engine: Starter) -> None:
+    client = await engine()
+    asked = [request(f"r{i}", 5, 12, seed=FATAL_SEED if i == 4 else 1) for i in range(12)]
+    answers = await asyncio.gather(*asking(client, asked), return_exceptions=True)
+    assert isinstance(answers.pop(4), EndsEngines)
+    asked.pop(4)
+    for one, answer in zip(asked, answers, strict=True):
+        assert isinstance(answer, Answer) and answer.choices[0] == expected(one)
+    assert client.restarts == 2
+
+
+async def test_a_request_that_ends_engines_later_is_given_up(engine: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine fails in its tenth step."""
+    monkeypatch.setattr(recovery, "DELAYS", (0.0,) * 8)
+    client = await engine(Scenario(step_seconds=0.001, fail_at=10))
+    with pytest.raises(EngineError, match="ended 4 times during this request"):
+        await ask(client, request("a", 6, 400))
+    assert client.healthy
+    await until(lambda: not client.restarting, "another engine", 30)
+    assert (await ask(client, request("b", 6, 5))).choices[0] == expected(request("b", 6, 5))
+
+
+async def test_an_engine_that_ends_too_often_is_not_started_again(
+    engine: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "DELAYS", (0.0, 0.0))
+    client = await engine()
+    for restarts in range(2):
+        os.kill(client.info.pid, signal.SIGKILL)
+        await until(lambda restarts=restarts: client.restarts > restarts, "another engine", 30)  # type: ignore[misc]
+    waiting = asking(client, [request("a", 6, 400)])
+    await until(lambda: client.stats().running, "it to run")
+    began = time.monotonic()
+    os.kill(client.info.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match="ended too often within a minute"):
+        await waiting[0]
+    assert not client.healthy and not client.restarting
+    assert time.monotonic() - began < 5
+
+
+async def test_closing_while_the_engine_starts_again(engine: Starter) -> None:
+    client = await engine()
+    tasks = asking(client, [request("a", 6, 400)])
+    await until(lambda: client.stats().running, "it to run")
+    os.kill(client.info.pid, signal.SIGKILL)
+    await until(lambda: client.restarting, "the end")
+    await client.close()
+    with pytest.raises(EngineError, match="closed"):
+        await tasks[0]
