@@ -9,11 +9,12 @@ import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from penstock.config.settings import ReasoningFormatName, ToolFormatName
 from penstock.text import ChatTemplate, ChatTemplateError
 from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, Conversation
 from tests.text import tokenizers_on_disk
@@ -223,6 +224,11 @@ def test_ids_that_a_template_refuses_are_replaced() -> None:
     id, _, rest = shown.removeprefix("Weather?").partition("=")
     assert len(id) == 9 and f";{id}sunny" in rest
     assert "abcdefgh1=" in conversation_of(source).render(chat("{}"))
+
+
+def test_the_settings_have_all_formats() -> None:
+    assert set(get_args(ToolFormatName)) == {"auto", "none", *TOOL_FORMATS}
+    assert set(get_args(ReasoningFormatName)) == {"auto", "none", *REASONING_FORMATS}
 
 
 def test_formats_can_be_chosen() -> None:
