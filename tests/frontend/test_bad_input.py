@@ -195,6 +195,7 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
     *[({"tools": [{"function": {"name": name}}]}, "tools[0].function.name") for name in (None, 5, "", "a b", "x" * 65)],
     ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters.type"),
     ({"tools": [{"function": {"name": "f", "description": 5}}]}, "tools[0].function.description"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),

@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import orjson
@@ -11,11 +12,12 @@ import orjson
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.grammar import GrammarSource, check_grammar
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
 from penstock.messages import FinishReason, Grammar
 from penstock.text import GrammarError
-from penstock.text.calls import CallLimits, MessageParser, Part, ToolOutputError
-from penstock.text.calls.grammar import grammar_for, reasoning_end
+from penstock.text.calls import CallLimits, Conversation, MessageParser, Part, ToolOutputError
+from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
 from penstock.text.grammars.schema import read_schema
 
 
@@ -31,11 +33,12 @@ class ToolUse:
 
 
 async def reply_grammar(
-    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str
+    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
 ) -> Grammar | None:
     """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`.
 
-    Raises APIError 400 if a tool's schema cannot be held although a call is required.
+    `body_size` is the size of the request's body in bytes. Raises APIError 400 if a tool's schema cannot be held
+    although a call is required.
     """
     conversation = model.conversation
     if not use.schemas or conversation.tools is None:
@@ -45,8 +48,23 @@ async def reply_grammar(
     required = use.choice != "auto"
     if source is not None and not required and source.kind != "json_schema":
         raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
+    answer = None if required else source
+    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), body_size)
+    try:
+        return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
+    except APIError as error:
+        if required or source is not None or error.code != "invalid_grammar":
+            raise
+        return None  # too large to be held: the calls are then what the model writes
+
+
+def _tool_grammar(
+    conversation: Conversation, use: ToolUse, answer: GrammarSource | None, prompt_end: str
+) -> ToolGrammar:
+    assert conversation.tools is not None
+    required = use.choice != "auto"
     names = [use.name] if use.choice == "named" else list(use.schemas)
-    made = grammar_for(
+    return grammar_for(
         conversation.tools,
         conversation.reasoning,
         {name: _held_schema(use, name, required) for name in names},
@@ -54,14 +72,8 @@ async def reply_grammar(
         parallel=use.parallel and use.choice != "named",
         special=conversation.special,
         prompt_end=prompt_end,
-        answer=None if source is None or required else _read(source.text, source.param),
+        answer=None if answer is None else _read(answer.text, answer.param),
     )
-    try:
-        return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
-    except APIError as error:
-        if required or source is not None or error.code != "invalid_grammar":
-            raise
-        return None  # too large to be held: the calls are then what the model writes
 
 
 def _held_schema(use: ToolUse, name: str, required: bool) -> Mapping[str, Any]:

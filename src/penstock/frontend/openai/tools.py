@@ -71,6 +71,10 @@ def check_tools(tools: Sequence[dict[str, Any]] | None, limits: RequestLimits) -
         for key, kind, word in (("description", str, "a string"), ("parameters", dict, "an object: a JSON schema")):
             if function.get(key) is not None and not isinstance(function[key], kind):
                 raise invalid(f"{where}.function.{key} must be {word}", f"{where}.function.{key}")
+        kind = (function.get("parameters") or {}).get("type", "object")
+        if kind != "object":
+            where = f"{where}.function.parameters.type"
+            raise invalid(f'{where} is {str(kind)[:40]!r}; it must be "object"', where)
         known[name] = {"type": "function", **tool}
     return known
 

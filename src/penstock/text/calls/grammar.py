@@ -29,6 +29,7 @@ class ToolGrammar(NamedTuple):
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the tool's name
 _ANY = r"/(.|\n)*/"
+_OPEN = frozenset(("patternProperties", "allOf", "anyOf", "oneOf", "$ref"))  # keywords that declare more properties
 _MOST_CALLS = 128
 _NUMBER = "/[0-9]{1,3}/"
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write JSON
@@ -204,7 +205,8 @@ def _json(schema: Mapping[str, Any]) -> str:
     """Returns a JSON value of the arguments' schema. Arguments that are not declared are not allowed."""
     closed = dict(schema) or {"properties": {}}
     closed.setdefault("type", "object")
-    if "properties" in closed and "patternProperties" not in closed:
+    declared = closed.get("properties")
+    if isinstance(declared, dict) and not (_OPEN & closed.keys() or {*closed.get("required", ())} - declared.keys()):
         closed.setdefault("additionalProperties", False)
     return _held(closed)
 
