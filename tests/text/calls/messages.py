@@ -213,6 +213,14 @@ OTHERS = [
     Case("hermes", "", '<tool_call>{"name": "now", "argu', Message('<tool_call>{"name": "now", "argu')),
     Case("hermes", "", '<tool_call>{"name": ["now"]}', Message('<tool_call>{"name": ["now"]}')),
     Case("hermes", "", '<tool_call>{"name": "no\\x"}', Message('<tool_call>{"name": "no\\x"}')),
+    Case("hermes", "", '<tool_call>{"name": "\\ud800"}', Message('<tool_call>{"name": "\\ud800"}')),
+    Case(
+        "hermes",
+        "",
+        '<tool_call>{"name": "now", "arguments": "\\ud800"}',
+        Message(calls=(NOW,)),
+    ),
+    Case("pythonic", "", "[now(a='\\ud800')]", Message("[now(a='\\ud800')]")),
     Case("hermes", "", '<tool_call>{"name": "now"}', Message(calls=(NOW,))),
     Case(
         "hermes",

@@ -122,7 +122,7 @@ def _arguments(cursor: Cursor, writer: PartWriter, early: list[str] | None) -> R
         return (yield from _early_arguments(cursor, early, writer.limits.argument_chars))
     if char == '"':
         text = yield from cursor.json_string(writer.limits.argument_chars)
-        emit((_decoded(text or '"{}"') or "").strip() or "{}")
+        emit((_decoded(text or "") or "").strip() or "{}")
         return text is not None
     text = yield from cursor.scalar(64)
     emit("{}" if text in (None, "null") else text or "{}")
@@ -142,11 +142,15 @@ def _early_arguments(cursor: Cursor, early: list[str], limit: int) -> Reading[bo
 
 
 def _decoded(text: str) -> str | None:
+    """Returns the value of a JSON string, or None if it is none or cannot be sent as UTF-8."""
     try:
         value = json.loads(text, strict=False)
-    except ValueError:
+        if not isinstance(value, str):
+            return None
+        value.encode()
+    except ValueError:  # UnicodeEncodeError is one
         return None
-    return value if isinstance(value, str) else None
+    return value
 
 
 def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter) -> Reading[None]:
@@ -271,7 +275,7 @@ def _parse_call(text: str, writer: PartWriter) -> tuple[str, dict[str, Any]] | N
         keys = list(properties) if isinstance(properties, dict) else []
         values = {key: _value(item) for key, item in zip(keys, node.args, strict=False)}
         values |= {item.arg: _value(item.value) for item in node.keywords if item.arg is not None}
-        json.dumps(values)
+        json.dumps(values, ensure_ascii=False).encode()
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return None
     return name, values

@@ -93,12 +93,10 @@ class Conversation:
         template = self._checked_template
         if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             messages = self._with_results(messages)
-            shape = self._shape
-            messages = (
-                [*_flat(messages, self._format, "" if tools else _NO_TOOLS)]
-                if shape is None
-                else [_shaped(m, shape) for m in messages]
-            )
+            if (shape := self._shape) is not None:
+                messages = [_shaped(message, shape) for message in messages]
+            else:
+                messages = list(_flat(messages, self._format, "" if tools else _NO_TOOLS))
         if tools and not self._shows_tools:
             messages = _instructed(messages, tools, self._format)
             tools = None

@@ -60,6 +60,7 @@ class ToolFormat:
     listed: bool = False  # the calls are in brackets, with commas between them
     head: tuple[str, ...] = ()  # texts before each call; a model may leave out the first ones
     name_end: tuple[str, ...] = ()  # texts that end the name
+    name_parts: tuple[str, ...] = ()  # texts within what precedes name_end
     mid: str = ""  # text between name and arguments; the model may leave it out
     tail: tuple[str, ...] = ()  # texts after each call; a model may leave them out
     separator: str = ""  # text between calls
@@ -89,7 +90,7 @@ class ToolFormat:
             if isinstance(body, TaggedArguments)
             else ()
         )
-        several = (self.begin, self.end, *self.head, *self.name_end, self.mid, *self.tail, *tags, *_CALL_ID)
+        several = (self.begin, self.end, *self.head, *self.name_end, *self.name_parts, self.mid, *self.tail, *tags)
         return tuple(text.strip() for text in several if text.strip())
 
 
@@ -128,8 +129,6 @@ class ChannelFormat:
     def markers(self) -> tuple[str, ...]:
         return (*self.starts, self.message, *self.ends, "<|constrain|>")
 
-
-_CALL_ID = ("[CALL_ID]",)
 
 HARMONY = ChannelFormat(
     "harmony",
@@ -187,6 +186,7 @@ _LIST = (
         JsonArguments(),
         head=("[TOOL_CALLS]",),
         name_end=("[ARGS]",),
+        name_parts=("[CALL_ID]",),
         mid="[ARGS]",
         name_pattern=r"(?P<name>[^\s\[]+)(?:\[CALL_ID\](?P<id>[A-Za-z0-9]{9}))?",
         id_style="short",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from penstock.text.calls.bodies import read_body
 from penstock.text.calls.cursor import Cursor, Markers, Reading
@@ -89,7 +89,7 @@ class MessageParser:
         if reasoning is not None and prompt_end.rstrip().endswith(reasoning.begin):
             self._begin_reasoning(0)
             yield from self._read_reasoning(reasoning)
-        opening = self._reasoning_markers(reasoning)
+        opening = () if reasoning is None else reasoning.markers
         markers = Markers((*opening, *(tools.triggers if tools is not None else ())))
         fresh = True  # nothing of the answer has been read
         while True:
@@ -111,10 +111,6 @@ class MessageParser:
             elif tools is not None:
                 yield from self._calls(tools, marker)
 
-    @staticmethod
-    def _reasoning_markers(reasoning: ReasoningFormat | None) -> tuple[str, ...]:
-        return () if reasoning is None else reasoning.markers
-
     def _peek_past_blanks(self) -> Reading[str]:
         """Returns the next character that is no blank. The blanks become content."""
         taken: list[str] = []
@@ -131,7 +127,7 @@ class MessageParser:
         self._writer.marker()
         self._end_reasoning()
 
-    def _copy(self, kind: Any, markers: Markers) -> Reading[str | None]:
+    def _copy(self, kind: Literal["content", "reasoning"], markers: Markers) -> Reading[str | None]:
         """Passes text on up to the first marker, and returns the marker. Returns None at the end of the text."""
         cursor, writer = self._cursor, self._writer
         while True:
@@ -200,7 +196,7 @@ class MessageParser:
         yield
         starts = Markers((*format.starts, *format.ends))
         body = Markers((format.message,))
-        in_header = any(prompt_end.rstrip().endswith(start) for start in (f"{format.starts[0]}assistant",))
+        in_header = prompt_end.rstrip().endswith(f"{format.starts[0]}assistant")
         while True:
             at = self._position
             if in_header:
