@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--dtype", "float32", "--step-deadline", "20")
 PROMPTS = ["import os\n", "def main():\n    ", "class Stack:\n    def __init__(self"]
+GRAMMAR = "[a-z]{5,9}=[0-9]{3}"
 SPLITS = {
     "tensor": ("--tensor-parallel-size", "2"),
     "pipeline": ("--pipeline-parallel-size", "2"),
@@ -24,9 +26,14 @@ def completions(server: Server) -> list[str]:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
             model = (await client.models.list()).data[0].id
+            how = [(prompt, {}) for prompt in PROMPTS] + [(PROMPTS[0], {"guided_regex": GRAMMAR})]
             answers = await asyncio.gather(
-                *(client.completions.create(model=model, prompt=p, max_tokens=40, temperature=0) for p in PROMPTS)
+                *(
+                    client.completions.create(model=model, prompt=prompt, max_tokens=40, temperature=0, extra_body=body)
+                    for prompt, body in how
+                )
             )
+            assert re.fullmatch(GRAMMAR, answers[-1].choices[0].text)
             return [answer.choices[0].text for answer in answers]
 
     return asyncio.run(ask())
@@ -41,8 +48,8 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize("split", SPLITS)
 def test_ranks_say_what_one_says_and_end_together(tmp_path: Path, one_rank: list[str], split: str) -> None:
     with serving(tmp_path / "log", *FLAGS, *SPLITS[split]) as server:
-        assert completions(server) == one_rank
         ranks = children(server.engine_pid)
+        assert completions(server) == one_rank
         assert len(ranks) == 2
         assert f"rank 1 (pid {max(ranks)}) has layers" in server.log.read_text()
     assert not any(map(alive, ranks))

@@ -91,8 +91,15 @@ def check_all(asked: list[GenerateRequest], given: dict[tuple[str, int], Answer]
                 check(request.grammar, given[request.request_id, choice])
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("way", ["recorded", "eager", "ahead", "ahead, captured"])
+@pytest.mark.parametrize(
+    ("way", "scenario"),
+    [
+        *(("recorded", scenario) for scenario in SCENARIOS),
+        *(("ahead, captured", scenario) for scenario in SCENARIOS),
+        ("eager", "preempted"),
+        ("ahead", "preempted"),
+    ],
+)
 def test_outputs_obey(way: str, scenario: str, tiny_checkpoint: Checkpoint) -> None:
     """On a CPU, and two plans ahead, where masks come late. All give the same tokens."""
     folder, how, asked = tiny_checkpoint("qwen3"), SCENARIOS[scenario], wave()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MEMORY = 1 << 30  # bytes of address space beyond what the process has at its start
 ONE_OF = (
-    "the keyword 'oneOf' is supported only if its schemas provably exclude each other, as those of objects do that have "
+    "the keyword 'oneOf' is supported only if its schemas provably exclude each other, as those of objects that have "
     "a required property with different constants; use 'anyOf'"
 )
 

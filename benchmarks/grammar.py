@@ -1,0 +1,168 @@
+"""Measures what grammars cost: the masks of a step, and the time to compile a schema.
+
+    python benchmarks/grammar.py MODEL [--rows 1,8,32] [--schemas 200] [--threads 2] [--json FILE]
+
+MODEL is a model's folder or GGUF file, of which only the tokenizer is read. Every row has a schema of its own, of about
+5 kB, and follows an instance of it token by token. `mask_ms` is the time to fill in the masks of all rows for a step on
+`--threads` threads; `cpu_ms` is the processor time of that, which other processes do not add to. `take_ms` is the time
+to go on by a token in each row. `compile_ms` is the engine's processor time for one schema, `check_ms` the time of the
+process that checks it for the server, round trip included.
+`loop_ms` is the longest pause of an event loop during these checks, one hostile schema among them.
+"""
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from results import parser, write
+
+from penstock.messages import Grammar
+from penstock.text import GrammarChecker, GrammarError, Tokenizer
+from penstock.text.grammars.matchers import GrammarMatchers
+
+WORDS = ["order", "customer", "invoice", "address", "total", "shipped", "status", "quantity", "article", "comment"]
+HOSTILE = {"allOf": [{"type": "string", "pattern": f".*x{i}.*y{i}.*"} for i in range(50)]}
+
+
+def some_schema(source: random.Random, size: int) -> tuple[dict[str, Any], Any]:
+    """A schema of about `size` bytes, and an instance of it."""
+    properties: dict[str, Any] = {}
+    instance: dict[str, Any] = {}
+    while len(json.dumps(properties)) < size:
+        name = f"{source.choice(WORDS)}_{len(properties)}"
+        words = [source.choice(WORDS) for _ in range(8)]
+        low = source.randint(0, 100)
+        schema, value = source.choice(
+            [
+                ({"type": "string", "maxLength": 80}, " ".join(words[:5])),
+                ({"type": "string", "format": "date"}, "2024-05-17"),
+                ({"type": "string", "pattern": "^[A-Z]{2}-[0-9]{4,8}$"}, f"AB-{source.randint(1000, 99999)}"),
+                ({"type": "integer", "minimum": low, "maximum": low + 5000}, low + 17),
+                ({"type": "number"}, 12.75),
+                ({"enum": sorted(set(words))}, words[0]),
+                ({"type": "boolean"}, True),
+                ({"type": "array", "items": {"type": "string"}, "maxItems": 5}, words[:3]),
+                (
+                    {"type": "object", "properties": {"id": {"type": "integer"}, "note": {"type": "string"}}},
+                    {"id": 4711, "note": "as discussed"},
+                ),
+                ({"anyOf": [{"type": "null"}, {"type": "string", "minLength": 1}]}, "perhaps"),
+            ]
+        )
+        properties[name] = {"description": " ".join(words), **schema}
+        instance[name] = value
+    required = [name for name in properties if source.random() < 0.9]
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }, {name: instance[name] for name in properties if name in required}
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    """Mean, median and 99th percentile in milliseconds."""
+    ms = np.array(seconds) * 1e3
+    return {
+        "mean": round(float(ms.mean()), 4),
+        "p50": round(float(np.median(ms)), 4),
+        "p99": round(float(np.percentile(ms, 99)), 4),
+    }
+
+
+def masks(matchers: GrammarMatchers, tokenizer: Tokenizer, made: list[tuple[Any, Any]], width: int) -> dict[str, Any]:
+    """The masks of steps in which every row has a schema of its own."""
+    rows = [matchers.matcher(Grammar("json_schema", json.dumps(schema)), []) for schema, _ in made]
+    texts = [tokenizer.encode(json.dumps(value), add_special_tokens=False) for _, value in made]
+    words = np.zeros((len(rows), -(-width // 32)), np.int32)
+    filled, taken, worked = [], [], []
+    for i in range(min(map(len, texts))):
+        began, before = time.perf_counter(), time.process_time()
+        matchers.fill(rows, words)
+        middle = time.perf_counter()
+        worked.append(time.process_time() - before)
+        for row, text in zip(rows, texts, strict=True):
+            row.take([text[i]])
+        taken.append(time.perf_counter() - middle)
+        filled.append(middle - began)
+    errors = [row.error for row in rows if row.error]
+    assert not errors, errors[0]
+    return {
+        "rows": len(rows),
+        "steps": len(filled),
+        "mask_ms": spread(filled),
+        "cpu_ms": spread(worked),
+        "take_ms": spread(taken),
+    }
+
+
+async def checks(checker: GrammarChecker, schemas: list[str]) -> tuple[list[float], float]:
+    """The seconds of each check, and the longest pause of the event loop meanwhile."""
+    longest, seconds, done = 0.0, [], False
+
+    async def watch() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not done:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    await asyncio.to_thread(checker.check, "regex", "a")  # starts the process
+    watching = asyncio.create_task(watch())
+    for schema in schemas:
+        began = time.perf_counter()
+        try:
+            await asyncio.to_thread(checker.check, "json_schema", schema)
+            seconds.append(time.perf_counter() - began)
+        except GrammarError:
+            assert schema == json.dumps(HOSTILE)
+    done = True
+    await watching
+    return seconds, longest
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("model", type=Path)
+    options.add_argument("--rows", default="1,8,32")
+    options.add_argument("--schemas", type=int, default=200)
+    options.add_argument("--bytes", type=int, default=5000)
+    options.add_argument("--threads", type=int, default=2)
+    args = options.parse_args()
+    tokenizer = Tokenizer.load(args.model)
+    width, eos = tokenizer.vocab_size, [tokenizer.eos_token_id or 0]
+    source = random.Random(1)
+    made = [some_schema(source, args.bytes) for _ in range(args.schemas)]
+    matchers = GrammarMatchers(lambda: tokenizer, width, eos, threads=args.threads)
+    matchers.matcher(Grammar("regex", "a"), [])  # loads the vocabulary
+    compiled = []
+    for schema, _ in made:
+        began = time.process_time()
+        matchers.matcher(Grammar("json_schema", json.dumps(schema)), [])
+        compiled.append(time.process_time() - began)
+    figures = [masks(matchers, tokenizer, made[:rows], width) for rows in map(int, args.rows.split(","))]
+    checker = GrammarChecker(tokenizer, width, eos)
+    texts = [json.dumps(schema) for schema, _ in made]
+    checked, longest = asyncio.run(checks(checker, [*texts[:20], json.dumps(HOSTILE), *texts[20:]]))
+    checker.close()
+    result = {
+        "benchmark": "grammar",
+        "vocab": width,
+        "threads": args.threads,
+        "schemas": args.schemas,
+        "schema_bytes": round(float(np.mean([len(text) for text in texts]))),
+        "compile_ms": spread(compiled),
+        "check_ms": spread(checked),
+        "loop_ms": round(longest * 1e3, 2),
+        "masks": figures,
+    }
+    write(result, args.json)
+
+
+if __name__ == "__main__":
+    main()
