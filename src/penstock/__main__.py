@@ -6,15 +6,18 @@ import sys
 from contextlib import ExitStack, suppress
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 def main() -> None:
-    """Ctrl-C ends it quietly from its first moment on: while it imports, it holds nothing that must be let go, as an
-    engine's process ends with the one that started it."""
+    """Ctrl-C and SIGTERM end it quietly from its first moment on: while it imports, it holds nothing that must be let
+    go, as an engine's process ends with the one that started it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as held:
         engine = None
-        if sys.argv[1:2] == ["serve"]:  # what takes longest begins first: before the command line is understood
+        # What takes longest begins first: before the command line is understood.
+        if sys.argv[1:2] in (["serve"], ["run"]) and "--help" not in sys.argv:
             from penstock.engine.link.engine_child import EngineChild
 
             with suppress(OSError):  # the command will try again, and say why it cannot
@@ -26,6 +29,14 @@ def main() -> None:
             command(engine)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+def _terminated(*_: object) -> None:
+    """Ends by the signal, as if it were not handled. The kernel sends no unhandled signal to a container's first
+    process, so that one would be killed only after a timeout."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(TERMINATED)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The command line in this process, without the second that a process of its own takes."""
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))  # nothing is piped
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             main()

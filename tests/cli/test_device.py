@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from penstock.cli import device
-from penstock.cli.prepare import check_runs
+from penstock.cli.checks import check_runs
 from penstock.config import ConfigError
 from penstock.config.gpu import Gpu, with_gpu
 from tests.cli.test_help import penstock

@@ -70,7 +70,9 @@ def test_a_file_answers_as_its_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     path = write_gguf(folder, tmp_path / "tiny.gguf")
     flags = ("The pipe that keeps a turbine", "--max-tokens", "24", "--kv-cache-memory", "8MiB", "--dtype", "float32")
-    expected, found = (run_command("run", str(model), *flags) for model in (folder, path))
+    expected, found = (
+        run_command("run", str(model), *flags, "--raw", "--temperature", "0") for model in (folder, path)
+    )
     assert found.returncode == 0, found.stderr
     assert len(found.stdout) > 24 and found.stdout == expected.stdout
 
@@ -103,8 +105,8 @@ def _gone(path: Path) -> None:
 
 BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (_cut, "truncated, or a wrong header: tensor"),
-    (_empty, "not a GGUF file, or truncated: 0 bytes"),
-    (_other_format, "not a GGUF file: it begins with b'\\x80\\x02}q'"),
+    (_empty, "is empty; download it again"),
+    (_other_format, "is a pickle or a zip archive"),
     (_other_version, "GGUF version 1 is not supported; supported: 2 and 3"),
     (_many_tensors, "18446744073709551615 tensors, more than the"),
     (_gone, "neither a folder, a GGUF file nor a hub id"),
@@ -140,7 +142,7 @@ def test_an_unknown_architecture_lists_those_that_are_known(written: Written, ru
     path.write_bytes(data[:at] + b"mamba" + data[at + 5 :])
     done = run_command("serve", str(path))
     assert done.returncode == 2
-    assert "general.architecture 'mamba' is not supported; supported: llama, mistral3, qwen2" in done.stderr
+    assert "general.architecture is 'mamba', which is not supported" in done.stderr
 
 
 def test_several_files_are_listed(written: Written, run_command: RunCommand) -> None:

@@ -13,7 +13,17 @@ from penstock.config.settings import Settings
 from penstock.weights.packaged import EMBEDDED
 from tests.cli.conftest import RunCommand
 
-HEAVY = ("torch", "transformers", "starlette", "uvicorn", "huggingface_hub", "tokenizers", "numpy", "zmq")
+HEAVY = (
+    "torch",
+    "transformers",
+    "starlette",
+    "uvicorn",
+    "huggingface_hub",
+    "tokenizers",
+    "numpy",
+    "zmq",
+    "prompt_toolkit",
+)
 
 
 def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -23,7 +33,7 @@ def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
 
 def test_help_imports_nothing_heavy() -> None:
     """Of all commands, one after the other in one process."""
-    commands = [[], ["serve"], ["run"], ["plan"], ["bench"]]
+    commands = [[], ["serve"], ["run"], ["plan"], ["bench"], ["list"], ["pull"], ["show"], ["rm"], ["completion"]]
     commands += [["bench", one] for one in ("throughput", "latency", "quality", "serve")]
     code = (
         "import sys; from penstock.cli.main import app\n"
@@ -88,7 +98,11 @@ def test_version(run_command: RunCommand) -> None:
         (("bench", "serve", "--slo", "ttft=soon"), ("ttft=soon", "in seconds")),
         (("bench", "serve", "--request-rate", "0"), ("--request-rate", "0")),
         (("bench", "serve", "--output-len", "9-3"), ("--output-len", "LOW-HIGH", "9-3")),
-        (("run", "Once upon a time"), ("'Once upon a time'", "before the prompt", "standard input")),
+        (("run", "hello"), ("no model 'hello'", "name the model too: penstock run smollm2-135m hello")),
+        (("run", "What", "is", "this?"), ("no model 'What'", 'quotes around them: penstock run "What is this?"')),
+        (("run", "python-8m"), ("the prompt is empty",)),
+        (("run", "python-8m", "x", "--top-p", "2"), ("--top-p is 2.0", "from 0 to 1")),
+        (("run", "python-8m", "x", "--raw", "--system", "y"), ("--system needs a chat", "leave --system out")),
         (("plan", __file__), ("test_help.py is a file", "folder")),
         (("plan", "--json", "no-such-folder/plan.json"), ("--json", "no-such-folder")),
         (("plan", "--max-num-seqs", "100000000"), ("does not fit", "set --max-num-seqs")),

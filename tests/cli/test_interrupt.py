@@ -1,5 +1,6 @@
-"""Ctrl-C while a command is still being imported."""
+"""Ctrl-C and SIGTERM while a command is still being imported."""
 
+import signal
 import subprocess
 import sys
 
@@ -8,20 +9,21 @@ import pytest
 INTERRUPTED_AT = """
 import os, signal, sys
 
-class Ctrl_C:
+class Signal:
     def find_spec(name, path, target=None):
         if name == {name!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number})
 
-sys.meta_path.insert(0, Ctrl_C)
-sys.argv = ["penstock", "run"]
+sys.meta_path.insert(0, Signal)
+sys.argv = ["penstock", "run", "Hi there"]
 from penstock.__main__ import main
 main()
 """
 
 
-@pytest.mark.parametrize("name", ["penstock.cli.main", "typer", "penstock.cli.run", "rich.console", "msgspec"])
-def test_it_ends_quietly(name: str) -> None:
-    code = INTERRUPTED_AT.format(name=name)
+@pytest.mark.parametrize("name", ["penstock.cli.main", "typer", "penstock.cli.run", "penstock.cli.prepare", "msgspec"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_it_ends_quietly(name: str, number: signal.Signals, status: int) -> None:
+    code = INTERRUPTED_AT.format(name=name, number=int(number))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")

@@ -96,7 +96,10 @@ def test_where_the_model_does_not_fit_the_splits_that_do_are_shown(run_command: 
     done = run_command("plan", model, "--hardware", "8xH100")
     assert done.returncode == 2
     assert "TP=2" in done.stdout and "one rank" not in done.stdout
-    assert "the model does not fit" in done.stderr and done.stderr.strip().endswith("or one of the splits above")
+    assert "* bfloat16" in done.stdout and "does not fit" in done.stdout
+    assert "the model does not fit" in done.stderr and done.stderr.strip().endswith(
+        "or one of the quantisations or splits above"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,3 +121,29 @@ def test_what_cannot_be_planned_is_one_line(
 ) -> None:
     done = run_command("plan", model, *flags)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_quantisations_are_compared(run_command: RunCommand, tiny_checkpoint: Any, tmp_path: Path) -> None:
+    """Their figures are those of a plan of each by itself."""
+    model, out = str(tiny_checkpoint("qwen3", dtype="bfloat16")), tmp_path / "plan.json"
+    done = run_command("plan", model, "--json", str(out), "--kv-cache-memory", "1MiB", "--max-model-len", "64")
+    assert done.returncode == 0 and "* bfloat16" in done.stdout, done.stderr
+    rows = {(row["quantization"], row["kv_cache_dtype"]): row for row in json.loads(out.read_text())["quantizations"]}
+    assert set(rows) == {(weights, pages) for weights in ("none", "int8", "int4") for pages in ("auto", "int8")}
+    for (weights, pages), row in rows.items():
+        flags = ("--quantization", weights, "--kv-cache-dtype", pages, "--kv-cache-memory", "1MiB")
+        assert run_command("plan", model, "--json", str(out), *flags, "--max-model-len", "64").returncode == 0
+        alone = json.loads(out.read_text())
+        assert row["weights_bytes"] == alone["memory"][0]["bytes"]
+        (split,) = [split for split in alone["splits"] if split["asked"]]
+        assert (row["kv_tokens"], row["decode_read_bytes"]) == (split["kv_tokens"], split["decode"]["read_bytes"])
+    assert rows["none", "int8"]["kv_tokens"] > 1.5 * rows["none", "auto"]["kv_tokens"]
+    assert rows["int4", "auto"]["weights_bytes"] < rows["int8", "auto"]["weights_bytes"]
+
+
+def test_a_file_that_is_quantised_already_has_no_choice(run_command: RunCommand, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    assert run_command("plan", "smollm2-135m", "--json", str(out)).returncode == 0
+    plan = json.loads(out.read_text())
+    assert plan["quantizations"] == [] and plan["types"][0]["type"] == "Q4_1"
+    assert 1e9 < plan["hardware"]["bandwidth"] < 5e12

@@ -57,4 +57,4 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello\n")
     status, said = replay(tmp_path / "x")
     assert status == 2 and "line 1" in said
-    assert replay(tmp_path / "missing")[0] == 1
+    assert replay(tmp_path / "missing")[0] == 2

@@ -124,9 +124,9 @@ def test_attention_is_tritons_unless_somebody_says_otherwise() -> None:
         ({"device": "cpu"}, ["--device (command line) is cpu", "NVIDIA H200", "set --device cuda"]),
         (
             {"gpu_memory_utilization": 1.5},
-            ["--gpu-memory-utilization (command line) is 1.5", "less than or equal to 1"],
+            ["--gpu-memory-utilization (command line) is 1.5", "above 0 up to 1"],
         ),
-        ({"gpu_memory_utilization": 0}, ["--gpu-memory-utilization", "greater than 0"]),
+        ({"gpu_memory_utilization": 0}, ["--gpu-memory-utilization", "above 0 up to 1"]),
         (
             {"attention_backend": "flashinfer", "deterministic": True},
             ["--attention-backend (command line) is flashinfer", "--deterministic (command line) is True", "leave one"],

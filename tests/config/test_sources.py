@@ -24,8 +24,8 @@ def test_command_line_over_environment_over_file(tmp_path: Path) -> None:
     assert given.sources == {
         "port": "command line",
         "max_num_seqs": "environment variable PENSTOCK_MAX_NUM_SEQS",
-        "max_model_len": str(path),
-        "kv_cache_memory": str(path),
+        "max_model_len": f"{path}, line 3",
+        "kv_cache_memory": f"{path}, line 4",
     }
 
 
@@ -54,16 +54,16 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"PENSTOCK_MAX_MODEL_LENGTH": "1"}, ["PENSTOCK_MAX_MODEL_LENGTH", "did you mean --max-model-len?"]),
-        ({"PENSTOCK_QQQ": "1"}, ["--qqq", "there are: --model, "]),
-        ({"PENSTOCK_PORT": "http"}, ["--port", "PENSTOCK_PORT", "'http'", "integer"]),
-        ({"PENSTOCK_PORT": "65536"}, ["'65536'", "less than or equal to 65535"]),
-        ({"PENSTOCK_DTYPE": "float16"}, ["--dtype", "'float16'", "'float32' or 'bfloat16'"]),
-        ({"PENSTOCK_KV_CACHE_MEMORY": "much"}, ["'much' is not an amount of memory", "4GiB"]),
-        ({"PENSTOCK_MAX_NUM_SEQS": "0"}, ["--max-num-seqs", "greater than or equal to 1"]),
-        ({"PENSTOCK_SEED": "-1"}, ["--seed", "greater than or equal to 0"]),
-        ({"PENSTOCK_STEP_DEADLINE": "nan"}, ["--step-deadline"]),
-        ({"PENSTOCK_BLOCK_SIZE": "x", "PENSTOCK_THREADS": "y"}, ["--block-size", "--threads"]),
+        ({"PENSTOCK_MAX_MODEL_LENGTH": "1"}, ["PENSTOCK_MAX_MODEL_LENGTH", "did you mean PENSTOCK_MAX_MODEL_LEN?"]),
+        ({"PENSTOCK_QQQ": "1"}, ["PENSTOCK_QQQ", "penstock serve --help lists them"]),
+        ({"PENSTOCK_PORT": "http"}, ["--port", "PENSTOCK_PORT", "'http'", "a whole number from 0 to 65535"]),
+        ({"PENSTOCK_PORT": "65536"}, ["'65536'", "from 0 to 65535"]),
+        ({"PENSTOCK_DTYPE": "float16"}, ["--dtype", "'float16'", "give float32 or bfloat16"]),
+        ({"PENSTOCK_KV_CACHE_MEMORY": "much"}, ["'much'", "give an amount of memory, such as 4GiB"]),
+        ({"PENSTOCK_MAX_NUM_SEQS": "0"}, ["--max-num-seqs", "from 1 to 2147483647"]),
+        ({"PENSTOCK_SEED": "-1"}, ["--seed", "from 0 to 18446744073709551615"]),
+        ({"PENSTOCK_STEP_DEADLINE": "nan"}, ["--step-deadline", "above 0 up to 86400"]),
+        ({"PENSTOCK_BLOCK_SIZE": "x", "PENSTOCK_THREADS": "y"}, ["--block-size", "'x'"]),
     ],
 )
 def test_a_wrong_variable_is_named(environ: dict[str, str], words: list[str]) -> None:
@@ -75,7 +75,7 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], words: list[str]) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max_modle_len: 1\n", "did you mean --max-model-len?"),
+        ("max_modle_len: 1\n", "line 1: there is no setting max-modle-len; did you mean max-model-len?"),
         ("port: 1\nport: 2\n", "--port is set twice"),
         ("max-model-len: 1\nmax_model_len: 2\n", "--max-model-len is set twice"),
         ("- port\n", "expected one setting a line"),
@@ -84,9 +84,9 @@ def test_a_wrong_variable_is_named(environ: dict[str, str], words: list[str]) ->
         ("port: !!python/object:os.system 1\n", "not valid YAML"),
         ("port: true\n", "a number is expected, not true or false"),
         ("max-model-len: yes\n", "a number is expected"),
-        ("port: {a: 1}\n", "integer"),
-        ("1: 2\n", "there is no setting --1"),
-        ("port: \udcff\n", "not valid YAML"),
+        ("port: {a: 1}\n", "a whole number from 0 to 65535"),
+        ("1: 2\n", "there is no setting 1"),
+        ("port: \udcff\n", "not UTF-8 text"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -99,7 +99,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_a_file_that_is_not_there_or_too_large(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing\.yaml: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"nothing\.yaml cannot be read: no such file"):
         read_settings(file=tmp_path / "nothing.yaml")
     with pytest.raises(ConfigError, match="more than 1048576 bytes"):
         read_settings(file=yaml_file(tmp_path, "#" * (1 << 20) + "\n"))
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_there_or_too_large(tmp_path: Path) -> None:
 
 def test_a_wrong_flag_is_named() -> None:
     flags: dict[str, Any] = {"max_model_len": -1}
-    with pytest.raises(ConfigError, match=r"--max-model-len \(command line\) is -1: input should be greater"):
+    with pytest.raises(ConfigError, match=r"--max-model-len \(command line\) is -1: give a whole number from 1"):
         read_settings(flags)
 
 

@@ -14,6 +14,7 @@ import uvloop
 
 from penstock.engine.client import StreamingClient
 from penstock.engine.link.ipc import spawn
+from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
 from tests.engine.deserted import MOMENTS
 from tests.engine.processes import alive, children
@@ -71,17 +72,10 @@ def test_a_killed_engine_is_noticed_on_uvloop(scratch: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-async def test_a_terminated_engine_leaves_in_order(client: StreamingClient) -> None:
-    tasks = await consumers(client, 10)
-    os.kill(client.info.pid, signal.SIGTERM)
-    await expect_errors(tasks, "terminated by SIGTERM")
-    await until(lambda: not alive(client.info.pid), "the engine to end", 5)
-    assert not client.healthy
-
-
-async def test_a_terminals_interrupt_is_not_for_the_engine(client: StreamingClient) -> None:
+@pytest.mark.parametrize("number", sorted(GROUP_SIGNALS))
+async def test_a_signal_to_the_group_is_not_for_the_engine(client: StreamingClient, number: signal.Signals) -> None:
     tasks = await consumers(client, 8)
-    os.kill(client.info.pid, signal.SIGINT)
+    os.kill(client.info.pid, number)
     steps = client.stats().steps
     await until(lambda: client.stats().steps > steps + 2, "more steps")
     client.abort("r0")

@@ -88,7 +88,7 @@ def test_the_merged_rest_leaves_while_the_engine_sleeps(ends: tuple[SocketChanne
     assert commands == [Abort("a")]
 
 
-def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketChannel, Client]) -> None:
+def test_garbage_is_skipped(ends: tuple[SocketChannel, Client]) -> None:
     port, client = ends
     port.announce(Ended("hello"))
     client.recv()
@@ -98,8 +98,6 @@ def test_garbage_is_skipped_and_stop_comes_first(ends: tuple[SocketChannel, Clie
     while not commands:
         commands = port.receive(wait=60.0)
     assert commands == [Abort("a")]
-    port.stop("enough")
-    assert [command.reason for command in port.receive(wait=60.0)] == ["enough"]
 
 
 def test_a_client_that_never_reads_does_not_keep_the_engine_alive(ends: tuple[SocketChannel, Client]) -> None:

@@ -105,7 +105,7 @@ def test_factors_of_another_form_are_refused() -> None:
 @pytest.mark.parametrize(
     ("variant", "changes", "words"),
     [
-        ("llama2", {"general.type": "adapter"}, ["general.type 'adapter'", "supported: model"]),
+        ("llama2", {"general.type": "adapter"}, ["general.type is 'adapter'", "a LoRA adapter"]),
         ("llama2", {"llama.block_count": None}, ["llama.block_count is missing"]),
         ("llama2", {"llama.block_count": 1 << 30}, ["llama.block_count is 1073741824", "1 to 2000"]),
         ("llama2", {"llama.embedding_length": "wide"}, ["llama.embedding_length is 'wide'", "an integer"]),
@@ -158,7 +158,7 @@ def test_an_unknown_architecture_is_named_with_those_that_are_known(tmp_path: Pa
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match=r"general.architecture 'mamba'.*llama.*qwen3moe.*gemma3"):
+    with pytest.raises(UnsupportedModel, match=r"general.architecture is 'mamba'.*llama.*qwen3moe.*gemma3"):
         load_spec(tmp_path / "m.gguf")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,9 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from penstock.cli.address import bind, listen
 from penstock.config import ServerConfig
-from penstock.frontend import RequestLimits, ServedModel, create_app, listen, serve
+from penstock.frontend import RequestLimits, ServedModel, create_app, serve
 from penstock.frontend.access import Access
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
@@ -131,10 +133,17 @@ def site(make_site: Callable[..., Site]) -> Site:
     return make_site()
 
 
+def listening() -> socket.socket:
+    """A socket that listens on a free port of loopback."""
+    sock = bind("127.0.0.1", 0)
+    listen(sock)
+    return sock
+
+
 @contextlib.asynccontextmanager
 async def live(site: Site) -> AsyncIterator[int]:
     """The app behind a real uvicorn on loopback, as long as the block lasts. Gives the port."""
-    sock = listen("127.0.0.1", 0)
+    sock = listening()
     stop = asyncio.Event()
     running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop))
     try:

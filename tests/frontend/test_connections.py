@@ -3,20 +3,20 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import uvloop
 
-from penstock.frontend import AddressInUse, RequestLimits, listen, serve, url_of
+from penstock.frontend import RequestLimits, serve, server
 from penstock.messages import EngineError
-from tests.frontend.conftest import Site, live, parse_events, until
+from tests.frontend.conftest import Site, listening, live, parse_events, until
 
 PROMPT = {"prompt": "hello", "max_tokens": 60}
 USER = {"messages": [{"role": "user", "content": "hello"}]}
@@ -161,12 +161,63 @@ async def test_large_bodies_within_the_limit_are_no_large_headers(site: Site) ->
             assert response.status_code == 404
 
 
-async def test_garbage_is_refused(site: Site) -> None:
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked"
+MALFORMED = {
+    "bytes": (b"\x00\x01\x02\r\n\r\n", "invalid method"),
+    "no target": (b"GET\r\n\r\n", "not a valid HTTP request"),
+    "version": (b"GET / HTTP/9.9\r\n\r\n", "invalid http version"),
+    "http2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "speaks HTTP/2"),
+    "tls": (b"\x16\x03\x01\x02\x00\x01\x00", "use http:// and not https://"),
+    "method": (b"BREW / HTTP/1.1\r\nhost: localhost\r\n\r\n", "invalid method"),
+    "target": (b"GET \xff HTTP/1.1\r\n\r\n", "not a valid HTTP request"),
+    "authority": (b"CONNECT example.com:443 HTTP/1.1\r\n\r\n", "not a path"),
+    "header": (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", "invalid header token"),
+    "length": (b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n", "content-length"),
+    "chunk": (CHUNKED + b"\r\n\r\nzz\r\n", "chunk size"),
+    "chunk and length": (CHUNKED + b"\r\ncontent-length: 5\r\n\r\n", "can't be present"),
+}
+
+
+async def refusal(port: int, sent: bytes) -> tuple[int, dict[str, Any]]:
+    """The status and the error of the answer to these bytes, after which the server closes the connection."""
+    async with connection(port) as (reader, writer):
+        writer.write(sent)
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        assert b"content-type: application/json" in head and b"connection: close" in head
+        assert f"content-length: {len(body)}".encode() in head
+        answer = json.loads(body)
+        assert list(answer) == ["error"] and list(answer["error"]) == ["message", "type", "param", "code"]
+        return int(head.split()[1]), answer["error"]
+
+
+async def test_malformed_http_gets_an_error_of_the_documented_shape(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with live(site) as port:
-        for sent in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET \xff HTTP/1.1\r\n\r\n"):
-            async with connection(port) as (reader, writer):
-                writer.write(sent)
-                assert await asyncio.wait_for(status_of(reader), 10) == 400
+        for name, (sent, reason) in MALFORMED.items():
+            status, error = await refusal(port, sent)
+            assert (name, status, error["type"], error["code"]) == (name, 400, "invalid_request_error", "invalid_http")
+            assert reason in error["message"], name
+        status, error = await refusal(port, b"GET / HTTP/1.1\r\nx: " + b"y" * 2_000_000 + b"\r\n\r\n")
+        assert (status, error["code"]) == (431, "headers_too_large")
+        assert "65536 bytes" in error["message"]
+    assert site.app.lifecycle.in_flight == 0
+    lines = [record.fields for record in caplog.records if record.name == "penstock.access"]
+    refused = [line for line in lines if line["status"] in (400, 431)]
+    assert len(refused) == len(MALFORMED) + 1
+    assert all(line["client"].startswith("127.0.0.1:") for line in refused)
+    assert "Invalid HTTP request received" not in caplog.text
+
+
+async def test_garbage_behind_a_request_does_not_break_into_its_answer(site: Site) -> None:
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, connection(port) as (reader, writer):
+        writer.write(request("/v1/completions", {**PROMPT, "stream": True}))
+        await until(lambda: site.engine.running == 1)
+        writer.write(b"BREW / HTTP/1.1\r\n\r\n")
+        assert b"error" not in await asyncio.wait_for(reader.read(), 10)
+        await until(lambda: site.engine.running == 0)
 
 
 async def test_pipelined_requests_outlast_the_timeouts_of_receiving(make_site: Callable[..., Site]) -> None:
@@ -198,7 +249,7 @@ async def stream_in_flight(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Task[None], asyncio.Task[httpx.Response]]]:
     """A client of a server, the server, and an answer that goes on when `site.engine.gate` is set."""
     site.engine.gate = asyncio.Event()
-    sock = listen("127.0.0.1", 0)
+    sock = listening()
     running = asyncio.create_task(serve(site.app, sock, site.engine))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
         stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
@@ -224,7 +275,7 @@ async def test_stopping_lets_streams_finish(site: Site) -> None:
 
 
 async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
-    sock = listen("127.0.0.1", 0)
+    sock = listening()
     await asyncio.wait_for(
         serve(site.app, sock, site.engine, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20
     )
@@ -232,7 +283,10 @@ async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
 
 
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
-async def test_stopping_ends_streams_that_take_too_long(make_site: Callable[..., Site], how: str) -> None:
+async def test_stopping_ends_streams_that_take_too_long(
+    make_site: Callable[..., Site], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ONE_STOP_SECONDS", 0.0)
     site = make_site(drain_timeout=0.2 if how == "timeout" else 60)
     async with stream_in_flight(site) as (_, running, stream):
         os.kill(os.getpid(), signal.SIGINT)
@@ -245,8 +299,25 @@ async def test_stopping_ends_streams_that_take_too_long(make_site: Callable[...,
     assert site.engine.running == 0
 
 
+async def test_signals_at_once_are_one_and_a_hangup_is_none(site: Site) -> None:
+    """`timeout` and `make` send SIGTERM to their group and once more to the server."""
+    site.says("hello world")
+    async with stream_in_flight(site) as (_, running, stream):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert not site.app.lifecycle.draining
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.02)
+        assert site.app.lifecycle.draining and not site.engine.closed
+        site.engine.gate.set()
+        events = parse_events((await stream).content)
+        assert "".join(event["choices"][0]["text"] for event in events) == "hello world"
+        await asyncio.wait_for(running, 20)
+
+
 async def test_a_server_ends_with_its_engine(site: Site) -> None:
-    sock = listen("127.0.0.1", 0)
+    sock = listening()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     running = asyncio.create_task(serve(site.app, sock, site.engine, stop=asyncio.Event()))
     async with httpx.AsyncClient(base_url=url) as http:
@@ -259,34 +330,3 @@ async def test_a_server_ends_with_its_engine(site: Site) -> None:
         with pytest.raises(EngineError, match="the engine ended before the server was stopped"):
             await asyncio.wait_for(running, 20)
     assert site.engine.closed
-
-
-@pytest.mark.parametrize(
-    ("family", "name", "url"),
-    [
-        (socket.AF_INET, ("127.0.0.1", 80), "http://127.0.0.1:80"),
-        (socket.AF_INET6, ("::1", 80, 0, 0), "http://[::1]:80"),
-    ],
-)
-def test_where_it_listens_is_told_as_clients_write_it(family: int, name: tuple[Any, ...], url: str) -> None:
-    sock: Any = SimpleNamespace(family=family, getsockname=lambda: name)  # a machine may be without IPv6
-    assert url_of(sock) == url
-
-
-def test_a_port_in_use_is_said_so() -> None:
-    with listen("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
-        with pytest.raises(AddressInUse, match=rf"port {port} of 127.0.0.1 is in use; .*--port"):
-            listen("127.0.0.1", port)
-
-
-@pytest.mark.parametrize("host", ["256.1.1.1", "192.0.2.1", "no.such.host.invalid"])
-def test_an_address_that_is_not_ours(host: str) -> None:
-    with pytest.raises(AddressInUse, match=r"cannot listen on .*--host"):
-        listen(host, 0)
-
-
-def test_loopback_in_both_families() -> None:
-    for host in ("127.0.0.1", "localhost", "::1", "[::1]"):
-        with contextlib.suppress(AddressInUse), listen(host, 0) as sock:
-            assert sock.getsockname()[1] > 0

@@ -74,7 +74,7 @@ async def test_a_log_line_for_every_request_but_probes(site: Site, caplog: pytes
     site.engine.refusal = ZeroDivisionError("a bug")
     await site.http.post("/v1/completions", json={"prompt": SECRET}, headers={"x-request-id": "mine"})
     lines = [record.fields for record in caplog.records if record.name == "penstock.access" and record.msg == "request"]
-    assert [(line["method"], line["route"], line["status"]) for line in lines] == [
+    assert [(line["method"], line["path"], line["status"]) for line in lines] == [
         ("POST", "/v1/chat/completions", 200),
         ("POST", "/v1/chat/completions", 400),
         ("POST", "/v1/completions", 500),
@@ -83,3 +83,36 @@ async def test_a_log_line_for_every_request_but_probes(site: Site, caplog: pytes
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert failure.fields == {"request_id": "mine"}
     assert SECRET not in caplog.text
+
+
+async def test_a_log_line_has_the_client_and_the_path_of_a_404(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    await site.http.get("/v1/chat/completion?api_key=sk-1234")
+    await site.http.get("/v1/models/%0a12:00:00%20INFO%20forged%1b[31m")
+    await site.http.get("/" + "x" * 5000)
+    await site.app(
+        {
+            "type": "http",
+            "method": "GET",
+            "path": "/\x1b[2J\u202e",
+            "headers": [(b"host", b"localhost")],
+            "client": None,
+        },
+        None,
+        Ignore(),
+    )
+    lines = [record.fields for record in caplog.records if record.msg == "request"]
+    assert [line["status"] for line in lines] == [404] * 4
+    assert lines[0]["client"] == "127.0.0.1:123"  # as httpx gives it
+    assert lines[0]["path"] == "/v1/chat/completion"
+    assert lines[1]["path"] == "/v1/models/%0a12:00:00%20INFO%20forged%1b[31m"
+    assert lines[2]["path"] == "/" + "x" * 199 + "…"
+    assert (lines[3]["client"], lines[3]["path"]) == ("unknown", r"/\x1b[2J\xe2\x80\xae")
+    assert "sk-1234" not in str(lines)
+
+
+class Ignore:
+    """Takes an answer and drops it."""
+
+    async def __call__(self, message: object) -> None:
+        pass

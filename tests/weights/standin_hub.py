@@ -9,10 +9,12 @@ import hashlib
 import json
 import re
 import threading
+import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODEL = "acme/tiny"
@@ -23,15 +25,21 @@ IN_GIT = (".json", ".jinja", ".md")  # other files are in large file storage
 class StandInHub:
     """One model, on branch main. Faults are set before a download and looked at when a request comes."""
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], name: str = MODEL) -> None:
         self.files = files
+        self.name = name
         self.commit = hashlib.sha1(b"".join(files.values())).hexdigest()
         self.cut_after: dict[str, int] = {}  # file -> bytes of its first answer before the connection breaks
+        self.stall_after: dict[str, int] = {}  # file -> bytes of its first answer before it waits for `go_on`
+        self.go_on = threading.Event()
+        self.delay = 0.0  # seconds before the model is described
         self.lost = ""  # a file of which no answer ever comes through
         self.corrupt: set[str] = set()  # files of which a byte is changed on the way
         self.status: int | None = None  # every answer's
         self.error_code = ""  # as the hub names it in X-Error-Code
         self.private = False  # only with TOKEN
+        self.whole_files_only = False  # Range is ignored, as some mirrors do
+        self.gated = False  # anybody may see the list of files, but not their content
         self.requests: list[tuple[str, str, str]] = []  # method, path, Range
         self.url = ""
 
@@ -40,6 +48,7 @@ class StandInHub:
         return Counter(span for method, path, span in self.requests if method == "GET" and path.endswith("/" + file))
 
 
+@lru_cache(32)
 def described(name: str, content: bytes) -> dict[str, object]:
     """A file as the listing shows it."""
     entry = {"type": "file", "path": name, "rfilename": name, "size": len(content)}
@@ -73,11 +82,11 @@ class _Request(BaseHTTPRequestHandler):
             return self._send(hub.status, b"", {"X-Error-Code": hub.error_code} if hub.error_code else {}, body)
         if hub.private and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, b"", {}, body)
-        if info := re.fullmatch(f"/api/models/{MODEL}(?:/revision/([^/]+))?", path):
+        if info := re.fullmatch(f"/api/models/{hub.name}(?:/revision/([^/]+))?", path):
             return self._info(info[1] or "main", body)
-        if tree := re.fullmatch(f"/api/models/{MODEL}/tree/([^/]+)", path):
+        if tree := re.fullmatch(f"/api/models/{hub.name}/tree/([^/]+)", path):
             return self._tree(tree[1], body)
-        if file := re.fullmatch(f"/{MODEL}/resolve/([^/]+)/(.+)", path):
+        if file := re.fullmatch(f"/{hub.name}/resolve/([^/]+)/(.+)", path):
             return self._file(file[2], body)
         return self._send(404, b"", {"X-Error-Code": "RepoNotFound"}, body)
 
@@ -87,8 +96,9 @@ class _Request(BaseHTTPRequestHandler):
     def _info(self, revision: str, body: bool) -> None:
         if not self._known(revision):
             return self._send(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
+        time.sleep(self.hub.delay)
         siblings = [described(name, content) for name, content in self.hub.files.items()]
-        info = {"id": MODEL, "modelId": MODEL, "sha": self.hub.commit, "siblings": siblings, "tags": []}
+        info = {"id": self.hub.name, "modelId": self.hub.name, "sha": self.hub.commit, "siblings": siblings, "tags": []}
         return self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)
 
     def _tree(self, revision: str, body: bool) -> None:
@@ -100,6 +110,8 @@ class _Request(BaseHTTPRequestHandler):
     def _file(self, name: str, body: bool) -> None:
         hub = self.hub
         content = hub.files.get(name)
+        if hub.gated:
+            return self._send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
         if content is None:
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": hub.commit}, body)
         entry = described(name, content)
@@ -111,32 +123,47 @@ class _Request(BaseHTTPRequestHandler):
         if name in hub.corrupt:
             content = content[:-1] + bytes([content[-1] ^ 1])
         status, start = 200, 0
-        if span := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+        span = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if span and not hub.whole_files_only:
             start = int(span[1])
             status = 206
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         cut = 0 if hub.lost == name else hub.cut_after.pop(name, None) if body else None
-        return self._send(status, content[start:], headers, body, cut=cut)
+        stall = hub.stall_after.pop(name, None) if body else None
+        return self._send(status, content[start:], headers, body, cut=cut, stall=stall)
 
     def _send(
-        self, status: int, content: bytes, headers: dict[str, str], body: bool, *, cut: int | None = None
+        self,
+        status: int,
+        content: bytes,
+        headers: dict[str, str],
+        body: bool,
+        *,
+        cut: int | None = None,
+        stall: int | None = None,
     ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if body and stall is not None:
+            self.wfile.write(content[:stall])
+            self.wfile.flush()
+            self.hub.go_on.wait(60)
+            content = content[stall:]
         if body:
-            self.wfile.write(content[:cut])
+            with suppress(ConnectionError):  # the client may have been interrupted
+                self.wfile.write(content[:cut])
         if body and cut is not None:
             self.wfile.flush()
             self.close_connection = True
 
 
 @contextmanager
-def serving(files: dict[str, bytes]) -> Iterator[StandInHub]:
+def serving(files: dict[str, bytes], name: str = MODEL) -> Iterator[StandInHub]:
     """A hub with these files until the block ends."""
-    hub = StandInHub(files)
+    hub = StandInHub(files, name)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Request", (_Request,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -144,6 +171,7 @@ def serving(files: dict[str, bytes]) -> Iterator[StandInHub]:
     try:
         yield hub
     finally:
+        hub.go_on.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -106,7 +106,7 @@ def test_one_quantisation_is_downloaded(hub: StandInHub, fetch: Callable[..., Pa
     path = fetch("q8_0")
     assert path.name == "tiny-Q8_0.gguf" and path.read_bytes() == hub.files["tiny-Q8_0.gguf"]
     assert load_spec(path).family == "qwen3"
-    assert [file.name for file in path.parent.rglob("*") if file.is_file()] == [path.name]
+    assert {file.name for file in path.parent.rglob("*") if file.is_file()} == {path.name, "README.md"}
     hub.requests.clear()
     assert fetch("Q8_0", weights=False) == path
     assert not any("/resolve/" in place and method == "GET" for method, place, _ in hub.requests)
@@ -202,6 +202,6 @@ def test_a_folder_with_one_set_of_parts_is_found(files: dict[str, bytes], tmp_pa
 
 
 def test_another_file_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.bin").write_bytes(b"abc")
     with pytest.raises(HubError, match="is a file; name a GGUF file, or the folder"):
-        locate_model(str(tmp_path / "model.safetensors"))
+        locate_model(str(tmp_path / "model.bin"))

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.families import load_spec
 from penstock.weights.hub import HubError, locate_model
-from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, serving
+from penstock.weights.hub_snapshot import Snapshot
+from tests.weights.standin_hub import MODEL, TOKEN, StandInHub, described, serving
 
 EXTRAS = {
     "pytorch_model.bin": b"a pickle",
     "modeling_tiny.py": b"raise SystemExit",
-    "README.md": b"# tiny",
     "consolidated.safetensors": b"the same weights again",
     "onnx/model.safetensors": b"not at the top",
 }
@@ -83,12 +84,37 @@ def test_a_download_that_breaks_off_resumes_where_it_was(
     assert hub.served(name) == {"": 1, "bytes=5000-": 1}
 
 
+@pytest.mark.parametrize("size", [1, 5000, 10**6])
+def test_a_damaged_part_is_not_kept(hub: StandInHub, fetch: Callable[..., Path], tmp_path: Path, size: int) -> None:
+    """Of an earlier run. One that is longer than the file starts again at once."""
+    name = "model-00001-of-00002.safetensors"
+    lfs = described(name, hub.files[name])["lfs"]
+    assert isinstance(lfs, dict) and len(hub.files[name]) < 10**6
+    part = tmp_path / "cache" / "models--acme--tiny" / "blobs" / f"{lfs['sha256']}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\xff" * size)
+    if size < len(hub.files[name]):
+        with pytest.raises(HubError, match=rf"{name} came with a wrong checksum and has been removed"):
+            fetch()
+        assert not part.exists()
+    assert_complete(fetch(), hub)
+
+
+def test_a_mirror_that_sends_whole_files_only(
+    hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.whole_files_only = True
+    hub.cut_after["model-00001-of-00002.safetensors"] = 5500
+    assert_complete(fetch(), hub)
+
+
 def test_a_download_that_breaks_off_for_good_keeps_the_files_that_are_complete(
     hub: StandInHub, fetch: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the library's attempts
     hub.lost = "model-00002-of-00002.safetensors"
-    with pytest.raises(HubError, match=r"could not be downloaded .*; run it again, files that are complete are kept"):
+    with pytest.raises(HubError, match=r"could not be downloaded .*; run it again: it continues"):
         fetch()
     hub.lost = ""
     hub.requests.clear()
@@ -105,7 +131,7 @@ def test_a_wrong_checksum_is_refused_and_not_kept(hub: StandInHub, fetch: Callab
     hub.requests.clear()
     assert_complete(fetch(), hub)
     fetched = [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
-    assert [path.rpartition("/")[2] for path in fetched] == [name]
+    assert [path.rpartition("/")[2] for path in fetched].count(name) == 1
 
 
 def test_a_revision_is_a_branch_or_a_commit(hub: StandInHub, fetch: Callable[..., Path]) -> None:
@@ -135,6 +161,14 @@ def test_a_gated_model(hub: StandInHub, fetch: Callable[..., Path]) -> None:
         fetch()
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_gated_model_that_is_described(hub: StandInHub, fetch: Callable[..., Path], weights: bool) -> None:
+    """As the real hub does it: only the content of files is refused."""
+    hub.gated = True
+    with pytest.raises(HubError, match=f"^acme/tiny is gated: accept its terms at {hub.url}/{MODEL}"):
+        fetch(weights=weights)
+
+
 def test_a_token_without_the_right(hub: StandInHub, fetch: Callable[..., Path]) -> None:
     hub.status = 403
     with pytest.raises(HubError, match=r"refuses access.*HF_TOKEN"):
@@ -153,6 +187,14 @@ def test_a_cached_model_serves_while_the_hub_is_down(hub: StandInHub, fetch: Cal
     hub.status = 503
     assert fetch() == folder
     assert fetch(hub.commit) == folder
+
+
+def test_a_cached_model_serves_when_it_has_left_the_hub(hub: StandInHub, fetch: Callable[..., Path]) -> None:
+    folder = fetch()
+    hub.name = "acme/renamed"
+    assert fetch() == folder
+    hub.status = 403
+    assert fetch() == folder
 
 
 def test_a_cached_model_serves_offline(
@@ -221,7 +263,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_neither_a_folder_nor_an_id(name: str) -> None:
-    with pytest.raises(HubError, match="neither a folder, a GGUF file nor a hub id"):
+    with pytest.raises(HubError, match="neither a folder, a GGUF file"):
         locate_model(name)
 
 
@@ -233,3 +275,30 @@ def test_a_file_that_would_lie_outside_of_the_snapshot_is_not_written(
     with pytest.raises(HubError):
         fetch()
     assert b"escape" not in {path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_slow_hub_is_named(
+    hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.weights.hub_snapshot.SILENCE", 0.1)
+    hub.delay = 0.5
+    locate_model(MODEL, weights=False, endpoint=hub.url, cache=tmp_path)
+    assert f"{MODEL}: waiting for {hub.url}\n" in capsys.readouterr().err
+
+
+def test_what_is_not_downloaded_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Digests become names of files, so that only digests are accepted. Files beyond the limit of HTTP are left to
+    huggingface_hub, and all of them if the user asks for its fastest transfer."""
+    snapshot = Snapshot("a/b", None, None, (), "http://127.0.0.1:1", tmp_path)
+
+    def file(digest: str, size: int = 5) -> SimpleNamespace:
+        return SimpleNamespace(rfilename="x.gguf", size=size, lfs=SimpleNamespace(sha256=digest))
+
+    good, commit = "0" * 64, "1" * 40
+    (large,) = snapshot._large_files([file(good)], commit)
+    assert large.blob == tmp_path / "models--a--b" / "blobs" / good
+    assert large.url == f"http://127.0.0.1:1/a/b/resolve/{commit}/x.gguf"
+    others = [file("../../../x"), file(good.upper() + "A"), file(""), file(good, 60 << 30), file(good, 0)]
+    assert snapshot._large_files(others, commit) == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_XET_HIGH_PERFORMANCE", True)
+    assert snapshot._large_files([file(good)], commit) == []

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def test_a_missing_shard_is_named(copy: Callable[..., Path]) -> None:
 def test_a_folder_without_weights(copy: Callable[..., Path]) -> None:
     folder = copy("llama2")
     (folder / "model.safetensors").unlink()
-    assert "neither model.safetensors.index.json nor model.safetensors is there" in refusal(folder)
+    assert "neither model.safetensors nor model.safetensors.index.json is there" in refusal(folder)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     assert "pytorch_model.bin is not read, as loading it can run code" in refusal(folder)
 
@@ -222,14 +223,22 @@ def test_an_index_of_tensors_that_no_shard_has_is_refused(copy: Callable[..., Pa
     assert "model.extra" in refusal(folder)
 
 
+@pytest.mark.parametrize("large", [False, True])
 def test_loading_says_how_much_and_how_fast(
-    tiny_checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    tiny_checkpoint: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    large: bool,
 ) -> None:
+    """A small model has no rate: it would be that of the imports beside it."""
+    monkeypatch.setattr(load, "LARGE", 1000 if large else 10**9)
     folder = tiny_checkpoint("llama2")
     with caplog.at_level(logging.INFO, "penstock.weights"):
         load_parameters(folder, load_spec(folder), torch.float32)
     (record,) = caplog.records
-    assert "GB/s" in record.getMessage() and str(folder) in record.getMessage()
+    size = r"\d+ [KM]iB"
+    rate = r" \(\d+\.\d GB/s\)" if large else ""
+    assert re.fullmatch(rf"read {size} of weights from {folder.name} in \d+\.\d s{rate}", record.getMessage())
 
 
 def test_a_terminal_gets_a_progress_bar(

@@ -48,7 +48,7 @@ def test_a_file_of_no_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "truncated"),
+        (b"", "is empty; download it again"),
         (b"abc", "truncated"),
         (raw(GOOD)[:20], "truncated"),
         (raw(GOOD, bytes(32), length=10**18), "truncated"),

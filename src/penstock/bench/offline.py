@@ -74,18 +74,24 @@ async def run_case(client: EngineClient, case: Case, seed: int) -> dict[str, Any
 
 
 async def run_cases(
-    client: EngineClient, cases: Sequence[Case], runs: int, probe: Callable[[], MachineRates] | None = None
+    client: EngineClient,
+    cases: Sequence[Case],
+    runs: int,
+    probe: Callable[[], MachineRates] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """Returns each case's median run by output tokens per second, with the engine's peak memory over all runs.
 
     The cases run in turn, so that drift of the machine hits all of them. With `probe`, each row has its "machine": the
-    mean of the rates measured just before and just after the run.
+    mean of the rates measured just before and just after the run. `say` gets what runs now.
     """
+    say("warming up")
     await run_items(client, fixed(WARM_UP, client.info.vocab_size), "warm-up")
     results: dict[str, list[dict[str, Any]]] = {str(case): [] for case in cases}
     before = None if probe is None else probe()
     for run in range(runs):
-        for case in cases:
+        for number, case in enumerate(cases):
+            say(f"run {run + 1} of {runs}, case {number + 1} of {len(cases)}: {case}")
             with keep_off(client.info.cpu):
                 row = await run_case(client, case, run)
             if probe is not None and before is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import aiohttp
 import orjson
@@ -10,10 +10,16 @@ import orjson
 from penstock.bench.timeline import Timeline
 from penstock.bench.workload import Item
 
+LIST_SECONDS = 20.0  # for a server to list its models
+
 
 async def first_model(url: str, api_key: str | None) -> str:
     """The id of the first model that the server lists."""
-    async with aiohttp.ClientSession(headers=_headers(api_key)) as session, session.get(f"{url}/v1/models") as answer:
+    timeout = aiohttp.ClientTimeout(total=LIST_SECONDS)
+    async with (
+        aiohttp.ClientSession(headers=_headers(api_key), timeout=timeout) as session,
+        session.get(f"{url}/v1/models") as answer,
+    ):
         answer.raise_for_status()
         return str((await answer.json())["data"][0]["id"])
 
@@ -39,30 +45,46 @@ async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item
     try:
         async with session.post(f"{url}/v1/completions", data=orjson.dumps(body)) as answer:
             if answer.status != 200:
-                line.error = f"{answer.status}: {(await answer.text())[:200]}"
+                line.error = f"status {answer.status}: {_message(await answer.read())}"
                 return line
             async for raw in answer.content:
                 if not raw.startswith(b"data: ") or raw.startswith(b"data: [DONE]"):
                     continue
                 chunk = orjson.loads(raw[6:])
                 if "error" in chunk:
-                    line.error = str(chunk["error"])
+                    line.error = _message(raw[6:])
                 elif chunk["choices"]:
                     line.stamps.append((time.perf_counter(), 1))
                 if chunk.get("usage"):
                     tokens = chunk["usage"]["completion_tokens"]
     except (aiohttp.ClientError, TimeoutError) as error:
-        line.error = repr(error)
+        line.error = f"{type(error).__name__}: {error}"
     if line.stamps and tokens > len(line.stamps):  # the server held text back, or sent several tokens in a chunk
         time_last, count = line.stamps[-1]
         line.stamps[-1] = (time_last, count + tokens - len(line.stamps))
     return line
 
 
+def _message(body: bytes) -> str:
+    """The message of an error answer, on one line."""
+    try:
+        text = str(orjson.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        text = body.decode(errors="replace")
+    return " ".join(text.split())[:200]
+
+
 async def run_load(
-    url: str, model: str, items: Sequence[Item], *, concurrency: int | None = None, api_key: str | None = None
+    url: str,
+    model: str,
+    items: Sequence[Item],
+    *,
+    concurrency: int | None = None,
+    api_key: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Timeline], float]:
-    """Sends all items, at most `concurrency` at once. Returns their timelines and the seconds that all of them took."""
+    """Sends all items, at most `concurrency` at once, and passes the progress to `say`. Returns their timelines and the
+    seconds that all of them took."""
     gate = asyncio.Semaphore(concurrency or len(items))
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=3600)
@@ -70,9 +92,20 @@ async def run_load(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         start = time.perf_counter()
 
+        ended: list[Timeline] = []
+
+        def show() -> None:
+            failed = sum(1 for line in ended if line.error)
+            say(f"{len(ended)} of {len(items)} requests finished" + (f", {failed} failed" if failed else ""))
+
+        show()
+
         async def one(item: Item) -> Timeline:
             async with gate:
-                return await stream_item(session, url, model, item, start)
+                line = await stream_item(session, url, model, item, start)
+            ended.append(line)
+            show()
+            return line
 
         lines = await asyncio.gather(*(one(item) for item in items))
         return list(lines), time.perf_counter() - start

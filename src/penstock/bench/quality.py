@@ -94,7 +94,9 @@ def read_windows(path: str) -> list[Window]:
     try:
         windows = msgspec.json.decode(Path(path).read_bytes(), type=list[list[int]])
     except OSError as error:
-        raise ValueError(f"--tokens-in {path} cannot be read: {str(error.strerror).lower()}") from None
+        raise ValueError(
+            f"--tokens-in {path!r} cannot be read: {str(error.strerror).lower()}; name a file of --tokens-out"
+        ) from None
     except msgspec.DecodeError as error:
         raise ValueError(f"--tokens-in {path} is not a JSON list of lists of token ids: {error}") from None
     if not windows:

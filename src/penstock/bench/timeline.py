@@ -53,7 +53,7 @@ class Slo:
     def parse(cls, text: str) -> "Slo":
         """Parses a text such as "ttft=0.5,tpot=0.05", in seconds. ValueError for another key, or for no number."""
         limits: dict[str, float] = {}
-        for part in filter(None, (piece.strip() for piece in text.split(","))):
+        for part in (piece.strip() for piece in text.split(",")):
             match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)", part)
             if match is None:
                 raise ValueError(

@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_LENGTH = 10**7  # tokens of a prompt or an output
+MAX_REQUESTS = 10**6
+
 
 @dataclass(frozen=True)
 class Case:
@@ -39,8 +42,10 @@ class LengthRange:
     def parse(cls, text: str) -> "LengthRange":
         """Parses "256" or "100-400". ValueError for another text."""
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-        if match is None or int(match[1]) < 1 or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"{text!r} is not a length; write N or LOW-HIGH with 1 <= LOW <= HIGH")
+        if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]) <= MAX_LENGTH:
+            raise ValueError(
+                f"{text!r} is not a length; write N or LOW-HIGH, 1 or more, LOW not above HIGH, up to {MAX_LENGTH}"
+            )
         return cls(int(match[1]), int(match[2] or match[1]))
 
     def draw(self, source: random.Random) -> int:
@@ -54,6 +59,8 @@ def parse_cases(text: str) -> list[Case]:
         match = re.fullmatch(r"(\d+)x(\d+)/(\d+)", part.strip())
         if match is None or 0 in (numbers := [int(group) for group in match.groups()]):
             raise ValueError(f"--cases: {part!r} is not a case; write NxIN/OUT with positive numbers, such as 8x256/64")
+        if numbers[0] > MAX_REQUESTS:
+            raise ValueError(f"--cases: {part!r} has {numbers[0]} requests; give at most {MAX_REQUESTS}")
         cases.append(Case(*numbers))
     return cases
 

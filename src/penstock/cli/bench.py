@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from penstock.cli.options import Flags
 from penstock.cli.output import cell, check_file, show_table, write_json
 from penstock.cli.prepare import PreparedModel
 from penstock.families import model_facts
+from penstock.observe.reporting import reporting
 
 PROBE_SECONDS = 0.25  # for each rate that is measured before and after a case
 
@@ -94,7 +97,8 @@ def offline(
     parsed = parse_cases(cases)
     prepared = prepare_sized(model, flags, _sizes(parsed))
     engine = prepared.resolved.engine
-    rows = asyncio.run(_run(prepared, parsed, runs))
+    with reporting("measuring the machine") as say:
+        rows = asyncio.run(_run(prepared, parsed, runs, say))
     roofline = "benchmarks/gpu.py measures a GPU's roofline"
     if engine.device == "cpu":
         roofline = "the roofline is the machine's, measured just before and after each case"
@@ -103,13 +107,16 @@ def offline(
     write_json(json_file, rows)
 
 
-async def _run(prepared: PreparedModel, cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
+async def _run(
+    prepared: PreparedModel, cases: Sequence[Case], runs: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     engine = prepared.resolved.engine
     probe = None
     if engine.device == "cpu":
         probe = partial(MachineProbe(engine.dtype, engine.threads, engine.quantization), PROBE_SECONDS)
+    say(f"starting the engine for {engine.name}")
     async with own_engine(engine) as client:
-        return await run_cases(client, cases, runs, probe)
+        return await run_cases(client, cases, runs, probe, say)
 
 
 def _add_roofline(rows: list[dict[str, Any]], cases: Sequence[Case], prepared: PreparedModel) -> None:
@@ -137,13 +144,19 @@ def _sizes(cases: Sequence[Case]) -> BenchSizes:
 
 
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
-    """Loads a running server. Exits with status 1 if every request failed."""
+    """Loads a running server. Exits with status 1 and one line if every request failed."""
     check_file("--json", json_file)
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"--url {url} is not an address: write --url http://{url}")
+    if not re.match(r"https?://[^/\s]", url):
+        host = url.partition("://")[2].strip("/") if "://" in url else url
+        raise ValueError(f"--url is {url!r}, which is not an address: write --url http://{host or '127.0.0.1:8000'}")
     url = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients take the address with /v1
-    slo = Slo.parse(load.slo) if load.slo else None
-    result = asyncio.run(_load_server(url, model, api_key, load.items(), load.concurrency, slo))
+    slo = None if load.slo is None else Slo.parse(load.slo)
+    with reporting(f"asking {url} for its models") as say:
+        result = asyncio.run(_load_server(url, model, api_key, load.items(), load.concurrency, slo, say))
+    if result["failed"] == result["requests"]:
+        write_json(json_file, result)
+        print(f"penstock: all {result['requests']} requests failed: {result['errors'][0]}", file=sys.stderr)
+        sys.exit(1)
     Console().print(f"{result['model']} at {url}", style="italic", markup=False, soft_wrap=True)
     table = Table(show_header=False)
     for key, value in result.items():
@@ -153,22 +166,41 @@ def online(url: str, model: str | None, api_key: str | None, load: Load, json_fi
     for error in result["errors"]:
         Console(stderr=True).print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
     write_json(json_file, result)
-    if result["failed"] == result["requests"]:
-        sys.exit(1)
 
 
 async def _load_server(
-    url: str, model: str | None, api_key: str | None, items: Sequence[Item], concurrency: int | None, slo: Slo | None
+    url: str,
+    model: str | None,
+    api_key: str | None,
+    items: Sequence[Item],
+    concurrency: int | None,
+    slo: Slo | None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Returns the figures, and the first five different errors."""
+    """Returns the figures, and the first five different errors. Raises ValueError if the server lists no models."""
     try:
         name = model or await first_model(url, api_key)
-    except (aiohttp.ClientError, TimeoutError, LookupError) as error:
+    except aiohttp.ClientConnectorError as error:
+        code, text = error.os_error.errno, error.os_error.strerror
+        why = os.strerror(code) if code and code > 0 else text  # below 0: of getaddrinfo
+        raise ValueError(f"--url {url} does not answer ({why}): is a server running there?") from None
+    except aiohttp.ClientResponseError as error:
+        raise ValueError(f"--url {url} does not list its models: {_explain(error)}") from None
+    except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"  # many of aiohttp's messages make no sense without the type
         raise ValueError(f"--url {url} does not list its models ({why}): is a server running there?") from None
-    lines, elapsed = await run_load(url, name, items, concurrency=concurrency, api_key=api_key)
+    lines, elapsed = await run_load(url, name, items, concurrency=concurrency, api_key=api_key, say=say)
     errors = sorted({line.error for line in lines if line.error})
     return {"model": name, "url": url, **summarise(lines, elapsed, slo), "errors": errors[:5]}
+
+
+def _explain(error: aiohttp.ClientResponseError) -> str:
+    match error.status:
+        case 401 | 403:
+            return f"status {error.status}; set PENSTOCK_API_KEY to a key that it accepts"
+        case 404:
+            return "status 404; give the address of a server with OpenAI's API, without a path"
+    return f"status {error.status}, {error.message}"
 
 
 def _length_range(flag: str, text: str) -> LengthRange:

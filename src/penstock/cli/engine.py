@@ -6,17 +6,20 @@ from contextlib import asynccontextmanager
 
 from penstock.config import EngineConfig
 from penstock.engine.launch import launch
+from penstock.engine.link.engine_child import EngineChild
+from penstock.engine.link.ipc import connect
 from penstock.messages import EngineClient
 
 
 @asynccontextmanager
-async def own_engine(config: EngineConfig) -> AsyncIterator[EngineClient]:
+async def own_engine(config: EngineConfig, started: EngineChild | None = None) -> AsyncIterator[EngineClient]:
     """Yields a client of a new engine, which is closed at the end. Raises EngineError if the engine fails.
 
-    The command prints that error, so the engine's own log of it is off.
+    `started` is its process if it has already been started and sent `config`. The command prints the error, so the
+    engine's own log of it is off.
     """
     logging.getLogger("penstock.engine").addHandler(logging.NullHandler())
-    client = await launch(config)
+    client = await (launch(config) if started is None else connect(config, started))
     try:
         yield client
     finally:

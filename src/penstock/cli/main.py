@@ -1,25 +1,36 @@
-"""Defines the command line: `penstock serve | run | plan | bench`."""
+"""Defines the command line: `penstock serve | run | plan | bench`, and the commands of `cli/models`."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import penstock
+from penstock.cli import completion, usage
+from penstock.cli.chat.flags import CHAT
+from penstock.cli.models.commands import add_model_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
-MODEL = typer.Argument(metavar="MODEL", help="A folder, a GGUF file or a Hugging Face id. Default: the embedded model.")
-NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.")
+MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: the default model.",
+    autocompletion=completion.model_names,
+)
+PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
+NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.", autocompletion=completion.model_names)
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
-RUNS = typer.Option(min=1, help="Runs of each case; the median is reported.")
+RUNS = typer.Option(min=1, max=1000, help="Runs of each case; the median is reported.")
 
 # Plain help, as importing rich would make --help slow.
-app = typer.Typer(name="penstock", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-bench = typer.Typer(name="bench", no_args_is_help=True, rich_markup_mode=None, help="Measure an engine or a server.")
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    name="penstock", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=HELP
+)
+bench = typer.Typer(name="bench", rich_markup_mode=None)
 app.add_typer(bench)
 
 
@@ -28,6 +39,12 @@ def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> N
     if version:
         typer.echo(f"penstock {penstock.__version__}")
         raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@bench.callback(help="Measure an engine or a server.", invoke_without_command=True)
+def bench_root(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -50,27 +67,22 @@ def serve(
 
 
 @app.command(
-    short_help="Stream a completion to the terminal.",
-    help="Stream a completion to the terminal. Without a prompt, read prompts until Ctrl-D.",
+    short_help="Chat with a model in the terminal.",
+    help="Chat with a model in the terminal, or answer one PROMPT. Text on standard input is added to the prompt.",
 )
-@takes(ENGINE)
+@takes(CHAT, ENGINE)
 def run(
+    context: typer.Context,
     *,
     model: Annotated[str | None, MODEL] = None,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to complete.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely tokens that together have this probability.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
-    chat: Annotated[bool, typer.Option(help="Send the prompt through the model's chat template.")] = False,
+    prompt: Annotated[list[str] | None, PROMPT] = None,
+    named: Annotated[str | None, NAMED] = None,
     flags: Flags,
 ) -> None:
-    from penstock.cli.run import RunOptions
     from penstock.cli.run import run as command
 
-    command(model, prompt, RunOptions(max_tokens, temperature, top_p, seed, chat), flags)
+    words = [] if model is None else [model, *(prompt or [])]
+    command(words, named, flags, context.obj)
 
 
 @app.command(
@@ -98,6 +110,22 @@ def plan(
     from penstock.cli.plan import plan as command
 
     command(_one_model(model, named), hardware, link, json_file, flags)
+
+
+add_model_commands(app)
+
+
+@app.command(
+    "completion",
+    short_help="Print the script that completes words with Tab.",
+    help="Print the script with which a shell completes commands, flags and models: bash, zsh or fish.",
+)
+def print_completion(
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", autocompletion=completion.one_of(*completion.SCRIPTS), help="Its name.")
+    ],
+) -> None:
+    typer.echo(completion.script(shell), nl=False)
 
 
 @app.command(
@@ -174,10 +202,12 @@ def quality(
         str | None, typer.Argument(metavar="TEXT", help="A UTF-8 file. Default: the help texts of Python, in English.")
     ] = None,
     windows: Annotated[
-        int | None, typer.Option(min=1, help="Windows of the text to score. Default: 32, or all of --tokens-in.")
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Windows to score. Default: 32, or all of --tokens-in."),
     ] = None,
     window_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a window; each is scored by itself. Default: 512.")
+        int | None,
+        typer.Option(min=2, max=10_000_000, help="Tokens of a window. Default: 512."),
     ] = None,
     dense: Annotated[
         bool, typer.Option(help="If something is quantised, also score the model without that, to compare.")
@@ -203,13 +233,15 @@ def bench_serve(
     url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="The model's id. Default: the first that the server lists.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key to send.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 100,
+    num_prompts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of requests.")] = 100,
     input_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Prompt tokens of a request.")] = "128",
     output_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Output tokens of a request.")] = "32",
     shared_prefix: Annotated[
-        int, typer.Option(min=0, help="Tokens that all prompts begin with, in addition to --input-len.")
+        int, typer.Option(min=0, max=10_000_000, help="Tokens that all prompts begin with, beside --input-len.")
     ] = 0,
-    vocab_size: Annotated[int, typer.Option(min=16, help="Prompt token ids are drawn below this number.")] = 8000,
+    vocab_size: Annotated[
+        int, typer.Option(min=16, max=10_000_000, help="Prompt token ids are drawn below this number.")
+    ] = 8000,
     request_rate: Annotated[float | None, typer.Option(help="Requests per second. Default: all at once.")] = None,
     burstiness: Annotated[
         float,
@@ -217,9 +249,11 @@ def bench_serve(
             help="Shape of the gamma distribution of the gaps between requests: 1 is Poisson, less is burstier."
         ),
     ] = 1.0,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Most requests at a time. Default: no limit.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Most requests at a time. Default: no limit.")
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Limits in seconds for goodput: ttft=0.5,tpot=0.05,e2e=10.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrival times.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, prompts and arrival times.")] = 0,
     json_file: Annotated[str | None, JSON] = None,
 ) -> None:
     from penstock.cli.bench import Load, online
@@ -239,24 +273,7 @@ def _one_model(model: str | None, named: str | None) -> str | None:
 def main(engine: "EngineChild | None" = None) -> None:
     """Runs the command line. An error for the user is one line, not a traceback.
 
-    `engine` is an engine process that was started for `serve` before the imports.
+    `engine` is an engine process that was started for `serve` or `run` before the imports.
     """
-    try:
-        app(obj=engine)
-    except Exception as error:
-        status = _status(error)
-        if status is None:
-            raise
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(status)
-
-
-def _status(error: Exception) -> int | None:
-    """Returns the exit status for an error that is shown without a traceback, or None for a bug."""
-    from penstock.messages import EngineError
-
-    if isinstance(error, ValueError):  # a wrong setting, model or checkpoint
-        return 2
-    if isinstance(error, OSError | EngineError):  # a full disk, a closed terminal, an engine that died
-        return 1
-    return None
+    completion.enable()
+    usage.main(app, engine)

@@ -1,4 +1,7 @@
-"""Defines the flags that several commands share. A flag that is not given keeps the configured value or the default."""
+"""Defines the flags that several commands share. A flag that is not given keeps the configured value or the default.
+
+Numbers stay text here: `Settings` checks them, as it does in a file and in the environment.
+"""
 
 import functools
 import inspect
@@ -6,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
+
+from penstock.cli.completion import one_of
 
 Flags = Mapping[str, Any]
 
@@ -22,7 +27,7 @@ ENGINE: Flags = {
     "revision": Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")],
     "device": Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto, a GPU if there is one.")],
     "gpu_memory_utilization": Annotated[
-        float | None,
+        str | None,
         typer.Option(metavar="SHARE", help="Share of a GPU's memory that the engine may use. Default: 0.9."),
     ],
     "enforce_eager": Annotated[
@@ -47,25 +52,29 @@ ENGINE: Flags = {
         typer.Option(help="Quantise the weights while loading: int8, int4 or, on a GPU, fp8. Default: none."),
     ],
     "quantization_group": Annotated[
-        int | None, typer.Option(metavar="N", help="Values that share a scale in int4: 32, 64 or 128. Default: 32.")
+        str | None, typer.Option(metavar="N", help="Values that share a scale in int4: 32, 64 or 128. Default: 32.")
     ],
     "max_model_len": Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Most tokens of a prompt and its output together. Default: the model's limit, if memory allows."
+            metavar="N",
+            help="Most tokens of a prompt and its output together. Default: the model's limit, if memory allows.",
         ),
     ],
     "max_num_seqs": Annotated[
-        int | None,
-        typer.Option(help="Most sequences that run at a time. Default: 64 to 256, by the vocabulary's size."),
-    ],
-    "max_num_batched_tokens": Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Most tokens in one step; longer prompts are prefilled in chunks. Default: 512, on a GPU 2048."
+            metavar="N", help="Most sequences that run at a time. Default: 64 to 256, by the vocabulary's size."
         ),
     ],
-    "block_size": Annotated[int | None, typer.Option(help="Tokens in a KV block. Default: 16.")],
+    "max_num_batched_tokens": Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Most tokens in one step; longer prompts are prefilled in chunks. Default: 512, on a GPU 2048.",
+        ),
+    ],
+    "block_size": Annotated[str | None, typer.Option(metavar="N", help="Tokens in a KV block. Default: 16.")],
     "kv_cache_memory": Annotated[
         str | None,
         typer.Option(
@@ -83,14 +92,16 @@ ENGINE: Flags = {
         ),
     ],
     "threads": Annotated[
-        int | None,
-        typer.Option(help="CPU: threads that compute, for each rank. Default: all cores, divided among the ranks."),
+        str | None,
+        typer.Option(
+            metavar="N", help="CPU: threads that compute, for each rank. Default: all cores, divided among the ranks."
+        ),
     ],
     "tensor_parallel_size": Annotated[
-        int | None, typer.Option(help="Ranks that each layer is split over. Default: 1.")
+        str | None, typer.Option(metavar="N", help="Ranks that each layer is split over. Default: 1.")
     ],
     "pipeline_parallel_size": Annotated[
-        int | None, typer.Option(help="Stages that the layers are divided into. Default: 1.")
+        str | None, typer.Option(metavar="N", help="Stages that the layers are divided into. Default: 1.")
     ],
     "expert_parallel": Annotated[
         bool | None, typer.Option("--expert-parallel/--no-expert-parallel", help="Give each tensor rank whole experts.")
@@ -102,7 +113,7 @@ ENGINE: Flags = {
 }
 SERVER: Flags = {
     "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],
-    "port": Annotated[int | None, typer.Option(help="Port to listen on. Default: 8000.")],
+    "port": Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. Default: 8000.")],
     "served_model_name": Annotated[
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],
@@ -111,21 +122,31 @@ SERVER: Flags = {
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
     ],
-    "seed": Annotated[int | None, typer.Option(help="Seed for requests without one. Default: a random one for each.")],
+    "seed": Annotated[
+        str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
+    ],
     "max_waiting": Annotated[
-        int | None, typer.Option(help="Most requests that wait; the next ones get 429. Default: 1024.")
+        str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
     ],
     "max_in_flight": Annotated[
-        int | None, typer.Option(help="Most requests in flight; the next ones get 429. Default: 2048.")
+        str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
     ],
     "max_body_size": Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest body of a request. Default: 4MiB.")
     ],
-    "max_prompts": Annotated[int | None, typer.Option(help="Most prompts in a completions request. Default: 64.")],
-    "max_choices": Annotated[int | None, typer.Option(help="Most choices (n) of a request. Default: 32.")],
-    "max_sequences": Annotated[int | None, typer.Option(help="Most prompts times choices of a request. Default: 256.")],
-    "max_logprobs": Annotated[int | None, typer.Option(help="Most alternatives per token in logprobs. Default: 20.")],
-    "max_stop_strings": Annotated[int | None, typer.Option(help="Most stop strings of a request. Default: 16.")],
+    "max_prompts": Annotated[
+        str | None, typer.Option(metavar="N", help="Most prompts in a completions request. Default: 64.")
+    ],
+    "max_choices": Annotated[str | None, typer.Option(metavar="N", help="Most choices (n) of a request. Default: 32.")],
+    "max_sequences": Annotated[
+        str | None, typer.Option(metavar="N", help="Most prompts times choices of a request. Default: 256.")
+    ],
+    "max_logprobs": Annotated[
+        str | None, typer.Option(metavar="N", help="Most alternatives per token in logprobs. Default: 20.")
+    ],
+    "max_stop_strings": Annotated[
+        str | None, typer.Option(metavar="N", help="Most stop strings of a request. Default: 16.")
+    ],
     "tool_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")
     ],
@@ -133,16 +154,35 @@ SERVER: Flags = {
         str | None, typer.Option(metavar="NAME", help="Format of reasoning (docs/tools.md), or none. Default: auto.")
     ],
     "drain_timeout": Annotated[
-        float | None, typer.Option(help="Seconds for requests in flight to finish at shutdown. Default: 30.")
+        str | None,
+        typer.Option(metavar="SECONDS", help="Seconds for requests in flight to finish at shutdown. Default: 30."),
     ],
     "step_deadline": Annotated[
-        float | None, typer.Option(help="Seconds without a step until a busy engine counts as hung. Default: 120.")
+        str | None,
+        typer.Option(
+            metavar="SECONDS", help="Seconds without a step until a busy engine counts as hung. Default: 120."
+        ),
     ],
     "event_log": Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),
     ],
 }
+
+# The values that Tab offers. A test compares them with the settings.
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "generation_config": ("model", "none"),
+    "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ("auto", "triton", "flashinfer"),
+    "dtype": ("float32", "bfloat16"),
+    "quantization": ("none", "int8", "int4", "fp8"),
+    "quantization_group": ("32", "64", "128"),
+    "kv_cache_dtype": ("auto", "int8", "fp8"),
+    "distributed_executor": ("auto", "process", "ray"),
+}
+for _name, _values in VALUES.items():
+    (_option,) = ENGINE[_name].__metadata__
+    _option.autocompletion = one_of(*_values)
 
 
 def takes(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]]:

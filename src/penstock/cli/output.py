@@ -15,6 +15,8 @@ def check_file(flag: str, path: str | None) -> None:
     """Raises ValueError if `path` cannot be written. Call it before the work whose result goes there."""
     if path is None:
         return
+    if not path:
+        raise _unwritable(flag, "''", "it is empty")
     file = Path(path)
     if file.is_dir():
         raise _unwritable(flag, path, "it is a folder")
@@ -60,6 +62,14 @@ def cell(key: str, value: Any) -> str:
     if key in SHARES:
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration as text, such as '20.7 ms', '6.43 µs' or '0'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 
 def _unwritable(flag: str, path: str, why: str) -> ValueError:

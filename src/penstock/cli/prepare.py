@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli.checks import check_start
 from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
 from penstock.config import (
@@ -22,7 +23,6 @@ from penstock.config import (
     resolve,
 )
 from penstock.config.defaults import Divide
-from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
@@ -78,16 +78,32 @@ class FoundModel:
         return {**(packaged.generation if packaged else {}), **load_generation_defaults(self.path)}
 
 
-def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
-    """Finds the model and the settings that the user gave.
-
-    A Hugging Face model is downloaded, without the weights if `weights` is false and they are not in GGUF. Raises
-    ConfigError, UnsupportedModel, GgufError and HubError.
-    """
+def read_given(model: str | None, flags: Flags) -> Given:
+    """Returns the settings that the user gave, `model` among them. Raises ConfigError."""
     settings = dict(flags)
     file = settings.pop("config", None)
-    given = read_settings({**settings, "model": model}, os.environ, Path(file) if file else None)
+    if file == "":
+        raise ConfigError("--config is '': name a YAML file, or leave it out")
+    return read_settings({**settings, "model": model}, os.environ, None if file is None else Path(file))
+
+
+def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:
+    """Finds the model and the settings that the user gave. Raises what `read_given` and `find_given` raise."""
+    return find_given(read_given(model, flags), weights=weights)
+
+
+def find_given(given: Given, *, weights: bool = True) -> FoundModel:
+    """Finds the model that the settings name.
+
+    A Hugging Face model is downloaded, without the weights if `weights` is false and they are not in GGUF. Raises
+    UnsupportedModel, GgufError and HubError.
+    """
     named = given.settings.model
+    if named is None and given.settings.revision is not None:
+        raise ConfigError(
+            f"--revision ({given.sources['revision']}) is {given.settings.revision}, but the default model has no "
+            "revisions; name a Hugging Face model, or leave it out"
+        )
     path = _default_model() if named is None else locate_model(named, given.settings.revision, weights=weights)
     spec = load_spec(path)
     return FoundModel(path, spec, lru_cache(partial(_rank_facts, spec)), given)
@@ -110,10 +126,10 @@ def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFac
 
 
 def prepare(model: str | None, flags: Flags) -> PreparedModel:
-    """Finds the model and resolves every setting. Starts no process and reads no weights.
+    """Finds the model and resolves every setting. Starts no process and reads only the headers of the weights.
 
-    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, GgufError and HubError: ValueErrors that say what to
-    change.
+    Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, CheckpointError, GgufError and HubError: ValueErrors
+    that say what to change.
     """
     return prepare_found(find_model(model, flags))
 
@@ -122,17 +138,9 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     """Does what `prepare` does, for a model that has been found."""
     hardware = detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
-    check_runs(resolved, hardware)
+    check_start(found, resolved, hardware)
     generation = found.generation_defaults()
     return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
-
-
-def check_runs(resolved: Resolved, hardware: Hardware) -> None:
-    """Raises ConfigError for a split that this machine cannot run. Ray checks the ranks that it places itself."""
-    engine = resolved.engine
-    ranks = engine.split.world
-    if engine.device == "cuda" and engine.distributed_executor != "ray" and ranks > hardware.gpus:
-        raise ConfigError(too_few_gpus(ranks, hardware.gpus))
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

@@ -1,7 +1,7 @@
 """Implements `penstock bench quality`: perplexity over a text, beside that of the model without quantisation."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from penstock.cli.prepare import FoundModel, PreparedModel, find_model, prepare_
 from penstock.config import format_bytes
 from penstock.families import model_facts
 from penstock.messages import MemoryRow
-from penstock.observe.progress import progress_bar
+from penstock.observe.reporting import reporting
 from penstock.text import Tokenizer
 
 WINDOWS, WINDOW_TOKENS = 32, 512
@@ -69,7 +69,8 @@ def quality(model: str | None, options: QualityOptions, json_file: str | None, f
     if options.dense and _quantises(found):
         dense = found.changed("to compare", quantization=None, quantization_group=None, kv_cache_dtype=None)
         prepared.insert(0, prepare_found(with_sizes(dense, sizes)))
-    rows = asyncio.run(_score_all(prepared, windows, scored_bytes(tokenizer, windows)))
+    with reporting("counting the text's bytes") as say:
+        rows = asyncio.run(_score_all(prepared, windows, scored_bytes(tokenizer, windows), say))
     name, text = prepared[0].resolved.engine.name, options.tokens_in or options.text or "pydoc_data.topics"
     title = f"{name}: {rows[0]['tokens']:,} tokens of {text}, in windows of {longest}"
     show_table(title, COLUMNS, [_for_people(row) for row in rows])
@@ -121,19 +122,33 @@ def _quantises(found: FoundModel) -> bool:
     return settings.quantization not in (None, "none") or settings.kv_cache_dtype not in (None, "auto")
 
 
+class _Scored:
+    """Counts the windows that have been scored, and says how many."""
+
+    def __init__(self, weights: str, windows: int, say: Callable[[str], None]) -> None:
+        self._text = f"of {windows} windows scored, weights in {weights}"
+        self._say = say
+        self._count = 0
+        self(0)
+
+    def __call__(self, more: int) -> None:
+        self._count += more
+        self._say(f"{self._count} {self._text}")
+
+
 async def _score_all(
-    prepared: Sequence[PreparedModel], windows: Sequence[Window], text_bytes: int
+    prepared: Sequence[PreparedModel], windows: Sequence[Window], text_bytes: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Returns each engine's figures. If there are two, the first is the dense one."""
     rows: list[dict[str, Any]] = []
     dense: Score | None = None
     for each in prepared:
         engine = each.resolved.engine
+        say(f"starting the engine for {engine.name}")
         async with own_engine(engine) as client:
             weights = next((row for row in client.info.memory if row.name == "weights"), MemoryRow("weights", 0))
             stored = weights.note.rpartition(" parameters, ")[2]
-            with progress_bar(f"scoring, {stored.partition(',')[0]}", len(windows), wanted=True) as advance:
-                result = await score(client, windows, advance)
+            result = await score(client, windows, _Scored(stored.partition(",")[0], len(windows), say))
         rows.append(
             {
                 "weights": stored,

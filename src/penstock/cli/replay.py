@@ -7,11 +7,16 @@ from penstock.schedule import replay as run_again
 def replay(path: str) -> int:
     """Prints whether the log's events give the plans that the log names. Returns 0 when they do, 1 when they do not.
 
-    A last line that was cut off, as by a process that was killed, is left out. Raises OSError for a file that cannot be
-    read, ValueError for one that is no event log.
+    A last line that was cut off, as by a process that was killed, is left out. Raises ValueError for a file that cannot
+    be read or is no event log.
     """
-    with open(path, "rb") as file:
-        lines = file.readlines()
+    try:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+    except OSError as error:
+        raise ValueError(
+            f"{path!r} cannot be read: {str(error.strerror).lower()}; give the file of penstock serve --event-log"
+        ) from None
     cut_off = bool(lines) and not lines[-1].endswith(b"\n")
     if cut_off:
         lines.pop()

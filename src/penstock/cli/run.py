@@ -1,141 +1,131 @@
-"""Implements `penstock run`: streams completions to the terminal."""
+"""Implements `penstock run`: one answer, or a conversation in the terminal."""
 
-import asyncio
-import signal
+import contextlib
+import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-from rich.console import Console
-
-from penstock.cli.engine import own_engine
+from penstock.cli.chat.arguments import join_prompt, piped_input, split_arguments
+from penstock.cli.chat.flags import CHAT
 from penstock.cli.options import Flags
-from penstock.cli.prepare import prepare
-from penstock.messages import EngineClient, GenerateRequest, RequestRejected, SamplingParams
-from penstock.text import ChatTemplateError, OutputText, Tokenizer
+from penstock.engine.link.engine_child import EngineChild
+from penstock.weights.packaged import EMBEDDED, PACKAGED
+
+if TYPE_CHECKING:
+    from penstock.cli.chat.chat import Chat
+    from penstock.cli.chat.prompt import Prompt
+    from penstock.cli.chat.screen import Screen
+    from penstock.cli.chat.settings import ChatSettings
+    from penstock.config import EngineConfig
+
+NAMES = (*(model.name for model in PACKAGED), EMBEDDED)
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Holds the flags of `penstock run` that are not the engine's."""
+class _Session:
+    """The model and the settings of a session."""
 
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    chat: bool
-
-
-class ChatSession:
-    """Sends prompts to an engine. With `chat` it keeps the conversation."""
-
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, options: RunOptions) -> None:
-        self.client = client
-        self.tokenizer = tokenizer
-        self.options = options
-        self.messages: list[dict[str, str]] = []
-        self.turn = 0
-
-    def prompt_ids(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt. With `chat` they include the conversation so far."""
-        if not self.options.chat:
-            return self.tokenizer.encode(text)
-        if self.tokenizer.chat_template is None:
-            raise ValueError("--chat: this model has no chat template; run without --chat")
-        prompt = self.tokenizer.chat_template.render([*self.messages, {"role": "user", "content": text}])
-        return self.tokenizer.encode(prompt, add_special_tokens=False)
-
-    async def answer(self, text: str) -> None:
-        """Streams the completion of `text` to standard output. Cancelling it aborts the request.
-
-        A prompt whose answer fails or is cancelled does not become part of the conversation.
-        """
-        ids = self.prompt_ids(text)
-        left = self.client.info.max_model_len - len(ids)
-        if not ids or left < 1:
-            most = self.client.info.max_model_len - 1
-            with_earlier = " with the conversation before it" if self.messages else ""
-            raise ValueError(
-                f"the prompt{with_earlier} has {len(ids)} tokens; it must have 1 to {most} (--max-model-len)"
-            )
-        sampling = SamplingParams(
-            seed=self.options.seed,
-            max_tokens=min(self.options.max_tokens, left),
-            temperature=self.options.temperature,
-            top_p=self.options.top_p,
-            eos_token_ids=self.client.info.eos_token_ids,
-        )
-        self.turn += 1
-        output, said = OutputText(self.tokenizer, ids), []
-        request = GenerateRequest(request_id=f"run-{self.turn}", prompt_ids=tuple(ids), sampling=sampling)
-        async for delta in self.client.generate(request):
-            if delta.error:
-                raise ValueError(delta.error)
-            shown = delta.token_ids if delta.stop_token is None else delta.token_ids[:-1]
-            said.append(output.push(shown).text)
-            print(said[-1], end="", flush=True)
-        said.append(output.finish().text)
-        print(said[-1], flush=True)
-        if self.options.chat:
-            self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(said)}]
+    config: "EngineConfig"
+    recommended: Mapping[str, float]  # sampling values
+    flags: Flags  # of CHAT
+    engine: EngineChild | None  # a process that has `config`
 
 
-async def runs_to_end(work: Coroutine[None, None, None]) -> bool:
-    """Runs `work` and returns True, or returns False if Ctrl-C cancelled it."""
-    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
-    before = signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
+def run(words: Sequence[str], model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
+    """Answers the prompt in `words` and on standard input. Without one, talks to the terminal.
+
+    `engine` is the engine process if the caller has already started one. It gets its configuration before this process
+    imports what a conversation needs, so that both work at the same time.
+    """
+    model, prompt = split_arguments(words, model, _names(words))
+    import asyncio
+
+    from msgspec.structs import replace
+
+    from penstock.cli.prepare import prepare
+
+    prepared = prepare(model, {name: value for name, value in flags.items() if name not in CHAT})
+    config = replace(prepared.resolved.engine, log_level="warning")
+    if engine is not None:
+        engine.send_config(config)
+    own = {name: value for name, value in flags.items() if name in CHAT}
+    piped = piped_input(prompt is not None)
+    if not (prompt or "").strip() and not (piped or "").strip() and (prompt, piped) != (None, None):
+        raise ValueError("the prompt is empty; write at least a word")
     try:
-        await asyncio.wait([task])
-    finally:
-        task.cancel()  # this coroutine may have been cancelled
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
-    if task.cancelled():
-        return False
-    task.result()
-    return True
+        status = asyncio.run(_main(_Session(config, prepared.generation, own, engine), prompt, piped))
+    except BrokenPipeError:  # the reader of the answer has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
 
 
-async def _interactive(session: ChatSession, name: str) -> None:
-    """Reads prompts until end of file. A line that ends in a backslash continues. An error ends only its own answer."""
-    console = Console(stderr=True)
-    keys = "A line that ends in \\ continues. Ctrl-C stops an answer, Ctrl-D exits."
-    console.print(f"{name}: type a prompt. {keys}", style="dim", markup=False)
-    while True:
-        lines: list[str] = []
-        try:
-            while (line := await asyncio.to_thread(input, ">>> " if not lines else "... ")).endswith("\\"):
-                lines.append(line[:-1])
-        except EOFError:
-            return
-        lines.append(line)
-        if not any(lines):
-            continue
-        try:
-            if not await runs_to_end(session.answer("\n".join(lines))):
-                print()
-        except (ValueError, RequestRejected, ChatTemplateError) as error:
-            console.print(str(error), style="red", markup=False)
+def _names(words: Sequence[str]) -> Sequence[str]:
+    """Returns the names that the first word may be."""
+    if not words or words[0] in NAMES or any(map(str.isspace, words[0])):
+        return NAMES
+    from penstock.weights.local_models import known_names
+
+    return list(dict.fromkeys((*NAMES, *known_names())))
 
 
-async def _main(model: str | None, prompt: str | None, options: RunOptions, flags: Flags) -> None:
-    prepared = prepare(model, flags)
-    tokenizer = Tokenizer.load(prepared.path)
-    async with own_engine(replace(prepared.resolved.engine, log_level="warning")) as client:
-        session = ChatSession(client, tokenizer, options)
-        if prompt is None and sys.stdin.isatty():
-            await _interactive(session, prepared.resolved.engine.name)
-        else:
-            await session.answer(sys.stdin.read() if prompt is None else prompt)
+async def _main(session: _Session, prompt: str | None, piped: str | None) -> int:
+    """Returns the exit status."""
+    from penstock.cli.chat.chat import Chat
+    from penstock.cli.chat.conversation import Conversation
+    from penstock.cli.chat.screen import Screen, takes_colours
+    from penstock.cli.chat.session import quiet_terminal
+    from penstock.cli.chat.settings import ChatSettings
+    from penstock.cli.chat.spinner import Spinner
+    from penstock.cli.engine import own_engine
+    from penstock.text import Tokenizer
+
+    config = session.config
+    spinner = Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr))
+    interactive = prompt is None and piped is None
+    with quiet_terminal() if interactive else contextlib.nullcontext(), spinner:
+        # Texts are tokenised one at a time: the library's threads would only take processor time from the kernels.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        tokenizer = Tokenizer.load(config.model)
+        flags = dict(session.flags)
+        system, raw = flags.pop("system", None), flags.pop("raw", False) or tokenizer.chat_template is None
+        if raw and system is not None:
+            why = "--raw has none" if tokenizer.chat_template else f"{config.name} has no chat template"
+            raise ValueError(f"--system needs a chat, but {why}; leave --system out")
+        settings = ChatSettings(session.recommended, flags, raw=raw)
+        if piped is not None:
+            prompt = join_prompt(prompt, piped, raw=raw)
+        terminal = _terminal(settings) if prompt is None else None
+        async with own_engine(config, session.engine) as client:
+            spinner.stop()
+            chat = Chat(client, tokenizer, settings, Conversation(system), raw=raw)
+            screen = Screen(sys.stdout, sys.stderr)
+            if terminal is not None:
+                return await _talk(chat, screen, terminal)
+            return await _answer(chat, screen, prompt or "")
 
 
-def run(model: str | None, prompt: str | None, options: RunOptions, flags: Flags) -> None:
-    """Completes one prompt. Without a prompt, completes standard input, or reads prompts from a terminal."""
-    if model is not None and prompt is None and any(map(str.isspace, model)) and not Path(model).exists():
-        raise ValueError(
-            f"{model!r} is not a model: name the model before the prompt, or send the prompt on standard input"
-        )
-    asyncio.run(_main(model, prompt, options, flags))
+def _terminal(settings: "ChatSettings") -> "Prompt":
+    from penstock.cli.chat.prompt import Prompt  # takes a while, in which the engine loads the model
+
+    return Prompt(lambda: bool(settings["history"]))
+
+
+async def _talk(chat: "Chat", screen: "Screen", terminal: "Prompt") -> int:
+    from penstock.cli.chat.session import converse
+
+    what = "completes the text that you type" if chat.raw else chat.settings.sampling_summary()
+    screen.notice(f"{chat.client.info.model}: {what}. /? shows help, Ctrl-D leaves.")
+    return await converse(chat, screen, terminal)
+
+
+async def _answer(chat: "Chat", screen: "Screen", prompt: str) -> int:
+    with screen.answer(markdown=chat.settings["markdown"]) as shown:
+        answer = await chat.answer(prompt, shown.write)
+    if chat.settings["stats"]:
+        screen.notice(answer.summary())
+    if answer.end == "context":
+        screen.notice(f"penstock: the answer was cut: the context of {chat.context} tokens is full")
+    return 0

@@ -1,23 +1,28 @@
 """Implements `penstock serve`: an HTTP server in this process, and the engine in a process of its own."""
 
 import gc
+import signal
 import socket
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from penstock import __version__
 from penstock.cli.options import Flags
 from penstock.engine.link.engine_child import EngineChild
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import PreparedModel
+    from penstock.config import Resolved
+    from penstock.messages import EngineInfo
 
 
 def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) -> None:
     """Serves until SIGTERM or SIGINT (Ctrl-C). `engine` is the engine process if the caller has already started one.
 
-    The engine gets its configuration before this process imports the server, so that both work at the same time. That
-    is why most imports are inside the functions.
+    The port is bound first: if it is in use, that is the only error shown, and nothing has been loaded. The engine gets
+    its configuration before this process imports the server, so that both work at the same time. That is why most
+    imports are inside the functions.
     """
     started = time.monotonic()
     gc.disable()  # until the server is ready: imports create many objects and hardly any garbage
@@ -26,26 +31,30 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
     except OSError as error:
         sys.exit(f"penstock: cannot start the engine process: {error}")
     with engine as spawned:
-        from penstock.cli.prepare import memory_table, prepare
+        from penstock.cli.address import bind, listen
+        from penstock.cli.prepare import find_given, memory_table, prepare_found, read_given
+        from penstock.config import ServerConfig
         from penstock.messages import EngineError
 
-        prepared = prepare(model, flags)
+        given, default = read_given(model, flags), ServerConfig()
+        port = default.port if given.settings.port is None else given.settings.port
+        sock = bind(given.settings.host or default.host, port)
+        prepared = prepare_found(find_given(given))
         spawned.send_config(prepared.resolved.engine)
+        listen(sock)
 
         import uvloop
         from rich.console import Console
 
-        from penstock.frontend import listen
-
         Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
-        server = prepared.resolved.server
         try:
-            # Binds before it connects to the engine: if the port is in use, that is the only error shown.
-            sock = listen(server.host, server.port)
             uvloop.run(_main(prepared, spawned, sock, started))
         except (EngineError, OSError) as error:
             print(f"penstock: {error}", file=sys.stderr)
             sys.exit(1)
+        finally:  # a late signal must not turn a clean end into a kill
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
 
 
 async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.socket, started: float) -> None:
@@ -62,10 +71,12 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
     try:
         from prometheus_client import CollectorRegistry
 
-        from penstock.frontend import ServedModel, create_app, url_of
+        from penstock.cli.address import url_of
+        from penstock.frontend import ServedModel, create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
         from penstock.observe.metrics import Metrics
+        from penstock.observe.reporting import reporting
         from penstock.text import Tokenizer
 
         configure_logging()
@@ -77,7 +88,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
         raise
-    client = await connecting
+    with reporting("starting the engine"):  # torch alone takes seconds to import
+        client = await connecting
     served = ServedModel(
         name=server.served_model_name,
         aliases=server.aliases,
@@ -93,16 +105,29 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
         gc.enable()
+        seconds = time.monotonic() - started
+        log = logging.getLogger("penstock.serve")
+        for line in start_report(prepared.resolved, client.info):
+            log.info(line)
         if prepared.generation:
             values = ", ".join(f"{name} {value:g}" for name, value in prepared.generation.items())
-            logging.getLogger("penstock.serve").info(
+            log.info(
                 "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
                 values,
             )
-        seconds = time.monotonic() - started
-        logging.getLogger("penstock.serve").info(
-            "serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds
-        )
+        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
+        log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
         await serve_http(app, sock, client, ready=ready)
+
+
+def start_report(resolved: "Resolved", info: "EngineInfo") -> list[str]:
+    """Returns lines about what was started and what it can hold."""
+    key = "clients must send the API key" if resolved.server.api_key else "no API key is required"
+    tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
+    return [
+        f"penstock {__version__}: {resolved.engine.name} in {info.dtype}; {key}",
+        f"KV cache: {tokens:,} tokens in {resolved.engine.kv_dtype}; at most {info.max_model_len:,} "
+        f"in a request, {info.max_num_seqs} sequences at a time",
+    ]

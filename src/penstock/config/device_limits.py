@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from penstock.config.hardware import Hardware, has_capability
-from penstock.config.sources import ConfigError, flag
+from penstock.config.sources import ConfigError
+from penstock.config.wrong_setting import flag
 
 FP8_CAPABILITY = (8, 9)  # the least whose tensor cores multiply fp8
 

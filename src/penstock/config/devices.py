@@ -61,7 +61,7 @@ class Devices:
 
     def __str__(self) -> str:
         """For people: '8xH100: 80.00 GiB, 3350 GB/s, link 450 GB/s each'."""
-        speeds = f"{self.bandwidth / 1e9:g} GB/s, link {self.link / 1e9:g} GB/s"
+        speeds = f"{self.bandwidth / 1e9:.4g} GB/s, link {self.link / 1e9:g} GB/s"
         return f"{self.name}: {format_bytes(self.memory)}, {speeds}{'' if self.shared else ' each'}"
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.config.sizes import parse_bytes
 
@@ -14,19 +14,22 @@ def _no_bool(value: Any) -> Any:
 
 
 def _bytes(value: Any) -> Any:
-    return parse_bytes(value) if isinstance(value, str) else _no_bool(value)
+    try:
+        return parse_bytes(value) if isinstance(value, str) else _no_bool(value)
+    except ValueError:
+        raise ValueError("give an amount of memory, such as 4GiB, 500MB or a number of bytes") from None
 
 
-def _group(value: int) -> int:
-    if value not in (32, 64, 128):
-        raise ValueError("groups are of 32, 64 or 128 values")
+def _group(value: Any) -> Any:
+    if str(value) not in ("32", "64", "128"):
+        raise ValueError("give 32, 64 or 128")
     return value
 
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**31 - 1)]
 Ranks = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1024)]
 Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86400)]
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1, le=2**50)]
 
 # The names of the formats in penstock.text.calls.
 ToolFormatName = Literal[
@@ -64,7 +67,7 @@ class Settings(BaseModel):
     served_model_name: str | None = Field(
         None, min_length=1, description="The names clients ask for, with commas between them"
     )
-    revision: str | None = Field(None, description="Branch, tag or commit of a hub id")
+    revision: str | None = Field(None, min_length=1, description="Branch, tag or commit of a hub id")
 
     host: str | None = Field(None, min_length=1, description="Address to listen on")
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
@@ -94,7 +97,7 @@ class Settings(BaseModel):
     quantization: Literal["none", "int8", "int4", "fp8"] | None = Field(
         None, description="Quantise the weights while they are loaded"
     )
-    quantization_group: Annotated[int, BeforeValidator(_no_bool), AfterValidator(_group)] | None = Field(
+    quantization_group: Annotated[int, BeforeValidator(_group)] | None = Field(
         None, description="Values that share a scale in int4: 32, 64 or 128"
     )
     max_model_len: Count | None = Field(None, description="Tokens of prompt and output together")
@@ -119,7 +122,7 @@ class Settings(BaseModel):
     step_deadline: Seconds | None = Field(
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )
-    event_log: str | None = Field(None, description="File for the scheduler's events; it holds token ids")
+    event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
     max_prompts: Count | None = Field(None, description="Prompts in one completions request")

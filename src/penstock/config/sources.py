@@ -1,15 +1,15 @@
 """Settings from the command line, the environment and a YAML file, in this order of precedence, with their sources."""
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from penstock.config.wrong_setting import PREFIX, flag, unknown, wanted
 
 if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an engine process does not need it
     from penstock.config.settings import Settings
 
-PREFIX = "PENSTOCK_"
 FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file if the command line does not
 KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY", PREFIX + "NO_KERNELS"})  # of the native kernels; not settings
 MAX_FILE_BYTES = 1 << 20
@@ -47,19 +47,15 @@ def read_settings(
     sources: dict[str, str] = {}
     for name, value, source in _statements(flags or {}, environ, file):
         if name not in Settings.model_fields:
-            raise ConfigError(f"{source}: there is no setting {flag(name)}{_nearest(name, Settings.model_fields)}")
+            raise ConfigError(unknown(name, source, Settings.model_fields))
         if value is not None:
             values[name], sources[name] = value, source
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(entry, values, sources) for entry in error.errors())) from None
+        [entry, *_] = error.errors()  # one at a time: it is one line
+        raise ConfigError(_explain(entry, values, sources)) from None
     return Given(settings, sources)
-
-
-def flag(name: str) -> str:
-    """The command line flag of a setting."""
-    return "--" + name.replace("_", "-")
 
 
 def _statements(
@@ -67,8 +63,8 @@ def _statements(
 ) -> Iterator[tuple[str, Any, str]]:
     """(setting, value, source), later ones over earlier ones."""
     if file is not None:
-        for key, value in _read_yaml(file).items():
-            yield key, value, str(file)
+        for key, value, line in _read_yaml(file):
+            yield key, value, f"{file}, line {line}"
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in {FILE_VARIABLE, *KERNELS}:
             yield variable.removeprefix(PREFIX).lower(), environ[variable], f"environment variable {variable}"
@@ -76,20 +72,18 @@ def _statements(
         yield name, value, "command line"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    flags = [flag(field) for field in known]
-    close = difflib.get_close_matches(flag(name), flags, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(flags)}"
-
-
 def _explain(entry: Any, values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    from penstock.config.settings import Settings
+
     name = str(entry["loc"][0])
-    message = entry["msg"].removeprefix("Value error, ")
+    field = Settings.model_fields[name]
     value = "(hidden)" if name in SECRET else repr(values[name])
-    return f"{flag(name)} ({sources[name]}) is {value}: {message[0].lower()}{message[1:]}"
+    accepted = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return f"{flag(name)} ({sources[name]}) is {value}: {wanted(entry, accepted)}"
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> list[tuple[str, Any, int]]:
+    """(setting, value, line) of each setting in a file."""
     import yaml  # imported only if there is a file: it takes a while
 
     try:
@@ -99,16 +93,26 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"--config {path} cannot be read: {str(error.strerror).lower()}; name a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; name a YAML file") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(_not_yaml(path, error)) from None
     if content is None:
-        return {}
-    if not isinstance(content, dict):
+        return []
+    if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: expected one setting a line, as in 'max-model-len: 4096'")
-    # yaml itself keeps the last of equal keys.
-    keys = [str(key.value).replace("-", "_") for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice:
-        raise ConfigError(f"{path}: {flag(twice[0])} is set twice")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    lines: dict[str, int] = {}  # yaml itself keeps the last of equal keys
+    for key, _ in node.value:
+        name, line = str(key.value).replace("-", "_"), key.start_mark.line + 1
+        if name in lines:
+            raise ConfigError(f"{path}, line {line}: {flag(name)} is set twice, first in line {lines[name]}")
+        lines[name] = line
+    named = {str(key).replace("-", "_"): value for key, value in content.items()}
+    return [(name, value, lines.get(name, 1)) for name, value in named.items()]
+
+
+def _not_yaml(path: Path, error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
+    return f"{where}: not valid YAML: {problem or 'it is nested too deeply'}; write one setting a line: 'port: 8080'"

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -37,6 +38,12 @@ def how_it_ended(status: int) -> str:
 
 
 # -- the child's side -------------------------------------------------------------------------------------------------
+
+
+def log_to_stderr(name: str) -> None:
+    """Log to standard error as the client's process does, with this process's name."""
+    form = f"%(asctime)s %(levelname)s {name}: %(message)s"
+    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.INFO, stream=sys.stderr)
 
 
 def remove_socket(endpoint: str) -> None:

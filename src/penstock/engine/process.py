@@ -2,21 +2,20 @@
 
 Started by penstock.engine.link.engine_child, which passes it one end of a socket pair, the file descriptor SOCKET, and
 writes the configuration to standard input. Standard input then stays open and empty: it ends when the client's process
-ends.
+ends. Signals to the process group are blocked from the start (penstock.engine.signals).
 """
 
 import faulthandler
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 
 import msgspec
 
 from penstock.config.engine import EngineConfig
-from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent
+from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
@@ -24,7 +23,7 @@ from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 def serve(backend: EngineBackend) -> int:
     """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
     gc.disable()  # until it is ready: imports and loading make many objects and no garbage
-    logging.basicConfig(format="engine %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    log_to_stderr("engine")
     faulthandler.enable()
     end = int(sys.argv[1])
     os.set_inheritable(end, False)
@@ -35,7 +34,6 @@ def serve(backend: EngineBackend) -> int:
     die_with_parent()
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
-    signal.signal(signal.SIGTERM, lambda *_: channel.stop("the engine was terminated by SIGTERM"))
     config = msgspec.json.decode(line, type=EngineConfig)
     logging.getLogger().setLevel(config.log_level.upper())
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)

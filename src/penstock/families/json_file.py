@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock.gguf import describe_other
+
 MAX_BYTES = 64 << 20  # the largest known index (a mixture of experts with 100,000 tensors) has 10 MB
 MAX_DEPTH = 32
 
@@ -13,7 +15,12 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     size = path.stat().st_size
     if size > max_bytes:
         raise ValueError(f"{path}: {size} bytes of JSON, more than the {max_bytes} allowed")
-    return parse_json_object(path.read_bytes(), str(path))
+    try:
+        return parse_json_object(path.read_bytes(), str(path))
+    except ValueError as error:
+        if other := describe_other(path):
+            raise ValueError(f"{path} is {other}") from None
+        raise error from None
 
 
 def parse_json_object(data: bytes, what: str) -> dict[str, Any]:

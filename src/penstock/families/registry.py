@@ -21,6 +21,7 @@ from penstock.families.qwen2_moe import qwen2_moe
 from penstock.families.qwen3 import qwen3
 from penstock.families.qwen3_moe import qwen3_moe
 from penstock.families.spec import ModelSpec
+from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
@@ -48,9 +49,8 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in FAMILIES]
     if not known:
-        named = ", ".join(map(repr, architectures))
-        what = f"architecture {named} is not supported" if named else "no architecture is named"
-        raise UnsupportedModel(f"{where}: {what}; supported: {', '.join(sorted(FAMILIES))}")
+        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES)
+        raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")
@@ -93,7 +93,7 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
     try:
         spec = spec_from_config(read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
     except FileNotFoundError:
-        raise UnsupportedModel(f"{folder} is not a model's folder: it has no config.json") from None
+        raise UnsupportedModel(no_config(folder)) from None
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
     except ValueError as error:

@@ -4,6 +4,6 @@ from penstock.frontend.app import create_app
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
-from penstock.frontend.server import AddressInUse, listen, serve, url_of
+from penstock.frontend.server import serve
 
-__all__ = ["APIError", "AddressInUse", "RequestLimits", "ServedModel", "create_app", "listen", "serve", "url_of"]
+__all__ = ["APIError", "RequestLimits", "ServedModel", "create_app", "serve"]

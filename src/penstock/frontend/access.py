@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from penstock.frontend.asgi import ASGIApp, Message, Receive, RequestInfo, Scope, Send, header, request_info, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
@@ -19,6 +20,7 @@ OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
 _CLIENT_GONE = 499  # the client disconnected; nginx's code, for metrics and logs, never sent
+_SHOWN_PATH = 200  # bytes of a path in the log
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 
 
@@ -149,6 +151,13 @@ class Access:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
         return digest.hex()[:16]
 
+    def refuse(self, error: APIError, client: tuple[str, int] | None) -> bytes:
+        """Counts and logs a message that is not a request in HTTP. Returns the body of the error answer."""
+        self._metrics.http_request("other", "other", error.status)
+        fields = {"client": _address(client), "status": error.status, "error": error.message}
+        _log.info("request", extra={"fields": fields})
+        return self._encode_error(error)
+
     def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
         code = _CLIENT_GONE if info.client_gone or status is None else status
         route = self._route_of(scope["path"])
@@ -156,8 +165,14 @@ class Access:
         self._metrics.http_request(method, route, code)
         if route.encode() in OPEN_PATHS or not _log.isEnabledFor(logging.INFO):
             return
-        seconds = round(time.monotonic() - info.start, 4)
-        fields = {"method": method, "route": route, "status": code, "seconds": seconds, "request_id": info.request_id}
+        fields = {
+            "client": _address(scope.get("client")),
+            "method": method,
+            "path": _shown_path(scope),
+            "status": code,
+            "seconds": round(time.monotonic() - info.start, 4),
+            "request_id": info.request_id,
+        }
         _log.info("request", extra={"fields": fields})
 
 
@@ -179,6 +194,22 @@ class _ResponseTracker:
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
+
+
+def _address(client: Sequence[Any] | None) -> str:
+    """The address and port of a connection's other end: the client's, or the last proxy's."""
+    if client is None:
+        return "unknown"
+    host, port = client[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _shown_path(scope: Scope) -> str:
+    """The path as the client sent it, without the query, which may hold secrets. Bounded and in printable ASCII."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    text = raw[:_SHOWN_PATH].decode("ascii", "backslashreplace")
+    shown = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    return shown + "…" if len(raw) > _SHOWN_PATH else shown
 
 
 def _request_id(given: bytes | None) -> bytes:

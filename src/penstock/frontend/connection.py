@@ -2,25 +2,38 @@
 
 uvicorn does not limit how long a client takes to send a request, how large the headers are, or how long the client
 leaves its answer unread. Each of these would let a client hold a connection, and its request in the engine, forever.
+It also answers malformed HTTP with plain text, where every other error of this server is JSON.
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.limits import RequestLimits
 
-# Written directly to the connection: the app has no request to answer yet.
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+LINGER_SECONDS = 2.0  # for a refused client to read the answer, while what it still sends is dropped
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n"
+TLS_HANDSHAKE = b"\x16"  # the first byte of one
+
+_log = logging.getLogger("penstock.connection")
+
+Refuse = Callable[[APIError, tuple[str, int] | None], bytes]
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection of a client that sends its request too slowly or does not read its answer."""
 
-    def __init__(self, limits: RequestLimits, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: RequestLimits, refuse: Refuse, *args: Any, **kwargs: Any) -> None:
+        """`refuse` records an error of the client at this address, and returns the body of its answer."""
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._refuse = refuse
+        self._refused = False  # the answer to malformed HTTP was sent
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._header_bytes = 0  # received of a request whose headers are not complete
@@ -35,11 +48,20 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._header_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # the request is answered without the upgrade, as HTTP allows
+        except httptools.HttpParserError as error:
+            self._answer(invalid(_explain(error, data), code="invalid_http"))
+            return
         if self._header_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+            message = f"the request's headers have more than {self._limits.max_header_bytes} bytes, the limit"
+            self._answer(APIError(431, message, code="headers_too_large"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -68,6 +90,27 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stop_unread()
 
+    def _answer(self, error: APIError) -> None:
+        """Answers bytes that are not a request, unless an answer is on its way already, and ends the connection."""
+        self._refused = True
+        self._expect(None)
+        body = self._refuse(error, self.client)
+        if (
+            self.cycle is None
+            or self.cycle.response_complete
+            or (self.cycle.more_body and not self.cycle.response_started)
+        ):
+            fields = [*self.server_state.default_headers, (b"content-type", b"application/json")]
+            fields += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            head = b"".join(b"%b: %b\r\n" % field for field in fields)
+            self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        if self.cycle is not None:  # the app must not answer any more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        # To close at once would reset the connection if the client still sends, and it would lose the answer.
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
     def _expect(self, seconds: float | None) -> None:
         """Sets the time in which the rest of a request must arrive. None: no request is being received."""
         if self._receiving is not None:
@@ -86,3 +129,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+def _explain(error: httptools.HttpParserError, data: bytes) -> str:
+    if data.startswith(TLS_HANDSHAKE):
+        return "the client speaks TLS, but this server only HTTP: use http:// and not https://"
+    if data.startswith(HTTP2_PREFACE):
+        return "the client speaks HTTP/2, but this server only HTTP/1.1"
+    if not isinstance(error, httptools.HttpParserCallbackError):
+        return f"this is not a valid HTTP request: {str(error).rstrip('.').lower() or 'it cannot be parsed'}"
+    if not isinstance(error.__context__, (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError)):
+        _log.error("a request could not be received", exc_info=error)
+    return "the target of the request is not a path in ASCII: percent-encode other characters"

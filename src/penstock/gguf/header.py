@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.gguf.other_files import describe_other
 from penstock.gguf.types import OTHER_NAMES, TYPES_BY_NUMBER, TensorType
 
 MAGIC = b"GGUF"
@@ -70,6 +71,8 @@ def read_header(path: Path) -> Header:
             raise GgufError(f"{path}: {'not a file' if path.exists() else 'there is no such file'}")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            if file.read(len(MAGIC)) != MAGIC and (other := describe_other(path)):
+                raise GgufError(f"{path} is {other}")
             if size < _FIXED_BYTES:
                 raise GgufError(f"{path}: not a GGUF file, or truncated: {size} bytes; the smallest has {_FIXED_BYTES}")
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:

@@ -37,6 +37,7 @@ from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.session import native_session
+from penstock.kernels.native_limits import has_whole_lines
 from penstock.kernels.registry import (
     EXACT,
     ROUNDING,
@@ -80,8 +81,7 @@ def _flashinfer_attention() -> PagedAttention:
 
 
 def _has_native_attention(platform: Platform, needs: Needs) -> bool:
-    whole_lines = needs.block_size % 16 == 0 and all(dim % 16 == 0 for dim in needs.head_dims)
-    return has_native(platform, needs) and whole_lines
+    return has_native(platform, needs) and has_whole_lines(needs.block_size, needs.head_dims)
 
 
 def _has_flashinfer(platform: Platform, needs: Needs) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.config.weights import DeviceScheme, schemes, unquantized
 from penstock.kernels.native.memory import WeightMemory
 from penstock.kernels.native.packer import NativePacking
+from penstock.kernels.native_limits import unsupported_quantization
 from penstock.kernels.ops import LINEAR
 from penstock.kernels.registry import Needs, Platform
 from penstock.kernels.triton.weights import (
@@ -117,15 +118,8 @@ def select_packing(
     if LINEAR.select(platform, needs).name == "native":
         return NativePacking(str(needs.dtype).removeprefix("torch."), quantization, group, platform.isa)
     if quantization != "none":
-        why = (
-            f"do not compute in {str(needs.dtype).removeprefix('torch.')}; set --dtype bfloat16"
-            if platform.isa
-            else "were not built: they need an x86-64 processor with AVX2, and a C++ compiler when penstock is "
-            "installed; provide these"
-        )
-        raise CannotQuantize(
-            f"--quantization {quantization} needs the native kernels, which {why}, or set --quantization none"
-        )
+        dtype = str(needs.dtype).removeprefix("torch.")
+        raise CannotQuantize(unsupported_quantization(quantization, dtype, built=bool(platform.isa)))
     weights = WeightMemory()
     return lambda shape, kind, experts=1, stored=(), *, sensitive=False: DensePacker(shape, needs.dtype, memory=weights)
 

@@ -9,6 +9,7 @@ from penstock.kernels.flashinfer import check_attention, installed_version
 from penstock.kernels.linear import Linear
 from penstock.kernels.moe import Experts
 from penstock.kernels.native.session import Session, native_session
+from penstock.kernels.native_limits import unsupported_int8_pages
 from penstock.kernels.ops import EXPERTS, LINEAR, OPS, PAGED_ATTENTION, RMS_NORM
 from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
@@ -25,6 +26,12 @@ class Kernels:
     experts: Experts
     fingerprint: str  # which provider computes which op: results of equal fingerprints can be compared bit for bit
     session: Session | None = None  # records the ops; None unless all providers are native
+
+    @property
+    def summary(self) -> str:
+        """The providers, for people: "native kernels for avx512"."""
+        *_, isa = self.fingerprint.partition("isa=")
+        return f"native kernels for {isa}" if self.session else f"kernels {self.fingerprint}"
 
     def norm_before(self, weight: Any) -> RmsNorm:
         """`rms_norm` for rows that only products with `weight` read: they may come quantised, as these read them."""
@@ -50,11 +57,7 @@ def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
     if kv_dtype == "float8_e4m3fn":
         _check_fp8_pages(platform, needs)
     if kv_dtype == "int8" and PAGED_ATTENTION.select(platform, needs).name != "native":
-        raise CannotQuantize(
-            "--kv-cache-dtype int8 needs the native kernels (an x86-64 processor with AVX2, and a C++ compiler when "
-            f"penstock is installed), and a block size ({needs.block_size}) and head sizes "
-            f"({', '.join(map(str, sorted(set(needs.head_dims))))}) that are multiples of 16; leave it at auto"
-        )
+        raise CannotQuantize(unsupported_int8_pages(needs.block_size, needs.head_dims))
 
 
 def _check_fp8_pages(platform: Platform, needs: Needs) -> None:

@@ -1,4 +1,5 @@
-"""Formats logs as text or JSON, one line for each event. Lines hold names, codes, sizes and times, but no user text."""
+"""Formats logs as text or JSON, one line for each event. Lines hold names, codes, sizes and times, but no user text
+beside the paths of requests."""
 
 import json
 import logging

@@ -8,7 +8,7 @@ from penstock.text.output import OutputText, TextChunk
 from penstock.text.sandbox import RenderLimits
 from penstock.text.stops import StopStrings
 from penstock.text.template import ChatTemplate
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer, chat_template_sources
 
 __all__ = [
     "ChatTemplate",
@@ -22,4 +22,5 @@ __all__ = [
     "TextChunk",
     "Tokenizer",
     "TokenizerError",
+    "chat_template_sources",
 ]

@@ -54,7 +54,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> GgufTokenizer:
     _set_post_processor(backend, metadata, vocabulary, adds_bos)
     named = {f"{name}_token": vocabulary.tokens[vocabulary.ids[name]] for name in _NAMED if name in vocabulary.ids}
     special = SpecialTokens({name: AddedToken(text, special=True) for name, text in named.items()}, [], [])
-    return GgufTokenizer(backend, special, _templates(metadata))
+    return GgufTokenizer(backend, special, read_templates(metadata))
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
@@ -220,7 +220,8 @@ def _set_post_processor(
         )
 
 
-def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def read_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the chat templates by name."""
     key = "tokenizer.chat_template"
     found = {}
     for name, value in metadata.items():

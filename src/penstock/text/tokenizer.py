@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from penstock.gguf import GgufError, is_gguf, read_gguf
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
-from penstock.text.gguf_tokenizer import build_tokenizer
+from penstock.text.gguf_tokenizer import build_tokenizer, read_templates
 from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read_special_tokens
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import TokenBytes, read_decoder
@@ -193,6 +193,16 @@ def _compile_template(where: Path, sources: Mapping[str, str], special: SpecialT
         return ChatTemplate(default, names, tool_source=sources.get("tool_use"))
     except ChatTemplateError as error:
         raise TokenizerError(f"{where}: {error}") from error
+
+
+def chat_template_sources(path: Path) -> dict[str, str]:
+    """Returns the chat templates of a model by name, such as "default"; none if it has none. Raises TokenizerError."""
+    if not is_gguf(path):
+        return _template_sources(read_files(path))[1]
+    try:
+        return read_templates(read_gguf(path).metadata)
+    except GgufError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _template_sources(files: TokenizerFiles) -> tuple[Path, dict[str, str]]:

@@ -31,8 +31,12 @@ def _of_folder(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
     unsafe = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
-    reason = f"; {unsafe[0]} is not read, as loading it can run code: convert it to safetensors" if unsafe else ""
-    raise CheckpointError(f"{folder}: neither {INDEX} nor {SINGLE} is there{reason}")
+    if unsafe:
+        raise CheckpointError(
+            f"{folder} has no {SINGLE}; {unsafe[0]} is not read, as loading it can run code: load and save the model "
+            "with transformers, which writes safetensors, or use a version in safetensors or GGUF"
+        )
+    raise CheckpointError(f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there; download them into it")
 
 
 def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:

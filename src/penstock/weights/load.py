@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from penstock.config import format_bytes
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
@@ -31,6 +32,7 @@ from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files,
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
 from penstock.weights.stored import CheckpointError, StoredTensor
 
+LARGE = 10**9  # bytes of weights whose reading takes most of the start
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 logger = logging.getLogger(__name__)
@@ -85,14 +87,10 @@ def load_parameters(
             if matrices is not None:
                 matrices.finish(advance)
     seconds = ahead + time.perf_counter() - began
-    logger.info(
-        "loaded %.2f GB of weights from %s in %.1f s (%.2f GB/s)%s",
-        total / 1e9,
-        folder,
-        seconds,
-        total / 1e9 / seconds,
-        f", {ahead:.1f} s of it during imports" if ahead else "",
-    )
+    # A small model's time is that of the imports beside it: as a rate it would look like a slow disk.
+    rate = f" ({total / 1e9 / seconds:.1f} GB/s)" if total >= LARGE else ""
+    beside = ", while the engine started" if ahead else ""
+    logger.info("read %s of weights from %s in %.1f s%s%s", format_bytes(total), folder.name, seconds, rate, beside)
     return {name: _finish(folder, name, packer) for name, packer in packers.items()}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from penstock.families.json_file import parse_json_object
+from penstock.gguf import describe_other
 from penstock.weights.stored import CheckpointError, StoredTensor
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -43,6 +44,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = 8 + int.from_bytes(file.read(8), "little")
+            if (size < 8 or start > min(size, 8 + MAX_HEADER_BYTES)) and (other := describe_other(path)):
+                raise CheckpointError(f"{path} is {other}")
             if size < 8 or start > min(size, 8 + MAX_HEADER_BYTES):
                 raise CheckpointError(
                     f"{path}: not a safetensors file, or truncated: its {size} bytes cannot hold the {start - 8} bytes "

@@ -5,13 +5,14 @@ It imports what it needs while its parent resolves the settings.
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from penstock.engine.signals import group_signals_blocked
 
 if TYPE_CHECKING:
     from penstock.config import EngineConfig
@@ -21,6 +22,10 @@ STDERR = 2
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
 # NumPy's BLAS threads would spin beside the imports, and no engine uses them.
 QUIET = {"OPENBLAS_NUM_THREADS": "1"}
+SECRETS = frozenset(
+    ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
+)
+OF_RAY = "RAY_"  # an engine with ranks on a Ray cluster connects to it, perhaps with a token
 
 
 class EngineChild:
@@ -36,10 +41,10 @@ class EngineChild:
             held.callback(self.socket.close)
             stdin, self._lifeline = os.pipe()
             held.callback(os.close, self._lifeline)
-            with other, open(stdin, "rb") as pipe, _interrupts_blocked():
+            with other, open(stdin, "rb") as pipe, group_signals_blocked():
                 end = other.fileno()
                 self.process = subprocess.Popen(
-                    [*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,), env={**os.environ, **QUIET}
+                    [*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,), env=engine_environment(os.environ)
                 )
             held.callback(self._reap)
             self._held = held.pop_all()
@@ -69,12 +74,15 @@ class EngineChild:
         self.process.wait()
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Let a process started here inherit a blocked SIGINT: a terminal's Ctrl-C reaches it too, and only the client is
-    to handle it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an engine's process, without variables whose names say that they hold a secret.
+
+    The client checks API keys and downloads models, so the engine and its ranks need no secret. Their memory and
+    /proc/PID/environ then hold none.
+    """
+    return {name: value for name, value in environ.items() if not _is_secret(name)} | QUIET
+
+
+def _is_secret(name: str) -> bool:
+    """PENSTOCK_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY and the like."""
+    return not name.startswith(OF_RAY) and not SECRETS.isdisjoint(name.upper().split("_"))

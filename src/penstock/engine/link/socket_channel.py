@@ -1,7 +1,6 @@
 """The engine's end of the socket to a client in another process."""
 
 import math
-import os
 import select
 import socket
 import time
@@ -25,10 +24,8 @@ class SocketChannel:
         self._frames = Frames(end)
         self._late = StepBuffer()
         self._behind = False  # bytes or steps wait for room in the socket
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._arrivals = select.poll()
         self._arrivals.register(self._frames, select.POLLIN)
-        self._stop: Stop | None = None
         self._more = False  # more commands may be in the buffer, which makes no descriptor readable
 
     def receive(self, *, wait: float) -> list[Command | Rejected]:
@@ -36,8 +33,6 @@ class SocketChannel:
             self._sleep(wait)
         if self._behind:
             self._send_late()
-        if self._stop is not None:
-            return [self._stop]
         if not (self._more or self._arrivals.poll(0)):  # cheaper than an exception of recv
             return []
         try:
@@ -58,27 +53,19 @@ class SocketChannel:
         if self._settle():
             self._behind = not self._frames.send(encode(event))
 
-    def stop(self, reason: str) -> None:
-        """Let the next `receive` return a Stop. May be called from a signal handler."""
-        self._stop = Stop(reason)
-        os.eventfd_write(self._wake, 1)
-
     def close(self) -> None:
         """Block up to LINGER_SECONDS for the last messages to leave, then close."""
         self._settle()
         self._frames.close()
-        os.close(self._wake)
 
     def _sleep(self, seconds: float) -> None:
         """Block until there is a command or the time is over. Late messages leave meanwhile when there is room."""
         end = time.monotonic() + seconds
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
             poll.register(self._frames, select.POLLIN | (select.POLLOUT if self._behind else 0))
-            for descriptor, events in poll.poll(math.ceil(left * 1000)):
-                if descriptor == self._wake or events & ~select.POLLOUT:
-                    return
+            if any(events & ~select.POLLOUT for _, events in poll.poll(math.ceil(left * 1000))):
+                return
             self._send_late()
 
     def _settle(self) -> bool:

@@ -8,7 +8,6 @@ Two threads have a socket each: the main one takes orders and executes plans, th
 import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -22,7 +21,7 @@ import msgspec
 import zmq
 
 from penstock.config import Place, detect_hardware
-from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, remove_socket
+from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr, remove_socket
 from penstock.engine.error_text import error_text, is_for_user
 from penstock.engine.grammars import EngineGrammars
 from penstock.engine.ranks.keys import RankKeys
@@ -41,6 +40,7 @@ from penstock.engine.ranks.wire import (
     encode,
     identity,
 )
+from penstock.engine.signals import block_group_signals
 
 BEAT_SECONDS = 0.25
 LINGER_MS = 1000  # for the last word to get through
@@ -85,11 +85,9 @@ def work(load: Load, mesh: str = MESH) -> int:
     A rank whose stack has a function of the module `mesh` waits for other ranks.
     """
     endpoint, rank = sys.argv[1], int(sys.argv[2])
-    logging.basicConfig(
-        format=f"rank {rank} %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr
-    )
+    log_to_stderr(f"rank {rank}")
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches us too; the client decides what it means
+    block_group_signals()  # a rank on this machine has inherited that, one that Ray started has not
     keys = read_keys() if endpoint.startswith("tcp:") else None
     begun = threading.Event()
     die_at_end_of_input(lambda: None if begun.is_set() else remove_socket(endpoint))

@@ -14,6 +14,7 @@ from penstock.families.gguf.names import INTERLEAVED, ROPE_FACTORS
 from penstock.families.gguf.rope import llama3_scaling, rope_scaling
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.llama_like import MAX_LAYERS
+from penstock.families.wrong_models import unknown_gguf
 from penstock.gguf import GgufError, GgufFile, read_floats
 from penstock.gguf.vocabulary import end_token_ids
 
@@ -60,11 +61,9 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     """The config.json of the model. Raises UnsupportedModel, which names the key."""
     keys = GgufKeys(file)
     kind = keys.all.text("general.type", "model")
-    if kind != "model":
-        raise keys.all.unsupported("general.type", kind, "model")
     family = _FAMILIES.get(keys.architecture)
-    if family is None:
-        raise keys.all.unsupported("general.architecture", keys.architecture, ", ".join(_FAMILIES))
+    if kind != "model" or family is None:
+        raise UnsupportedModel(f"{WHERE}: {unknown_gguf(kind, keys.architecture, _FAMILIES)}")
     _refuse_unknown(keys)
     config = _common(keys) | family(keys)
     config["eos_token_id"] = _end_tokens(keys, config["vocab_size"])
@@ -109,7 +108,7 @@ def _common(keys: GgufKeys) -> dict[str, Any]:
     """The settings that all architectures share."""
     embedding = keys.tensors.get("token_embd.weight")
     if embedding is None:
-        raise UnsupportedModel("there is no tensor token_embd.weight: a file with a vocabulary only has no model")
+        raise UnsupportedModel("there is no tensor token_embd.weight: a vocabulary only; name a file with weights")
     if "blk.0.attn_qkv.weight" in keys.tensors:
         raise UnsupportedModel("blk.0.attn_qkv.weight: q, k and v are one tensor; convert the model without --fuse-qkv")
     heads = keys.integer("attention.head_count")

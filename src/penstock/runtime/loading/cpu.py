@@ -85,11 +85,10 @@ def load_cpu_runner(
     _first_step(runner, min(config.max_model_len, 2))
     stored = _stored(spec) if platform.isa else []
     logger.info(
-        "weights in %s; kernels on %s %s: %s; first step in %.2f s",
+        "weights in %s; %s; %s; first step in %.2f s",
         stored_as(config, platform.isa, stored),
-        platform.device,
-        platform.capability,
-        kernels.fingerprint,
+        kernels.summary,
+        f"{threads} threads" if (threads := config.threads or hardware.cores) > 1 else "1 thread",
         time.perf_counter() - began,
     )
     return runner

@@ -1,0 +1,45 @@
+"""What can be known to be wrong before an engine starts. `serve` and `plan` refuse the same, with the same words."""
+
+from typing import TYPE_CHECKING
+
+from penstock.cli.output import check_file
+from penstock.config import ConfigError, EngineConfig, Hardware, Resolved
+from penstock.config.gpu import too_few_gpus
+from penstock.families import ModelSpec
+from penstock.kernels.native.loader import instruction_sets
+from penstock.kernels.native_limits import has_whole_lines, unsupported_int8_pages, unsupported_quantization
+from penstock.weights.checkpoint import check_tensors, stored_tensors
+
+if TYPE_CHECKING:
+    from penstock.cli.prepare import FoundModel
+
+
+def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, weights: bool = True) -> None:
+    """Raises ConfigError or CheckpointError if this machine cannot run the model with these settings: too few GPUs, no
+    kernels, a file that cannot be written, weights that are missing or do not match the model's config.
+
+    Reads the headers of the weights only, and without `weights` not even these.
+    """
+    engine = resolved.engine
+    check_runs(resolved, hardware)
+    check_file("--event-log", engine.event_log or None)
+    if engine.device == "cpu":
+        _check_kernels(found.spec, engine)
+    if weights:
+        check_tensors(found.spec, stored_tensors(found.path))
+
+
+def check_runs(resolved: Resolved, hardware: Hardware) -> None:
+    """Raises ConfigError for a split that this machine cannot run. Ray checks the ranks that it places itself."""
+    engine = resolved.engine
+    ranks = engine.split.world
+    if engine.device == "cuda" and engine.distributed_executor != "ray" and ranks > hardware.gpus:
+        raise ConfigError(too_few_gpus(ranks, hardware.gpus))
+
+
+def _check_kernels(spec: ModelSpec, engine: EngineConfig) -> None:
+    native = bool(instruction_sets())
+    if engine.quantization != "none" and not native:
+        raise ConfigError(unsupported_quantization(engine.quantization, engine.dtype, built=False))
+    if engine.kv_dtype == "int8" and not (native and has_whole_lines(engine.block_size, spec.head_dims)):
+        raise ConfigError(unsupported_int8_pages(engine.block_size, spec.head_dims))

@@ -1,0 +1,65 @@
+"""Defines the arguments of `penstock list | pull | show | rm`."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.completion import all_model_names, model_names
+
+REVISION = typer.Option(help="Branch, tag or commit of a Hugging Face model.")
+MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A name that penstock list prints, a folder or a GGUF file. Default: the default model.",
+    autocompletion=model_names,
+)
+TO_PULL = typer.Argument(
+    metavar="MODEL",
+    help="A Hugging Face id: org/model, or org/model:Q4_K_M for a GGUF file of this quantisation.",
+    autocompletion=all_model_names,
+)
+TO_REMOVE = typer.Argument(
+    metavar="MODEL",
+    help="A name that penstock list prints; org/model stands for all of its GGUF files.",
+    autocompletion=all_model_names,
+)
+
+
+def add_model_commands(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    app.command("list", help="List the models on this machine.")(_list)
+    app.command("pull", help="Download a model, or continue a download. Shows its progress.")(_pull)
+    app.command("show", help="Show the facts of a model on this machine. Loads no weights.")(_show)
+    app.command("rm", help="Remove a model from Hugging Face's cache.")(_rm)
+
+
+def _list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    from penstock.cli.models.list import list_models
+
+    list_models(as_json)
+
+
+def _pull(model: Annotated[str, TO_PULL], revision: Annotated[str | None, REVISION] = None) -> None:
+    from penstock.cli.models.pull import pull
+
+    pull(model, revision)
+
+
+def _show(
+    model: Annotated[str | None, MODEL] = None,
+    revision: Annotated[str | None, REVISION] = None,
+    template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    from penstock.cli.models.show import show
+
+    show(model, revision, template, as_json)
+
+
+def _rm(
+    model: Annotated[str, TO_REMOVE],
+    revision: Annotated[str | None, REVISION] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    from penstock.cli.models.rm import remove
+
+    remove(model, revision, yes)

@@ -1,0 +1,127 @@
+"""Reads what a model's headers say: its format, its sizes and the types of its tensors. Reads no weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+from penstock.families.json_file import read_json_object
+from penstock.gguf import GgufFile, is_gguf, read_gguf
+from penstock.weights.checkpoint import stored_tensors
+
+# Names of general.file_type, which says how a file was made. Source: llama_ftype in llama.cpp's include/llama.h.
+_FILE_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        0: "F32",
+        1: "F16",
+        2: "Q4_0",
+        3: "Q4_1",
+        7: "Q8_0",
+        8: "Q5_0",
+        9: "Q5_1",
+        10: "Q2_K",
+        21: "Q2_K_S",
+        11: "Q3_K_S",
+        12: "Q3_K_M",
+        13: "Q3_K_L",
+        14: "Q4_K_S",
+        15: "Q4_K_M",
+        16: "Q5_K_S",
+        17: "Q5_K_M",
+        18: "Q6_K",
+        25: "IQ4_NL",
+        30: "IQ4_XS",
+        32: "BF16",
+        38: "MXFP4",
+    }
+)
+
+
+@dataclass(frozen=True)
+class TypeRow:
+    """The tensors of one type."""
+
+    type: str
+    tensors: int
+    weights: int
+    bytes: int
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight in the file."""
+        return 8 * self.bytes / self.weights
+
+
+class ModelFacts:
+    """The facts of a model in a folder or a GGUF file. Properties raise CheckpointError, GgufError or ValueError if
+    the files are broken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def gguf(self) -> GgufFile | None:
+        """The header, if the model is a GGUF file."""
+        return read_gguf(self.path) if is_gguf(self.path) else None
+
+    @cached_property
+    def config(self) -> dict[str, object]:
+        """config.json, of the text model if it has several parts. Empty for a GGUF file."""
+        if self.gguf is not None:
+            return {}
+        config = read_json_object(self.path / "config.json", max_bytes=4 << 20)
+        text = config.get("text_config")
+        return {**config, **text} if isinstance(text, dict) else config
+
+    @cached_property
+    def types(self) -> list[TypeRow]:
+        """The types of tensors in the files, the largest first."""
+        rows: dict[str, list[int]] = {}
+        for _, name, shape, size in self._tensors:
+            row = rows.setdefault(name, [0, 0, 0])
+            for i, count in enumerate((1, prod(shape), size)):
+                row[i] += count
+        return sorted((TypeRow(name, *row) for name, row in rows.items()), key=lambda row: -row.bytes)
+
+    @cached_property
+    def _tensors(self) -> list[tuple[Path, str, tuple[int, ...], int]]:
+        """(file, type, shape, bytes) of each tensor."""
+        if self.gguf is not None:
+            return [(one.path, one.type.name, one.shape, one.size) for one in self.gguf.tensors.values()]
+        return [(one.path, one.dtype, one.shape, one.size) for one in stored_tensors(self.path).values()]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files with weights."""
+        return sum(path.stat().st_size for path in {path for path, *_ in self._tensors})
+
+    @property
+    def format(self) -> str:
+        """'GGUF Q4_K_M' or 'safetensors BF16'."""
+        largest = self.types[0].type if self.types else "without tensors"
+        if self.gguf is None:
+            return f"safetensors {largest}"
+        kind = self.gguf.metadata.get("general.file_type")
+        return f"GGUF {_FILE_TYPES.get(kind, largest) if isinstance(kind, int) else largest}"
+
+    @property
+    def parameters(self) -> int:
+        return sum(row.weights for row in self.types)
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that the model was made for."""
+        if self.gguf is None:
+            value = self.config.get("max_position_embeddings")
+        else:
+            value = self.gguf.metadata.get(f"{self.gguf.metadata.get('general.architecture')}.context_length")
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def architecture(self) -> str:
+        if self.gguf is not None:
+            return str(self.gguf.metadata.get("general.architecture"))
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else str(self.config.get("model_type"))

@@ -1,0 +1,5 @@
+"""Implements `penstock plan`: what a model needs, without loading it."""
+
+from penstock.cli.plan.command import plan
+
+__all__ = ["plan"]

@@ -1,0 +1,164 @@
+"""Shows a model's memory, its quantisations and splits, and every setting. Loads neither weights nor torch."""
+
+import json
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.checks import check_start
+from penstock.cli.device import detect_device
+from penstock.cli.options import Flags
+from penstock.cli.output import check_file, write_file
+from penstock.cli.plan.bandwidth import read_bandwidth
+from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
+from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
+from penstock.cli.prepare import FoundModel, find_model, memory_table
+from penstock.config import DoesNotFit, Hardware, Resolved, detect_hardware, format_bytes
+from penstock.config.devices import Devices, parse_devices, this_machine, with_link
+from penstock.config.weights import GGUF_FORMATS
+from penstock.families import model_facts
+from penstock.gguf import GgufFile, is_gguf, read_gguf
+from penstock.text import Tokenizer
+
+
+def plan(model: str | None, hardware: str | None, link: str | None, json_file: str | None, flags: Flags) -> None:
+    """Prints the plan. Raises what `penstock serve` raises before it starts an engine. With `hardware`, which may be
+    another machine, the weights and this machine's kernels are not checked.
+    """
+    check_file("--json", json_file)
+    found = find_model(model, flags, weights=False)
+    machine, devices = _devices(found, hardware, link)
+    console = Console()
+    options = choices(found, machine, devices)
+    resolved = _resolve(found, machine, devices, options, console)
+    if hardware is None:
+        check_start(found, resolved, machine, weights=not _has_only_config(found.path))
+        found.generation_defaults()
+        Tokenizer.load(found.path)
+    elif not devices.shared and len(resolved.ranks) > devices.count:
+        raise ValueError(
+            f"{resolved.engine.split} takes {len(resolved.ranks)} ranks, but {devices.name} has {devices.count}: set "
+            "--hardware with more devices, or fewer ranks"
+        )
+    file = read_gguf(found.path) if is_gguf(found.path) else None
+    splits = fitting_splits(found, machine, devices, resolved)
+    _show(console, found, resolved, file)
+    show_choices(console, options, devices)
+    show_splits(console, splits, devices)
+    _show_settings(console, resolved)
+    if json_file is not None:
+        figures = _as_json(found, resolved, splits, options, devices)
+        figures |= {} if file is None else {"types": _types(file)}
+        write_file("--json", json_file, json.dumps(figures, indent=2) + "\n")
+
+
+def _resolve(
+    found: FoundModel, machine: Hardware, devices: Devices, options: list[Choice], console: Console
+) -> Resolved:
+    """Resolves the settings. If the model does not fit, prints the quantisations and splits that do before it raises
+    DoesNotFit."""
+    try:
+        return found.resolve(machine)
+    except DoesNotFit as error:
+        others = []
+        if any(not option.why_not for option in options):
+            show_choices(console, options, devices)
+            others.append("quantisations")
+        if splits := fitting_splits(found, machine, devices, None):
+            show_splits(console, splits, devices)
+            others.append("splits")
+        if not others:
+            raise
+        raise DoesNotFit(f"{error}, or one of the {' or '.join(others)} above") from None
+
+
+def _has_only_config(path: Path) -> bool:
+    """True for a model of the hub whose weights have not been downloaded: `plan` does not need them."""
+    return path.parent.name == "snapshots" and not any(path.glob("*.safetensors"))
+
+
+def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFile | None) -> None:
+    facts = model_facts(found.spec)
+    console.print(
+        f"{resolved.engine.name}: {facts.family}, {facts.num_parameters / 1e6:,.1f} M parameters, "
+        f"{facts.num_layers} layers, context {facts.max_position:,}",
+        markup=False,
+    )
+    if file is not None:
+        _show_types(console, file)
+    console.print(memory_table(resolved))
+
+
+def _show_settings(console: Console, resolved: Resolved) -> None:
+    table = Table(title="Settings", title_justify="left")
+    for heading in ("setting", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for name, (value, source) in resolved.provenance.items():
+        table.add_row(name, _text(value), source)
+    console.print(table)
+
+
+def _devices(found: FoundModel, hardware: str | None, link: str | None) -> tuple[Hardware, Devices]:
+    """Returns the hardware to plan for, in two forms: for the settings, and for the cost of splits.
+
+    Figures in --hardware are a CPU's unless --device is cuda.
+    """
+    asked = found.given.settings.device
+    if hardware is None:
+        here = detect_device(asked)
+        devices = this_machine(here)
+        if here.device == "cpu":
+            devices = replace(devices, bandwidth=read_bandwidth())
+    else:
+        here = detect_hardware()
+        devices = parse_devices(hardware, "cuda" if asked == "cuda" else "cpu")
+    devices = with_link(devices, link)
+    return devices.machine(here), devices
+
+
+def _show_types(console: Console, file: GgufFile) -> None:
+    """Prints the types of a file's tensors."""
+    table = Table(title=f"Types in {file.path.name}", title_justify="left")
+    for heading in ("type", "tensors", "size", "bits per weight", "in a CPU's memory"):
+        table.add_column(heading, justify="left" if heading == "type" else "right")
+    for row in _types(file):
+        bits = 8 * row["bytes"] / row["weights"]
+        kept = GGUF_FORMATS.get(row["type"])
+        memory = f"{kept.bits_per_weight:.4g} ({kept.bits_per_weight / bits:.2f}×)" if kept else "as --dtype"
+        table.add_row(row["type"], f"{row['tensors']:,}", format_bytes(row["bytes"]), f"{bits:.4g}", memory)
+    console.print(table)
+
+
+def _types(file: GgufFile) -> list[dict[str, Any]]:
+    """Returns the number of tensors, weights and bytes of each type, the largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for tensor in file.tensors.values():
+        name = tensor.type.name
+        row = rows.setdefault(name, {"type": name, "tensors": 0, "weights": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["weights"] += prod(tensor.shape)
+        row["bytes"] += tensor.size
+    return sorted(rows.values(), key=lambda row: -int(row["bytes"]))
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _as_json(
+    found: FoundModel, resolved: Resolved, splits: list[PlannedSplit], options: list[Choice], devices: Devices
+) -> dict[str, Any]:
+    return {
+        "model": msgspec.to_builtins(model_facts(found.spec)),
+        "hardware": msgspec.to_builtins(devices),
+        "memory": memory_rows(resolved.memory.rows),
+        "num_blocks": list(resolved.memory.num_blocks),
+        "quantizations": [choice_json(option, devices) for option in options],
+        "splits": [split_json(found, planned, devices) for planned in splits],
+        "settings": {name: {"value": value, "from": source} for name, (value, source) in resolved.provenance.items()},
+    }

@@ -1,0 +1,58 @@
+"""Says on standard error what a command waits for."""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+TERMINAL_SECONDS = 0.5  # between updates of the line on a terminal
+FIRST_SECONDS = 1.0  # until the first line elsewhere
+FILE_SECONDS = 2.0  # between lines there
+LATER_SECONDS = 5.0  # the same after EARLY_SECONDS, so that a log does not fill
+EARLY_SECONDS = 10.0
+
+
+@contextmanager
+def reporting(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows `text` and the seconds so far while the block runs. Yields a function that changes the text.
+
+    On a terminal it is one line, which is erased at the end. Elsewhere it is a line every few seconds, so that short
+    work shows nothing. A thread writes, so the block may keep its own busy.
+    """
+    done = threading.Event()
+    began = time.monotonic()
+    current = text
+    terminal = sys.stderr.isatty()
+
+    def change(new: str) -> None:
+        nonlocal current
+        current = new
+
+    def write(line: str) -> None:
+        try:
+            print(line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # the terminal is gone, or the stream is closed
+            done.set()
+
+    def show() -> None:
+        pause = TERMINAL_SECONDS if terminal else FIRST_SECONDS
+        while not done.wait(pause):
+            seconds = time.monotonic() - began
+            line = f"{current} ({seconds:.0f} s)"
+            if terminal:  # the cursor stays in front, so that a line of a log replaces this one
+                line = f"{line[: shutil.get_terminal_size().columns - 1]}\x1b[K\r"
+            else:
+                pause = FILE_SECONDS if seconds < EARLY_SECONDS else LATER_SECONDS
+            write(line)
+
+    writer = threading.Thread(target=show, name="reporting", daemon=True)
+    writer.start()
+    try:
+        yield change
+    finally:
+        done.set()
+        writer.join()
+        if terminal:
+            write("\x1b[K")

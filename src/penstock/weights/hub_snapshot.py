@@ -1,0 +1,333 @@
+"""One revision of a model on a hub. huggingface_hub describes it and fills its cache; digests are checked here."""
+
+import glob
+import hashlib
+import logging
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from penstock.config import format_bytes
+from penstock.observe.progress import download_progress
+from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf
+from penstock.weights.hub_download import Damaged, Download, LargeFile
+from penstock.weights.local_models import did_you_mean
+
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+WEIGHT_FILES = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+LICENCE_FILES = ("README.md", "LICENSE")  # fetched if they are there, for `penstock show`
+MAX_LICENCE_BYTES = 1 << 20
+UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
+TIMEOUT = 10.0  # seconds for the hub to describe a model
+SILENCE = 1.5  # seconds without output
+VERIFIERS = 4
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_FOLDER_ALONE = ("\0",)  # a pattern that no file matches
+
+logger = logging.getLogger(__name__)
+
+
+class Snapshot:
+    """One revision of a model, on the hub or in the cache. `patterns` match the files of a model that is not in GGUF;
+    `tag` is the quantisation of one that is."""
+
+    def __init__(
+        self,
+        name: str,
+        tag: str | None,
+        revision: str | None,
+        patterns: Sequence[str],
+        endpoint: str | None,
+        cache: Path | None,
+    ) -> None:
+        from huggingface_hub import HfApi  # imported here: it takes a while, and a folder does not need it
+
+        self.name = name
+        self.tag = tag
+        self.revision = revision
+        self.patterns = patterns
+        self.cache = cache
+        self.api: Any = HfApi(endpoint=endpoint, library_name="penstock")
+
+    def locate(self, progress: bool, *, fallback: bool = True) -> Path:
+        """The path after a download of what is missing. With `fallback`, the path in the cache if the hub cannot be
+        reached."""
+        try:
+            with _patience(f"{self.name}: waiting for {self.api.endpoint}", progress):
+                info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
+        except Exception as error:  # its type depends on huggingface_hub's HTTP library
+            refusal = self._refusal(error)
+            reason = refusal or f"the hub at {self.api.endpoint} cannot be reached ({_brief(error)})"
+            if not fallback:
+                raise HubError(reason) from error
+            return self._from_cache(reason, refused=refusal is not None)
+        return self._download(info, progress)
+
+    def _refusal(self, error: Exception) -> str | None:
+        """What to tell the user if the hub has answered and refuses; None if it cannot be reached."""
+        from huggingface_hub import errors
+
+        if isinstance(error, errors.GatedRepoError):
+            return (
+                f"{self.name} is gated: accept its terms at {self.api.endpoint}/{self.name}, then set HF_TOKEN to a "
+                "token of that account"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return (
+                f"the hub has no model {self.name}, or it is private: check the name, or set HF_TOKEN to a token that "
+                f"may read it{did_you_mean(self.name, self.cache)}"
+            )
+        if isinstance(error, errors.RevisionNotFoundError):
+            return f"{self.name} has no revision {self.revision!r}; check --revision"
+        if isinstance(error, errors.HFValidationError):
+            return f"{self.name!r} is not a hub id: {error}"
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+            return f"the hub refuses access to {self.name}: check the token in HF_TOKEN"
+        return None
+
+    def cached(self) -> Path:
+        """The path in the cache."""
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            return self._in_cache()
+        except LocalEntryNotFoundError:
+            whole = f"{self.name}:{self.tag}" if self.tag else self.name
+            raise HubError(
+                f"{whole} is not complete on this machine: run penstock pull {whole}{did_you_mean(whole, self.cache)}"
+            ) from None
+
+    def _from_cache(self, reason: str, *, refused: bool) -> Path:
+        """The path in the cache, also of a model that the hub no longer has."""
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        try:
+            model = self._in_cache()
+        except (LocalEntryNotFoundError, HFValidationError, HubError) as error:
+            if refused:
+                raise HubError(reason) from None
+            if isinstance(error, HubError):
+                raise
+            raise HubError(
+                f"{reason}, and {self.name} is not complete in the cache; connect, or give a model's folder"
+            ) from None
+        logger.warning("%s; using the cached snapshot %s", reason, model)
+        return model
+
+    def _in_cache(self) -> Path:
+        return self._cached_gguf() or self._snapshot_folder(self.patterns, local_files_only=True)
+
+    def _cached_gguf(self) -> Path | None:
+        """The GGUF file in the cache; None if this is a model of another format."""
+        folder = self._snapshot_folder(_FOLDER_ALONE, local_files_only=True)
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        if self.tag is None and not holds_gguf(files):
+            return None
+        return folder / choose_gguf(f"the cache of {self.name}", files, self.tag)[0]
+
+    def _snapshot_folder(self, patterns: Sequence[str], *, local_files_only: bool = False) -> Path:
+        return Path(
+            self.api.snapshot_download(
+                self.name,
+                revision=self.revision,
+                cache_dir=self.cache,
+                local_files_only=local_files_only,
+                allow_patterns=list(patterns),
+            )
+        )
+
+    def _download(self, info: Any, progress: bool) -> Path:
+        from huggingface_hub import try_to_load_from_cache
+
+        names = [file.rfilename for file in info.siblings or []]
+        gguf = self._gguf_files(names)
+        if gguf:
+            wanted = [file for file in info.siblings or [] if file.rfilename in gguf]
+            patterns: Sequence[str] = [glob.escape(name) for name in gguf]
+        else:
+            wanted = [file for file in info.siblings or [] if _matches(file.rfilename, self.patterns)]
+            patterns = self.patterns
+            _check_files(self.name, names, [file.rfilename for file in wanted], weights="model.safetensors" in patterns)
+        licence = [
+            file
+            for file in info.siblings or []
+            if file.rfilename in LICENCE_FILES and 0 < (file.size or 0) <= MAX_LICENCE_BYTES
+        ]
+        fresh = [
+            file
+            for file in (*wanted, *licence)
+            if not isinstance(
+                try_to_load_from_cache(self.name, file.rfilename, cache_dir=self.cache, revision=info.sha), str
+            )
+        ]
+        large = self._large_files(fresh, info.sha)
+        self._check_disk(fresh, large)
+        try:
+            self._fetch(large, progress)
+            with _no_progress_bars():
+                folder = self._snapshot_folder([*patterns, *(file.rfilename for file in licence)])
+        except Damaged as error:
+            raise _wrong_checksum(self.name, [str(error)]) from None
+        except Exception as error:  # as above, and a disk that others have filled
+            if refusal := self._refusal(error):  # a gated model is described to everybody
+                raise HubError(refusal) from None
+            raise HubError(
+                f"{self.name} could not be downloaded ({_brief(error)}); run it again: it continues where it stopped"
+            ) from error
+        if folder.name != info.sha:
+            raise HubError(f"{self.name} changed on the hub while it was downloaded; run it again")
+        _verify(self.name, folder, [file for file in fresh if all(file.rfilename != other.name for other in large)])
+        return folder / gguf[0] if gguf else folder
+
+    def _large_files(self, files: Sequence[Any], commit: str) -> list[LargeFile]:
+        """The files that are downloaded here, and not by huggingface_hub."""
+        from huggingface_hub import constants, hf_hub_url
+
+        if constants.HF_XET_HIGH_PERFORMANCE:
+            return []
+        blobs = Path(self.cache or constants.HF_HUB_CACHE) / f"models--{self.name.replace('/', '--')}" / "blobs"
+        return [
+            LargeFile(
+                name=file.rfilename,
+                size=file.size,
+                sha256=file.lfs.sha256,
+                url=hf_hub_url(self.name, file.rfilename, revision=commit, endpoint=self.api.endpoint),
+                blob=blobs / file.lfs.sha256,
+            )
+            for file in files
+            if file.lfs is not None
+            and _SHA256.fullmatch(file.lfs.sha256)  # it becomes the name of a file
+            and 0 < (file.size or 0) <= constants.MAX_HTTP_DOWNLOAD_SIZE
+        ]
+
+    def _check_disk(self, files: Sequence[Any], large: Sequence[LargeFile]) -> None:
+        """Raise HubError if the cache's disk has not the space for the files."""
+        from huggingface_hub import constants
+
+        needed = sum(file.size or 0 for file in files) - sum(file.present() for file in large)
+        folder = Path(self.cache or constants.HF_HUB_CACHE).absolute()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        if needed > free:
+            raise HubError(
+                f"{self.name} needs {format_bytes(needed)} more, but the disk of {folder} has {format_bytes(free)} "
+                "free: remove a model (penstock list, penstock rm NAME), or set HF_HOME to a folder on another disk"
+            )
+
+    def _fetch(self, files: Sequence[LargeFile], progress: bool) -> None:
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        missing = [file for file in files if not file.blob.exists()]
+        if not missing:
+            return
+        total, done = sum(file.size for file in missing), sum(file.present() for file in missing)
+        if progress:
+            count = f"{len(missing)} file{'s' if missing[1:] else ''}"
+            kept = f"; {format_bytes(done)} are there from an earlier run" if done else ""
+            print(f"{self.name}: downloading {count}, {format_bytes(total)}{kept}", file=sys.stderr, flush=True)
+        shown = download_progress(self.name, total, done) if progress else nullcontext(lambda size: None)
+        with _no_progress_bars(), shown as report:
+            Download(missing, build_hf_headers(library_name="penstock")).run(report)
+
+    def _gguf_files(self, names: Sequence[str]) -> list[str]:
+        """The files of a model in GGUF among a repository's files; none if this is a model of another format."""
+        if self.tag is None and not holds_gguf(names):
+            return []
+        return choose_gguf(f"{self.name} on the hub", names, self.tag)
+
+
+def _check_files(name: str, present: list[str], wanted: list[str], *, weights: bool) -> None:
+    if "config.json" not in wanted:
+        raise HubError(f"{name} on the hub is not a model in the Hugging Face layout: it has no config.json")
+    if weights and not any(file.endswith(".safetensors") for file in wanted):
+        unsafe = [file for file in present if file.endswith(UNSAFE)]
+        why = f"; {unsafe[0]} is not read, as loading it can run code: use a revision in safetensors" if unsafe else ""
+        raise HubError(f"{name} on the hub has no model.safetensors{why}")
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file lies at the top of a repository and matches a pattern."""
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _verify(name: str, folder: Path, files: list[Any]) -> None:
+    """Compare files with the hub's digests. A damaged file is removed, so that the next run downloads it again."""
+    if files:
+        logger.info("verifying %d files of %s", len(files), name)
+    with ThreadPoolExecutor(VERIFIERS, "verify") as pool:
+        good = list(pool.map(lambda file: _is_intact(folder / file.rfilename, file), files))
+    damaged = [file.rfilename for file, intact in zip(files, good, strict=True) if not intact]
+    for file in damaged:
+        link = folder / file
+        link.resolve().unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    if damaged:
+        raise _wrong_checksum(name, damaged)
+
+
+def _wrong_checksum(name: str, files: Sequence[str]) -> HubError:
+    return HubError(
+        f"{name}: {', '.join(files)} came with a wrong checksum and has been removed from the cache; run it again; if "
+        "that does not help, use another connection or another mirror of the hub"
+    )
+
+
+def _is_intact(path: Path, file: Any) -> bool:
+    """Whether a file has its digest: SHA-256 in large file storage, else the SHA-1 of the git blob."""
+    with path.open("rb") as stream:
+        if file.lfs is not None:
+            return bool(hashlib.file_digest(stream, "sha256").hexdigest() == file.lfs.sha256)
+        content = stream.read()
+    header = b"blob %d\0" % len(content)
+    digest = hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+    return file.blob_id is None or bool(digest == file.blob_id)
+
+
+@contextmanager
+def _patience(text: str, wanted: bool) -> Iterator[None]:
+    """Prints a line if the block takes longer than a user waits without one."""
+    if not wanted:
+        yield
+        return
+    timer = threading.Timer(SILENCE, print, (text,), {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keeps huggingface_hub from showing bars of its own."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,210 @@
+"""Every wrong use of the command line is one line that names the value and the remedy, and ends with 2."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from penstock.cli.main import app
+from penstock.cli.options import ENGINE, SERVER
+from tests.cli.conftest import RunCommand
+from tests.cli.wrong_values import OWN, SHARED, Wrong
+
+MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
+
+
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`serve` starts its engine before it reads the command line; these tests need none. Nothing is downloaded."""
+    monkeypatch.setattr("penstock.cli.serve.EngineChild", lambda: contextlib.nullcontext())
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands of the command line that are not groups."""
+    command = command or typer.main.get_command(app)
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, f"{path} {name}".strip())
+    if not getattr(command, "commands", {}):
+        yield path, command
+
+
+def label(param: Any) -> str:
+    if param.param_type_name == "argument":
+        return str(param.metavar or param.name.upper()).strip("{}[]")
+    return max((flag for flag in param.opts), key=len)
+
+
+def shared(command: Any) -> set[str]:
+    names = {*ENGINE, *SERVER}
+    return {label(param) for param in command.params if param.name in names and param.param_type_name == "option"}
+
+
+COMMANDS = dict(commands())
+TAKES_SHARED = [path for path, command in COMMANDS.items() if "--config" in map(label, command.params)]
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    said = done.stderr
+    assert done.returncode == 2, (done.returncode, done.stdout, said)
+    assert said.startswith("penstock: ") and said.count("\n") == 1 and "Traceback" not in said, said
+    for word in words:
+        assert word in said, (word, said)
+
+
+def table(wrong: Mapping[str, Wrong]) -> Iterator[tuple[str, str, str]]:
+    for flag, values in wrong.items():
+        for value, words in values:
+            yield flag, value, words
+
+
+def test_every_flag_and_argument_is_in_the_table() -> None:
+    """A new one needs an entry in wrong_values.py."""
+    for path, command in COMMANDS.items():
+        own = {label(param) for param in command.params}
+        if path in TAKES_SHARED:
+            assert shared(command) <= {*SHARED}, path
+            own -= {flag for flag in SHARED if flag not in OWN[path]}
+        assert own == {*OWN[path]}, path
+
+
+@pytest.mark.parametrize(("flag", "value", "words"), table(SHARED))
+def test_a_wrong_setting(run_command: RunCommand, flag: str, value: str, words: str) -> None:
+    assert_one_line(run_command("plan", flag, value), flag, value, words)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--kv-cache-memory", "1KiB", "set --kv-cache-memory"),
+        ("--kv-cache-memory", "900TiB", "does not fit"),
+        ("--max-num-seqs", "100000000", "set --max-num-seqs"),
+    ],
+)
+def test_a_setting_that_does_not_fit(run_command: RunCommand, flag: str, value: str, words: str) -> None:
+    assert_one_line(run_command("plan", flag, value), flag, words)
+
+
+@pytest.mark.parametrize("path", [path for path in TAKES_SHARED if path != "plan"])
+def test_a_wrong_setting_of_each_command(run_command: RunCommand, path: str) -> None:
+    for flag in sorted(shared(COMMANDS[path]) & {*SHARED} - {*OWN[path]}):
+        for value, words in SHARED[flag][:1]:
+            assert_one_line(run_command(*path.split(), flag, value), flag, value, words)
+
+
+@pytest.mark.parametrize("path", OWN)
+def test_a_wrong_value(run_command: RunCommand, path: str) -> None:
+    for flag, value, words in table(OWN[path]):
+        given = (flag, value) if flag.startswith("--") else (value,)
+        shown = flag if flag.startswith("--") and flag != "--model" else ""
+        assert_one_line(run_command(*path.split(), *given), shown, value, words)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand, path: str) -> None:
+    switches = 0
+    for param in COMMANDS[path].params:
+        if param.param_type_name == "argument" or param.name == "help":
+            continue
+        for flag in param.opts:
+            if param.is_flag:
+                assert_one_line(run_command(*path.split(), f"{flag}=yes"), f"{flag} takes no value", f"{path} --help")
+                switches += 1
+            else:
+                assert_one_line(
+                    run_command(*path.split(), flag), f"{flag} needs a value", f"try penstock {path} --help"
+                )
+    assert switches or path in ("replay", "bench serve")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("server", ("'server'", "did you mean penstock serve?")),
+        ("benchmark", ("'benchmark'", "did you mean penstock bench?")),
+        ("frobnicate", ("'frobnicate'", "there are: serve, run, plan")),
+        ("./my-model", ("penstock serve ./my-model",)),
+        ("model.Q4_K_M.gguf", ("penstock serve model.Q4_K_M.gguf",)),
+        ("org/name", ("penstock serve org/name",)),
+        ("bench througput", ("'througput'", "did you mean penstock bench throughput?")),
+        ("bench all", ("'all'", "there are: throughput, latency")),
+        ("plan --quantisation int8", ("--quantisation", "did you mean --quantization?")),
+        ("serve --prot 8080", ("--prot", "did you mean --port?")),
+        ("plan --max-seqs 3", ("--max-seqs", "did you mean --max-num-seqs?")),
+        ("plan --kv 3", ("--kv", "--kv-cache-memory or --kv-cache-dtype")),
+        ("plan --zzz", ("--zzz", "try penstock plan --help")),
+        ("serve -p 80", ("-p", "try penstock serve --help")),
+        ("--versoin", ("--versoin", "did you mean --version?")),
+        ("--port 80 serve", ("penstock serve --port",)),
+        ("--quantization int8 plan", ("penstock plan --quantization",)),
+        ("plan --max-tokens 3", ("--max-tokens", "a flag of penstock run")),
+        ("plan a b", ("'b'", "try penstock plan --help")),
+        ("serve ./a --model ./b", ("./a", "./b", "leave one out")),
+        ("replay", ("FILE", "try penstock replay --help")),
+        ("replay a b", ("'b'", "try penstock replay --help")),
+        ("bench quality --tokens-in a.json --window-tokens 9", ("--window-tokens 9", "leave one out")),
+    ],
+)
+def test_a_wrong_command_line(run_command: RunCommand, line: str, words: tuple[str, ...]) -> None:
+    assert_one_line(run_command(*line.split()), *words)
+
+
+@pytest.mark.parametrize("text", ["no-such-file.txt", "."])
+def test_a_text_that_cannot_be_read(run_command: RunCommand, text: str, embedded: str) -> None:
+    assert_one_line(run_command("bench", "quality", embedded, text), text, "name a text file")
+
+
+@pytest.fixture
+def embedded() -> str:
+    from penstock.weights.packaged import embedded_model
+
+    return str(embedded_model())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PENSTOCK_PROT", "80", ("did you mean PENSTOCK_PORT?",)),
+        ("PENSTOCK_MAX_MODEL_LENGTH", "80", ("did you mean PENSTOCK_MAX_MODEL_LEN?",)),
+        ("PENSTOCK_ZZZ", "80", ("penstock serve --help lists them",)),
+        ("PENSTOCK_PORT", "http", ("'http'", "from 0 to 65535")),
+        ("PENSTOCK_ENFORCE_EAGER", "perhaps", ("'perhaps'", "give true or false")),
+        ("PENSTOCK_CONFIG", "no-such-file.yaml", ("no-such-file.yaml", "name a YAML file")),
+    ],
+)
+def test_a_wrong_variable(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert_one_line(run_command("plan"), variable if variable != "PENSTOCK_CONFIG" else value, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"port: 80\nmax-model-length: 4\n", ("line 2", "did you mean max-model-len?")),
+        (b"# comment\nport: http\n", ("--port", "line 2", "'http'", "from 0 to 65535")),
+        (b"port: [1\n", ("line 2", "not valid YAML")),
+        (b"port: 1\n\nport: 2\n", ("line 3", "--port is set twice, first in line 1")),
+        (b"- port\n", ("expected one setting a line",)),
+        (b"\xff\xfe", ("not UTF-8 text",)),
+        (b"port: yes\n", ("line 1", "not true or false")),
+        (b"model: [1]\n", ("--model", "give a text")),
+    ],
+)
+def test_a_wrong_file(run_command: RunCommand, tmp_path: Path, text: bytes, words: tuple[str, ...]) -> None:
+    (tmp_path / "settings.yaml").write_bytes(text)
+    assert_one_line(run_command("plan", "--config", "settings.yaml"), "settings.yaml", *words)
+
+
+def test_groups_of_commands_show_their_help(run_command: RunCommand) -> None:
+    for arguments in ((), ("bench",)):
+        shown = run_command(*arguments)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert shown.stdout == run_command(*arguments, "-h").stdout == run_command(*arguments, "--help").stdout

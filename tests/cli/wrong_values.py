@@ -1,0 +1,168 @@
+"""For every flag and argument of every command: wrong values, and what the error must say about each.
+
+A value is what a newcomer might write: of the wrong type, out of range, an unknown name, a missing file, a folder where
+a file is meant, nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+Wrong = Sequence[tuple[str, str]]  # a value, and words that the error has beside it
+
+NO_FILE = "no-such-folder/file"
+FOLDER = "."
+
+_COUNT: Wrong = (
+    ("many", "give a whole number from 1 to 2147483647"),
+    ("0", "from 1 to 2147483647"),
+    ("-1", "from 1 to 2147483647"),
+    ("1.5", "give a whole number"),
+    ("99999999999999999999", "to 2147483647"),
+    ("", "from 1 to 2147483647"),
+)
+_RANKS: Wrong = (("two", "give a whole number from 1 to 1024"), ("0", "from 1 to 1024"), ("1025", "from 1 to 1024"))
+_SECONDS: Wrong = (("soon", "above 0 up to 86400"), ("0", "above 0"), ("nan", "above 0"), ("", "above 0"))
+_SIZE: Wrong = (("lots", "such as 4GiB"), ("-1", "such as 4GiB"), ("", "such as 4GiB"), ("9999999TiB", "from 1 to"))
+_EMPTY: Wrong = (("", "it is empty; give a value, or leave it out"),)
+_OUTPUT: Wrong = (
+    (NO_FILE, "there is no folder no-such-folder; name another file"),
+    (FOLDER, "it is a folder; name another file"),
+    ("", "it is empty; name another file"),
+)
+_CASES: Wrong = (
+    ("8x", "write NxIN/OUT"),
+    ("0x8/8", "write NxIN/OUT"),
+    ("9999999x8/8", "give at most 1000000"),
+    ("1x99999999/8", "ask for at most"),
+    ("", "write NxIN/OUT"),
+)
+_LENGTH: Wrong = (("0", "write N or LOW-HIGH"), ("9-3", "LOW-HIGH"), ("a", "LOW-HIGH"), ("9" * 20, "up to 10000000"))
+_RUNS: Wrong = (("ten", "give a whole number from 1 to 1000"), ("0", "from 1 to 1000"), ("1001", "from 1 to 1000"))
+_MODEL: Wrong = (
+    ("./no-such-model", "check the path"),
+    ("no such model", ""),
+    ("", "check the path"),
+)
+
+SHARED: Mapping[str, Wrong] = {
+    "--allow-insecure-bind": (),
+    "--api-key": (("", "it is empty"),),
+    "--attention-backend": (
+        ("flash", "give auto, triton or flashinfer"),
+        ("", "give auto"),
+        ("triton", "leave it out"),
+    ),
+    "--block-size": (("big", "give a whole number from 1 to 1024"), ("0", "1 to 1024"), ("1025", "1 to 1024")),
+    "--config": ((NO_FILE, "name a YAML file"), (FOLDER, "is a directory; name a YAML file"), ("", "name a YAML file")),
+    "--deterministic": (),
+    "--device": (("gpu", "give auto, cpu or cuda"), ("", "give auto, cpu or cuda")),
+    "--distributed-executor": (("threads", "give auto, process or ray"), ("", "give auto, process or ray")),
+    "--drain-timeout": _SECONDS,
+    "--dtype": (("float16", "give float32 or bfloat16"), ("", "give float32 or bfloat16")),
+    "--enable-prefix-caching": (),
+    "--enforce-eager": (),
+    "--event-log": (*_OUTPUT[:2], *_EMPTY),
+    "--expert-parallel": (),
+    "--generation-config": (("all", "give"), ("", "give")),
+    "--gpu-memory-utilization": (
+        ("90%", "give a number above 0 up to 1"),
+        ("1.1", "above 0 up to 1"),
+        ("0.5", "leave it out"),
+    ),
+    "--host": (("0.0.0.0", "--api-key"), *_EMPTY),
+    "--kv-cache-dtype": (("int4", "give auto, int8 or fp8"), ("fp8", "set --kv-cache-dtype int8"), ("", "give auto")),
+    "--kv-cache-memory": _SIZE,
+    "--max-body-size": _SIZE,
+    "--max-choices": _COUNT,
+    "--max-in-flight": _COUNT,
+    "--max-logprobs": (("all", "from 0 to 1000"), ("1001", "from 0 to 1000"), ("-1", "from 0 to 1000")),
+    "--max-model-len": (*_COUNT, ("2000000000", "made for at most")),
+    "--max-num-batched-tokens": (*_COUNT, ("1", "or more")),
+    "--max-num-seqs": _COUNT,
+    "--max-prompts": _COUNT,
+    "--max-sequences": _COUNT,
+    "--max-stop-strings": _COUNT,
+    "--max-waiting": _COUNT,
+    "--pipeline-parallel-size": (*_RANKS, ("1000", "use")),
+    "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
+    "--quantization": (("int6", "give none, int8, int4 or fp8"), ("", "give none"), ("fp8", "--quantization int8")),
+    "--quantization-group": (
+        ("16", "give 32, 64 or 128"),
+        ("some", "give 32, 64 or 128"),
+        ("64", "--quantization int4"),
+    ),
+    "--revision": (("main", "leave"), *_EMPTY),
+    "--seed": (("random", "from 0 to 18446744073709551615"), ("-1", "from 0"), ("99999999999999999999", "from 0")),
+    "--served-model-name": (("a,,b", "give one name"), ("a,a", "different ones"), *_EMPTY),
+    "--step-deadline": _SECONDS,
+    "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
+    "--threads": (*_COUNT, ("100000", "set --threads")),
+}
+
+OWN: Mapping[str, Mapping[str, Wrong]] = {
+    "serve": {"MODEL": _MODEL, "--model": _MODEL},
+    "run": {
+        "MODEL": (("./no-such-model", "check the path"),),
+        "PROMPT": (),
+        "--model": _MODEL,
+        "--max-tokens": (("many", "give a whole number from 1"), ("0", "from 1"), ("-1", "from 1")),
+        "--temperature": (("hot", "give a number from 0 to 100"), ("-1", "from 0"), ("nan", "from 0")),
+        "--top-p": (("most", "from 0 to 1"), ("2", "to 1"), ("-1", "from 0")),
+        "--top-k": (("all", "give a whole number from 0"), ("-1", "from 0")),
+        "--min-p": (("low", "from 0 to 1"), ("2", "to 1")),
+        "--repetition-penalty": (("high", "from 0 to 100"), ("-1", "from 0")),
+        "--presence-penalty": (("high", "from -2 to 2"), ("3", "to 2")),
+        "--frequency-penalty": (("high", "from -2 to 2"), ("-3", "from -2")),
+        "--seed": (("random", "give a whole number from 0"), ("-1", "from 0"), ("9" * 20, "to 18446744073709551615")),
+        "--system": (),
+        "--raw": (),
+        "--stats": (),
+        "--history": (),
+    },
+    "plan": {
+        "MODEL": _MODEL,
+        "--model": _MODEL,
+        "--hardware": (("8xH1000", "name A100, H100"), ("0xH100", "name 1 to 4096"), ("", "name A100, H100")),
+        "--link": (("fast", "25GB/s"), ("-3GB/s", "25GB/s"), ("", "25GB/s")),
+        "--json": _OUTPUT,
+    },
+    "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
+    "replay": {
+        "FILE": (
+            (NO_FILE, "give the file of penstock serve --event-log"),
+            (FOLDER, "give the file of penstock serve --event-log"),
+            ("", "give the file of penstock serve --event-log"),
+        )
+    },
+    "bench throughput": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
+    "bench latency": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
+    "bench quality": {
+        "MODEL": _MODEL,
+        "TEXT": (),  # comes after MODEL: in test_wrong_use.py
+        "--windows": (("all", "from 1 to 1000000"), ("0", "from 1")),
+        "--window-tokens": (("all", "from 2 to 10000000"), ("1", "from 2"), ("100000", "ask for at most")),
+        "--dense": (),
+        "--tokens-in": ((NO_FILE, "name a file of --tokens-out"), (FOLDER, "is a directory"), ("", "--tokens-out")),
+        "--tokens-out": _OUTPUT,
+        "--json": _OUTPUT,
+    },
+    "bench serve": {
+        "--url": (
+            ("127.0.0.1:8000", "write --url http://127.0.0.1:8000"),
+            ("http://127.0.0.1:1", "is a server running there?"),
+            ("", "write --url http://127.0.0.1:8000"),
+        ),
+        "--model": (),
+        "--api-key": (),
+        "--num-prompts": (("many", "from 1 to 1000000"), ("0", "from 1"), ("1000001", "to 1000000")),
+        "--input-len": _LENGTH,
+        "--output-len": _LENGTH,
+        "--shared-prefix": (("all", "from 0"), ("-1", "from 0")),
+        "--vocab-size": (("all", "from 16"), ("2", "from 16")),
+        "--request-rate": (("fast", "give a number"), ("0", "give a number above 0"), ("nan", "give a number above 0")),
+        "--burstiness": (("high", "give a number"), ("-1", "give a number above 0"), ("inf", "give a number above 0")),
+        "--concurrency": (("all", "from 1"), ("0", "from 1"), ("100001", "to 100000")),
+        "--slo": (("speed=1", "ttft"), ("ttft=soon", "in seconds"), ("", "ttft=0.5,tpot=0.05")),
+        "--seed": (("random", "give a whole number from 0"), ("-1", "from 0")),
+        "--json": _OUTPUT,
+    },
+}

@@ -1,0 +1,141 @@
+"""Every command of README.md, docs/*.md and benchmarks/README.md runs as written, or the page says why not."""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from penstock.cli.main import app
+from penstock.cli.usage import command_of, flags_of
+from tests.docs.pages import ROOT, Block, blocks, pages
+from tests.docs.place import Stock
+from tests.docs.shell import ExampleFailed, Served, Shell
+
+PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    return Stock(tmp_path_factory.mktemp("stock"))
+
+
+@pytest.fixture(scope="module")
+def default_server(stock: Stock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Served]]:
+    """default_server() gives a server of the default model, which starts once."""
+    started: list[Served] = []
+
+    def start() -> Served:
+        if not started:
+            folder = tmp_path_factory.mktemp("server")
+            started.append(Served("penstock serve", folder, stock.environment(), folder / "log"))
+        return started[0]
+
+    yield start
+    for served in started:
+        served.close()
+
+
+def _runs_something(page: Path) -> bool:
+    return any(
+        block.mark("not run", command) is None for block in blocks(page) if block.runs for command in block.commands()
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if _runs_something(page)])
+def test_the_examples_of_a_page_run(
+    name: str, stock: Stock, default_server: Callable[[], Served], tmp_path: Path
+) -> None:
+    folder = stock.lay_out(tmp_path / "place")
+    shell = Shell(folder, stock.environment(), default_server)
+    failed = []
+    try:
+        for block in blocks(PAGES[name]):
+            if block.runs:
+                failed += _run(block, shell)
+    finally:
+        shell.close()
+    assert not failed, "\n\n".join(failed)
+
+
+def _run(block: Block, shell: Shell) -> list[str]:
+    """Runs the commands of a block. Returns what failed."""
+    failed = []
+    for mark in block.marks:
+        if mark.kind == "first":
+            shell.run(mark.text)
+    for command in block.commands():
+        if block.mark("not run", command):
+            continue
+        try:
+            if block.is_shell:
+                shell.run(command, fails=block.mark("fails", command) is not None)
+            else:
+                shell.python(command)
+        except ExampleFailed as error:
+            failed.append(f"{block.where}: {command}\n{error}")
+    return failed
+
+
+def test_marks_are_about_a_command() -> None:
+    """A mark that names the beginning of a command stands above a block with such a command."""
+    stale = [
+        f'{block.where}: {mark.kind} "{mark.beginning}"'
+        for page in PAGES.values()
+        for block in blocks(page)
+        for mark in block.marks
+        if not block.runs or not any(mark.is_about(command) for command in block.commands())
+    ]
+    assert not stale
+
+
+def test_few_examples_are_not_run(record_property: Callable[[str, object], None]) -> None:
+    """What is not run is listed: see it with pytest --junit-xml, or in the message when there are many."""
+    every = [
+        (block, command)
+        for page in PAGES.values()
+        for block in blocks(page)
+        if block.runs
+        for command in block.commands()
+    ]
+    left_out = [
+        f"{block.where}: {command.splitlines()[0]}: {mark.text}"
+        for block, command in every
+        if (mark := block.mark("not run", command))
+    ]
+    record_property("not run", "\n".join(left_out))
+    assert len(every) > 30
+    assert len(left_out) * 2 < len(every), "\n".join(left_out)
+
+
+def test_shell_blocks_are_cut_into_commands() -> None:
+    text = "a 'b\n c'   # d\n\n# e\nf \\\n  g\ncat <<END\nh i\nEND\n"
+    block = Block(ROOT / "README.md", 1, "", text)
+    assert block.commands() == ["a 'b\n c'   # d", "f \\\n  g", "cat <<END\nh i\nEND"]
+    assert shlex.split(block.commands()[0], comments=True) == ["a", "b\n c"]
+    assert Block(block.page, 1, "console", "$ a\nout\n$ b\n").commands() == ["a", "b"]
+
+
+def _inline() -> list[tuple[str, list[str]]]:
+    """The commands of Penstock that a page names within a line, as words after `penstock`."""
+    found = []
+    for name, page in PAGES.items():
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            for text in re.findall(r"`penstock ([^`]+)`", line):
+                found.append((f"{name}:{number}", shlex.split(text)))
+    return found
+
+
+def test_commands_within_a_line_exist() -> None:
+    """Their commands and flags; they are not run."""
+    unknown = []
+    for where, words in _inline():
+        path, command = command_of(typer.main.get_command(app), words)
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        if getattr(command, "commands", None) and not flags:
+            unknown += [f"{where}: {path} {word}" for word in words[len(path.split()) - 1 :]]
+        unknown += [f"{where}: {path} {flag}" for flag in flags if flag not in flags_of(command)]
+    assert len(_inline()) > 20
+    assert not unknown

@@ -1,0 +1,29 @@
+"""What an operator reads when a server starts."""
+
+import re
+
+from penstock import __version__
+from tests.e2e.server import Server
+
+TIME = r"\d\d:\d\d:\d\d INFO "
+LINES = [
+    r"engine: read 16 MiB of weights from python-8m in \d+\.\d s, while the engine started",
+    r"engine: weights in bfloat16.*; (native kernels for \w+|kernels .*); 1 thread; first step in \d+\.\d\d s",
+    rf"penstock {re.escape(__version__)}: python-8m in bfloat16; no API key is required",
+    r"KV cache: ([\d,]+) tokens in bfloat16; at most [\d,]+ in a request, 16 sequences at a time",
+    r"serving python-8m on http://127.0.0.1:\d+, ready after \d+\.\d s",
+    r"OpenAI\'s API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server",
+]
+
+
+def test_the_start_log_says_what_runs_and_where(server: Server) -> None:
+    log = server.log.read_text()
+    assert log.startswith("Memory for python-8m")
+    start = log.partition("Ctrl-C stops the server\n")
+    lines = [line for line in "".join(start[:2]).splitlines() if re.match(TIME, line)]
+    for expected in LINES:
+        assert [line for line in lines if re.fullmatch(TIME + expected, line)], (expected, log)
+    assert re.fullmatch(TIME + LINES[-1], lines[-1])
+    assert "GB/s" not in log and "WARNING" not in "".join(start[:2])
+    (kv_tokens,) = re.findall(r"KV cache +│ [^│]*│ (\d+) tokens", log)
+    assert f"KV cache: {int(kv_tokens):,} tokens" in log
