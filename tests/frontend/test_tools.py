@@ -181,6 +181,10 @@ async def test_markers_that_are_special_tokens(sites: Callable[..., Site]) -> No
     ]
     (choice,) = (await site.post(PATH, messages=USER))["choices"]
     assert choice["message"]["content"] == 'okfunctions.now:0{"a": "b"}'
+    site = sites("kimi-k2", "think")
+    site.says(f"<think>a</think>{text}")
+    (choice,) = (await site.post(PATH, messages=USER))["choices"]
+    assert choice["message"]["content"] == 'okfunctions.now:0{"a": "b"}'
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     reader, shown = None, frozenset[int]()
     if use.schemas or context.model.conversation.reasoning is not None:
         reader = ReplyReader(context.model, use, prompt.end, options.n, context.limits)
-        shown = context.model.conversation.shown
+        shown = context.model.conversation.shown(tools=bool(use.schemas))
     grammar = await reply_grammar(context.model, use, source, prompt.end, len(body))
     parts = make_parts(context, options, [prompt.ids], [limit], k, fields.prompt_logprobs, grammar=grammar, shown=shown)
     return Call(parts, ChatCodec(context, fields, parts[0], reader), bool(fields.stream), "chat")

@@ -58,7 +58,7 @@ class Conversation:
 
     tools: ToolFormat | ChannelFormat | None  # None: calls are not supported
     reasoning: ReasoningFormat | ChannelFormat | None
-    shown: frozenset[int]  # ids of special tokens that are markers
+    special: Mapping[str, int]  # the markers that are special tokens, or parts of some, with their ids
 
     def __init__(self, tokenizer: Tokenizer, tool_format: str = AUTO, reasoning_format: str = AUTO) -> None:
         """Raises ValueError for an unknown format."""
@@ -68,15 +68,14 @@ class Conversation:
         self.reasoning = _chosen(
             "--reasoning-format", reasoning_format, REASONING_FORMATS, lambda: find_reasoning_format(source)
         )
-        formats = [item for item in (self.tools, self.reasoning) if item is not None]
-        markers = {marker for item in formats for marker in item.markers}
-        self.special = {
-            tokenizer.token(token_id): token_id
-            for token_id in tokenizer.special_ids
-            if any(tokenizer.token(token_id) in marker for marker in markers)
-        }
-        self.special.pop("", None)
-        self.shown = frozenset(self.special.values())
+        texts = {tokenizer.token(token_id): token_id for token_id in tokenizer.special_ids}
+        of_reasoning = _within(texts, self.reasoning)
+        self.special = of_reasoning | _within(texts, self.tools)
+        self._shown = frozenset(of_reasoning.values()), frozenset(self.special.values())
+
+    def shown(self, *, tools: bool) -> frozenset[int]:
+        """Returns the special tokens that must be in a text so that it can be read, with tools or without."""
+        return self._shown[tools]
 
     def render(
         self,
@@ -168,6 +167,12 @@ def _chosen(flag: str, name: str, formats: Mapping[str, Any], find: Any) -> Any:
     if name not in formats:
         raise ValueError(f"{flag} is {name!r}; it must be {AUTO}, {NONE}, or one of {', '.join(formats)}")
     return formats[name]
+
+
+def _within(texts: Mapping[str, int], format: ToolFormat | ChannelFormat | ReasoningFormat | None) -> dict[str, int]:
+    """Returns the texts that are markers of the format, or parts of some."""
+    markers = () if format is None else format.markers
+    return {text: value for text, value in texts.items() if text and any(text in marker for marker in markers)}
 
 
 def _id_in_style(style: str, given: str, name: str, number: int) -> str:
