@@ -66,6 +66,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_logprobs=0,
         max_stop_strings=1,
         max_in_flight=9,
+        tool_format="hermes",
+        reasoning_format="none",
         drain_timeout=1.5,
         generation_config="none",
     )
@@ -107,6 +109,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_logprobs=0,
         max_stop_strings=1,
         max_in_flight=9,
+        tool_format="hermes",
+        reasoning_format="none",
         drain_timeout=1.5,
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}

@@ -19,6 +19,8 @@ GOOD: dict[str, dict[str, Any]] = {
 HUGE = 10**30
 VOCAB = 271  # of the scripted engine
 LONG = "x" * 20000
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 # Bodies that are no JSON object of strict JSON, whatever the route.
 MALFORMED = [
@@ -133,7 +135,10 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": 1}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
@@ -144,7 +149,28 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [{"role": "user", "content": "x", "no_such_key": 1}]}, "messages[0].no_such_key"),
     ({"messages": [{"role": "user", "content": "x", "type": "image"}]}, "messages[0].type"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]},
+        "messages[0].tool_calls[0].type",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": 5}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": " " * ((1 << 20) + 1)}}],
+                }
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+    ),
     ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
     ({"messages": [{"role": "user", "content": "y" * 200}]}, "messages"),
     ({"messages": [{"role": "assistant", "content": None}], "continue_final_message": True}, "messages"),
@@ -163,8 +189,23 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": {}}, "tools"),
+    ({"tools": ["f"]}, "tools[0]"),
+    ({"tools": [{}]}, "tools[0].function"),
+    ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
+    *[({"tools": [{"function": {"name": name}}]}, "tools[0].function.name") for name in (None, 5, "", "a b", "x" * 65)],
+    ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters.type"),
+    ({"tools": [{"function": {"name": "f", "description": 5}}]}, "tools[0].function.description"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [{"function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+    ({"tools": [{"function": {"name": "f", "description": "x" * (256 << 10)}}]}, "tools"),
+    *[({"tools": [TOOL], "tool_choice": value}, "tool_choice") for value in ("any", 5, {}, {"type": "function"})],
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"reasoning_effort": 5}, "reasoning_effort"),
     ({"functions": [{}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),
     ({"modalities": ["audio"]}, "modalities"),
@@ -174,7 +215,6 @@ ONLY_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"prediction": {"type": "words", "content": "x"}}, "prediction.type"),
     ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
     ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content[0]"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"prompt": "x"}, "prompt"),
 ]
 ONLY_TOKENIZE: list[tuple[dict[str, Any], str]] = [

@@ -158,6 +158,12 @@ SERVER: Flags = {
     "max_stop_strings": Annotated[
         str | None, typer.Option(metavar="N", help="Most stop strings of a request. Default: 16.")
     ],
+    "tool_format": Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")
+    ],
+    "reasoning_format": Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of reasoning (docs/tools.md), or none. Default: auto.")
+    ],
     "drain_timeout": Annotated[
         str | None,
         typer.Option(metavar="SECONDS", help="Seconds for requests in flight to finish at shutdown. Default: 30."),

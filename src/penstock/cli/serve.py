@@ -96,6 +96,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         client=client,
         tokenizer=tokenizer,
         created=int(time.time()),
+        tool_format=server.tool_format,
+        reasoning_format=server.reasoning_format,
         defaults=prepared.generation,
     )
     app = create_app(served, server, Metrics(CollectorRegistry()))

@@ -31,6 +31,29 @@ Ranks = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1024)]
 Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86400)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1, le=2**50)]
 
+# The names of the formats in penstock.text.calls.
+ToolFormatName = Literal[
+    "auto",
+    "none",
+    "deepseek-v3",
+    "deepseek-v3.1",
+    "glm",
+    "harmony",
+    "hermes",
+    "json",
+    "kimi-k2",
+    "lfm2",
+    "llama3-json",
+    "minimax",
+    "mistral",
+    "mistral-list",
+    "nemotron",
+    "pythonic",
+    "qwen3-coder",
+    "seed-oss",
+]
+ReasoningFormatName = Literal["auto", "none", "harmony", "mistral", "seed", "think"]
+
 
 class Settings(BaseModel):
     """None means not given: defaults.py then declares the value and its reason."""
@@ -115,5 +138,7 @@ class Settings(BaseModel):
         None, description="Alternatives per token that a request may ask for"
     )
     max_stop_strings: Count | None = Field(None, description="Stop strings of one request")
+    tool_format: ToolFormatName | None = Field(None, description="How the model writes tool calls")
+    reasoning_format: ReasoningFormatName | None = Field(None, description="How the model marks its reasoning")
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

@@ -26,16 +26,16 @@ class CollectedChoice:
         self.prompt_logprobs = first.prompt_logprobs
         self.finish_reason: FinishReason | None = None
         self.logprobs = bytearray()
-        self.offsets: list[int] = []  # text offsets of the tokens in `logprobs`
+        self.offsets: list[int] = []  # for each token: where it begins in the choice's text
         self._text = io.StringIO()
         self.add(first)
 
     def add(self, update: ChoiceUpdate) -> None:
         self._text.write(update.text)
         self.finish_reason = update.finish_reason
+        self.offsets += update.offsets
         if update.logprobs:
             self.logprobs += update.logprobs
-            self.offsets += update.offsets
 
     @property
     def text(self) -> str:

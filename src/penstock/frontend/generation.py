@@ -24,6 +24,7 @@ class PromptPart:
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # the text includes the stop string or stop token that ended it
     skip_special_tokens: bool = True
+    shown: frozenset[int] = frozenset()  # special tokens that are not skipped
     prompt_only: bool = False  # no output was asked for; the engine's one token is dropped
 
 
@@ -48,6 +49,7 @@ class Usage:
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    reasoning_tokens: int | None = None  # set by the codec of a model that reasons
 
 
 class _Choice:
@@ -235,6 +237,7 @@ def _output_text(model: ServedModel, part: PromptPart) -> OutputText:
         stop=part.stop,
         include_stop=part.include_stop,
         skip_special_tokens=part.skip_special_tokens,
+        shown=part.shown,
         min_tokens=part.request.sampling.min_tokens,
     )
 

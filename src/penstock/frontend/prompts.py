@@ -1,7 +1,7 @@
 """Turns prompts into token ids, within the model's context length. Long ones are encoded off the event loop."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.frontend.errors import invalid
 from penstock.frontend.offload import offload_if_large
@@ -9,6 +9,14 @@ from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
 
 CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
+_END_CHARS = 64  # longer than any marker
+
+
+class ChatPrompt(NamedTuple):
+    """The prompt of a chat."""
+
+    ids: tuple[int, ...]
+    end: str  # the end of its text, which may begin the model's reasoning
 
 
 async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
@@ -37,31 +45,33 @@ async def encode_chat(
     continue_final_message: bool,
     add_special_tokens: bool,
     variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
     body_size: int,
-) -> tuple[int, ...]:
-    """The token ids of messages, rendered with the model's chat template.
+) -> ChatPrompt:
+    """The prompt of messages, rendered with the model's chat template.
 
     Raises APIError 400 if the model has no template or the template refuses the messages. `body_size` is the size of
     the request's body in bytes: rendering takes time for empty messages and for variables, too.
     """
-    template = model.tokenizer.chat_template
-    if template is None:
+    if model.tokenizer.chat_template is None:
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
     size = sum(len(message["content"] or "") for message in messages)
     _check_length(model, size, "messages")
 
-    def encode() -> list[int]:
-        prompt = template.render(
+    def encode() -> ChatPrompt:
+        prompt = model.conversation.render(
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **variables,
         )
         _check_length(model, len(prompt), "messages")
-        return model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        ids = model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        return ChatPrompt(tuple(ids), prompt[-_END_CHARS:])
 
     try:
-        return tuple(await offload_if_large(encode, body_size))
+        return await offload_if_large(encode, body_size)
     except (ChatTemplateError, TokenizerError) as error:
         raise invalid(f"messages: {error}", "messages") from error
 

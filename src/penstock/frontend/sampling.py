@@ -86,8 +86,12 @@ def make_parts(
     grammar: Grammar | None = None,
     prompt_only: bool = False,
     prediction_ids: tuple[int, ...] = (),
+    shown: frozenset[int] = frozenset(),
 ) -> tuple[PromptPart, ...]:
-    """Returns one part for each prompt. Raises APIError 400 that names the parameter."""
+    """Returns one part for each prompt. `shown` are special tokens that are not skipped.
+
+    Raises APIError 400 that names the parameter.
+    """
     _check_stop(options.stop, context.limits)
     parts = []
     for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):
@@ -109,6 +113,7 @@ def make_parts(
                 options.stop,
                 include_stop=options.include_stop,
                 skip_special_tokens=options.skip_special_tokens,
+                shown=shown,
                 prompt_only=prompt_only,
             )
         )

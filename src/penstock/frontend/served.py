@@ -7,6 +7,7 @@ from types import MappingProxyType
 from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
 from penstock.text import GrammarChecker, Tokenizer
+from penstock.text.calls import Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,8 @@ class ServedModel:
     """A model's names, its engine and its tokenizer.
 
     `defaults` are sampling values for requests that do not set them, named as in `SamplingParams`. They come from the
-    checkpoint's generation_config.json. `created` is in seconds since the epoch.
+    checkpoint's generation_config.json. `created` is in seconds since the epoch. The formats are names of
+    `penstock.text.calls`, or auto or none.
     """
 
     name: str
@@ -23,11 +25,17 @@ class ServedModel:
     created: int
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+    conversation: Conversation = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Raises ValueError for an unknown format."""
         info = self.client.info
         object.__setattr__(self, "grammars", GrammarChecker(self.tokenizer, info.vocab_size, info.eos_token_ids))
+        conversation = Conversation(self.tokenizer, self.tool_format, self.reasoning_format)
+        object.__setattr__(self, "conversation", conversation)
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""

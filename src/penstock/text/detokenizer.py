@@ -20,8 +20,16 @@ class Detokenizer:
     A character that begins in the prompt and ends in the output belongs to the output.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> None:
-        self._table = tokenizer.token_table(skip_special_tokens=skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown` are special tokens that are not skipped."""
+        self._table = tokenizer.token_table(skip_special_tokens=skip_special_tokens, shown=shown)
         self._utf8 = _utf8("replace")
         decoder = self._table.decoder
         self._strip_left = decoder.strip_count

@@ -32,14 +32,15 @@ class OutputText:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
-        """With `include_stop` the text includes the stop string.
+        """With `include_stop` the text includes the stop string. `shown` are special tokens that are not skipped.
 
         A stop string that is complete before `min_tokens` tokens is ordinary text. Raises ValueError for an empty
         stop string.
         """
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens, shown=shown)
         self._stops = StopStrings(stop) if stop else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens

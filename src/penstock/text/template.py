@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 
 from penstock.text.errors import ChatTemplateError
 from penstock.text.sandbox import RenderEnvironment, RenderLimits
@@ -24,6 +24,8 @@ class ChatTemplate:
     """
 
     takes_parts: bool  # whether the template itself reads content given as a list of parts
+    takes_tools: bool  # whether the template shows the tools that it gets
+    source: str  # the text of the template; of both if requests with tools have a separate one
 
     def __init__(
         self,
@@ -39,6 +41,8 @@ class ChatTemplate:
         self._plain = _Compiled(self._environment, source)
         self._with_tools = self._plain if tool_source is None else _Compiled(self._environment, tool_source)
         self.takes_parts = self._plain.takes_parts
+        self.takes_tools = self._with_tools.takes_tools
+        self.source = source if tool_source is None else f"{tool_source}\n{source}"
 
     def render(
         self,
@@ -88,6 +92,7 @@ class _Compiled:
         try:
             tree = environment.parse(source)
             self.takes_parts = _loops_over_content(tree)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(tree)
             self.template = environment.compile_tree(tree)
         except TemplateError as error:
             line = getattr(error, "lineno", None)

@@ -41,9 +41,10 @@ class Tokenizer:
         self.chat_template = chat_template
         decoder = backend.decoder
         spec = None if decoder is None else msgspec.json.decode(decoder.__getstate__())
-        spelling = read_decoder(spec)
-        self._all_tokens = TokenBytes(backend.id_to_token, spelling, frozenset())
-        self._plain_tokens = TokenBytes(backend.id_to_token, spelling, self.special_ids)
+        self._spelling = read_decoder(spec)
+        self._all_tokens = TokenBytes(backend.id_to_token, self._spelling, frozenset())
+        self._tables = {frozenset[int](): self._all_tokens}  # by the ids that they leave out
+        self._plain_tokens = self._table(self.special_ids)
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -130,9 +131,19 @@ class Tokenizer:
         """Returns the bytes that one token adds inside a text. They are empty for an id outside the vocabulary."""
         return self._all_tokens[token_id]
 
-    def token_table(self, *, skip_special_tokens: bool) -> TokenBytes:
-        """Returns the table of each token's bytes, for detokenisers."""
-        return self._plain_tokens if skip_special_tokens else self._all_tokens
+    def token_table(self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> TokenBytes:
+        """Returns the table of each token's bytes, for detokenisers. `shown` are special tokens that are not skipped.
+
+        Tables are kept, so `shown` must be one of few sets, such as the markers of a model's tool calls.
+        """
+        if not skip_special_tokens:
+            return self._all_tokens
+        return self._table(self.special_ids - shown) if shown else self._plain_tokens
+
+    def _table(self, hidden: frozenset[int]) -> TokenBytes:
+        if hidden not in self._tables:
+            self._tables[hidden] = TokenBytes(self._backend.id_to_token, self._spelling, hidden)
+        return self._tables[hidden]
 
 
 def _id(backend: Backend, token: str | None) -> int | None:

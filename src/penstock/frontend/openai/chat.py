@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: reads requests and encodes answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
-from penstock.frontend.grammar import check_grammar
+from penstock.frontend.limits import RequestLimits
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import (
@@ -25,11 +25,19 @@ from penstock.frontend.openai.fields import (
 from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.prompts import encode_chat, encode_text
+from penstock.frontend.openai.tools import (
+    delta_fields,
+    message_calls,
+    message_fields,
+    read_tools,
+    reasoning_variables,
+)
+from penstock.frontend.prompts import ChatPrompt, encode_chat, encode_text
+from penstock.frontend.reply import ReplyReader, reply_grammar
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 _decoder = msgspec.json.Decoder(ChatFields)
 
@@ -41,34 +49,45 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     options = read_options(fields, context.limits)
     k = _top_logprobs(fields, context)
     source = read_grammar(fields)
-    grammar = None if source is None else await check_grammar(context.model, source)
     param, wanted = _max_tokens(fields)
-    prompt_ids = await encode_messages(fields, context, len(body))
-    limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
+    use = read_tools(fields, context.model, context.limits)
+    if use.schemas and fields.ignore_eos:
+        raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
+    prompt = await encode_messages(fields, context, len(body), use.tools)
+    limit = output_limit(context, ("messages", len(prompt.ids)), wanted, context.model.max_model_len, param)
+    reader, shown = None, frozenset[int]()
+    if use.schemas or context.model.conversation.reasoning is not None:
+        reader = ReplyReader(context.model, use, prompt.end, options.n, context.limits)
+        shown = context.model.conversation.shown(tools=bool(use.schemas))
+    grammar = await reply_grammar(context.model, use, source, prompt.end, len(body))
     prediction_ids = () if fields.prediction is None else await _encode_prediction(fields.prediction, context)
     parts = make_parts(
         context,
         options,
-        [prompt_ids],
+        [prompt.ids],
         [limit],
         k,
         fields.prompt_logprobs,
         prediction_ids=prediction_ids,
         grammar=grammar,
+        shown=shown,
     )
-    return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
+    return Call(parts, ChatCodec(context, fields, parts[0], reader), bool(fields.stream), "chat")
 
 
 async def encode_messages(
-    fields: ChatFields | TokenizeFields, context: RequestContext, body_size: int
-) -> tuple[int, ...]:
-    """The token ids of a chat. Raises APIError 400 that names the message or the parameter.
+    fields: ChatFields | TokenizeFields,
+    context: RequestContext,
+    body_size: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> ChatPrompt:
+    """The prompt of a chat. Raises APIError 400 that names the message or the parameter.
 
-    `body_size` is the size of the request's body in bytes.
+    `body_size` is the size of the request's body in bytes. `tools` have been checked.
     """
     if not fields.messages:
         raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
-    variables = fields.chat_template_kwargs or {}
+    variables = reasoning_variables(fields.reasoning_effort) | (fields.chat_template_kwargs or {})
     if reserved := _TEMPLATE_OWN & variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
@@ -79,16 +98,17 @@ async def encode_messages(
         )
     return await encode_chat(
         context.model,
-        [_message(message, f"messages[{i}]") for i, message in enumerate(fields.messages)],
+        [_message(message, f"messages[{i}]", context.limits) for i, message in enumerate(fields.messages)],
         add_generation_prompt=not continues and fields.add_generation_prompt is not False,
         continue_final_message=continues,
         add_special_tokens=bool(fields.add_special_tokens),
         variables=variables,
+        tools=tools,
         body_size=body_size,
     )
 
 
-def _message(message: ChatMessage, where: str) -> Mapping[str, Any]:
+def _message(message: ChatMessage, where: str, limits: RequestLimits) -> Mapping[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
         raise invalid(f"{where}.role is {message.role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
@@ -96,7 +116,21 @@ def _message(message: ChatMessage, where: str) -> Mapping[str, Any]:
     content = _text(message.content, where)
     if content is None and role != "assistant":
         raise invalid(f"{where}.content is missing; send a text", f"{where}.content", "missing_parameter")
-    optional = {"name": message.name, "reasoning_content": message.reasoning_content or message.reasoning}
+    optional: dict[str, Any] = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content or message.reasoning,
+    }
+    if message.tool_calls and role == "assistant":
+        optional["tool_calls"] = message_calls(message.tool_calls, where, limits)
+    elif message.tool_calls:
+        raise invalid(f"{where}.tool_calls is for role 'assistant'; leave it out", f"{where}.tool_calls")
+    if role == "tool":
+        if message.tool_call_id is None:
+            missing = f"{where}.tool_call_id"
+            raise invalid(f"{missing} is missing; send the id of the call", missing, "missing_parameter")
+        optional["tool_call_id"] = message.tool_call_id
+    elif message.tool_call_id is not None:
+        raise invalid(f"{where}.tool_call_id is for role 'tool'; leave it out", f"{where}.tool_call_id")
     return {"role": role, "content": content, **{key: value for key, value in optional.items() if value is not None}}
 
 
@@ -148,7 +182,11 @@ class ChatCodec:
 
     stream_type = STREAM_TYPE
 
-    def __init__(self, context: RequestContext, fields: ChatFields, part: PromptPart) -> None:
+    def __init__(
+        self, context: RequestContext, fields: ChatFields, part: PromptPart, reader: ReplyReader | None
+    ) -> None:
+        """`reader` divides the text; without it, all text is content."""
+        self._reader = reader
         self._tokenizer = context.model.tokenizer
         self._k = part.request.sampling.logprobs
         self._prompt_logprobs = fields.prompt_logprobs
@@ -166,6 +204,8 @@ class ChatCodec:
         return b"".join(head + role + tail for head in self._heads)
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
+        if self._reader is not None:
+            return self._divided_chunk(self._reader, update, usage)
         head, tail = self._heads[update.choice], self._frame.tail(usage)
         event = b""
         if update.text or update.logprobs:
@@ -181,6 +221,24 @@ class ChatCodec:
             event += b"".join((head, b'},"logprobs":null,"finish_reason":', reason, tail))
         return event
 
+    def _divided_chunk(self, reader: ReplyReader, update: ChoiceUpdate, usage: Usage) -> bytes:
+        """One event for each part of the update. The logprobs are those of all its tokens, in the first event."""
+        reason = update.finish_reason
+        parts = reader.read(update.choice, update.text, update.offsets, ended=reason is not None)
+        usage.reasoning_tokens = reader.reasoning_tokens
+        start = self._heads[update.choice].removesuffix(b"{")
+        tail = self._frame.tail(usage)
+        deltas = [delta_fields(part) for part in parts] or ([{}] if update.logprobs else [])
+        events = []
+        for i, delta in enumerate(deltas):
+            logprobs = None if self._k is None else self._logprobs(update.logprobs if not i else b"")
+            events.append(start + orjson.dumps(delta) + b',"logprobs":' + orjson.dumps(logprobs))
+            events.append(b',"finish_reason":null' + tail)
+        if reason is not None:
+            shown = orjson.dumps(reader.finish_reason(update.choice, reason))
+            events.append(start + b'{},"logprobs":null,"finish_reason":' + shown + tail)
+        return b"".join(events)
+
     def closing(self, usage: Usage) -> bytes:
         return self._frame.closing(usage)
 
@@ -188,9 +246,12 @@ class ChatCodec:
         return encode_failure(error)
 
     def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
+        choices = [self._choice(answer) for answer in answers]
+        if self._reader is not None:
+            usage.reasoning_tokens = self._reader.reasoning_tokens
         answer = {
             **self._fields,
-            "choices": [self._choice(answer) for answer in answers],
+            "choices": choices,
             "usage": usage_fields(usage),
         }
         if self._prompt_logprobs is not None:
@@ -201,11 +262,17 @@ class ChatCodec:
         return orjson.dumps(answer)
 
     def _choice(self, answer: CollectedChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        reason: str | None = answer.finish_reason
+        if self._reader is not None:
+            message = message_fields(self._reader.read(answer.choice, answer.text, answer.offsets, ended=True))
+            if answer.finish_reason is not None:
+                reason = self._reader.finish_reason(answer.choice, answer.finish_reason)
         return {
             "index": answer.choice,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": None if self._k is None else self._logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": reason,
         }
 
     def _logprobs(self, packed: bytes | bytearray) -> dict[str, Any]:

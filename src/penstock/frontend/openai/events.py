@@ -47,7 +47,7 @@ def encode_failure(error: APIError) -> bytes:
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
     """The `usage` object of an answer."""
-    return {
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -57,3 +57,6 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
     }
+    if usage.reasoning_tokens is not None:
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return fields

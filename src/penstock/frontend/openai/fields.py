@@ -108,6 +108,19 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     refusal: Any = None
 
 
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class MessageToolCall(msgspec.Struct):
+    """A tool call of an earlier answer. Clients copy it with fields of their own, which are ignored."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A message. Fields that clients copy from an earlier answer are accepted if they are empty."""
 
@@ -120,8 +133,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
     type: Any = None  # lm-eval sends "text" with every message
 
 
@@ -144,17 +157,17 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     # refused unless they ask for nothing
     chat_template: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
-    reasoning_effort: Any = None
     verbosity: Any = None
 
 
@@ -169,8 +182,9 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     chat_template: Any = None
-    tools: Any = None
 
 
 class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -187,12 +201,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -204,7 +214,5 @@ UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": (),
     "refusal": ("",),
-    "tool_call_id": (),
-    "tool_calls": ([],),
     "type": ("text", "message"),
 }

@@ -9,6 +9,7 @@ from penstock.frontend.errors import digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import encode_messages
 from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields
+from penstock.frontend.openai.tools import check_tools
 from penstock.frontend.prompts import encode_text
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)
@@ -26,7 +27,8 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
         special = fields.add_special_tokens is not False
         ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt")
     else:
-        ids = await encode_messages(fields, context, len(body))
+        tools = check_tools(fields.tools, context.limits)
+        ids = (await encode_messages(fields, context, len(body), list(tools.values()))).ids
 
     def answer() -> bytes:
         strings = [context.model.tokenizer.token(token_id) for token_id in ids] if fields.return_token_strs else None

@@ -1,0 +1,164 @@
+"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the API dialect."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.grammar import GrammarSource, check_grammar
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.offload import offload_if_large
+from penstock.frontend.served import ServedModel
+from penstock.messages import FinishReason, Grammar
+from penstock.text import GrammarError
+from penstock.text.calls import CallLimits, Conversation, MessageParser, Part, ToolOutputError
+from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
+from penstock.text.grammars.schema import read_schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of a request, and what it wants of them."""
+
+    tools: Sequence[Mapping[str, Any]] = ()  # as templates show them: {"type": "function", "function": {...}}
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the arguments, by the tool's name
+    choice: Literal["auto", "required", "named", "none"] = "none"
+    name: str = ""  # of the one tool, if the choice is named
+    parallel: bool = True
+
+
+async def reply_grammar(
+    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
+) -> Grammar | None:
+    """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`.
+
+    `body_size` is the size of the request's body in bytes. Raises APIError 400 if a tool's schema cannot be held
+    although a call is required.
+    """
+    conversation = model.conversation
+    if not use.schemas or conversation.tools is None:
+        if source is None:
+            return None
+        return await check_grammar(model, source, reasoning_end(conversation.reasoning, prompt_end))
+    required = use.choice != "auto"
+    if source is not None and not required and source.kind != "json_schema":
+        raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
+    answer = None if required else source
+    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), body_size)
+    try:
+        return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
+    except APIError as error:
+        if required or source is not None or error.code != "invalid_grammar":
+            raise
+        return None  # too large to be held: the calls are then what the model writes
+
+
+def _tool_grammar(
+    conversation: Conversation, use: ToolUse, answer: GrammarSource | None, prompt_end: str
+) -> ToolGrammar:
+    assert conversation.tools is not None
+    required = use.choice != "auto"
+    names = [use.name] if use.choice == "named" else list(use.schemas)
+    return grammar_for(
+        conversation.tools,
+        conversation.reasoning,
+        {name: _held_schema(use, name, required) for name in names},
+        required=required,
+        parallel=use.parallel and use.choice != "named",
+        special=conversation.special,
+        prompt_end=prompt_end,
+        answer=None if answer is None else _read(answer.text, answer.param),
+    )
+
+
+def _held_schema(use: ToolUse, name: str, required: bool) -> Mapping[str, Any]:
+    """Returns the schema of a tool's arguments as the engine can hold it.
+
+    If it cannot, and no call is required, the arguments are any JSON object.
+    """
+    try:
+        param = f"tools[{list(use.schemas).index(name)}].function.parameters"
+        read: Mapping[str, Any] = orjson.loads(_read(orjson.dumps(use.schemas[name]).decode(), param))
+    except APIError:
+        if required:
+            raise
+        return {"type": "object"}
+    return read
+
+
+def _read(schema: str, param: str) -> str:
+    try:
+        return read_schema(schema)
+    except GrammarError as error:
+        raise invalid(f"{param}: {error}", param, "invalid_grammar") from None
+
+
+class ReplyReader:
+    """Reads the choices of one chat, whose tokens may be reasoning and tool calls."""
+
+    def __init__(self, model: ServedModel, use: ToolUse, prompt_end: str, choices: int, limits: RequestLimits) -> None:
+        conversation = model.conversation
+        most = CallLimits(calls=limits.max_tool_calls, argument_chars=limits.max_argument_chars)
+        self._use = use
+        self._counts = conversation.reasoning is not None
+        self._choices = [
+            _Choice(
+                MessageParser(
+                    conversation.tools if use.schemas else None,
+                    conversation.reasoning,
+                    use.schemas,
+                    parallel=use.parallel,
+                    prompt_end=prompt_end,
+                    limits=most,
+                )
+            )
+            for _ in range(choices)
+        ]
+
+    def read(self, choice: int, text: str, offsets: Sequence[int], *, ended: bool) -> list[Part]:
+        """Returns the parts that new text makes final. `offsets` are where its tokens begin in the choice's text.
+
+        Raises APIError 500 if the model's tool calls exceed a limit.
+        """
+        state = self._choices[choice]
+        if self._counts:
+            state.offsets.extend(offsets)
+        try:
+            parts = state.parser.push(text)
+            if ended:
+                parts += state.parser.finish()
+        except ToolOutputError as error:
+            raise APIError(500, str(error), code="tool_call_too_large") from error
+        state.called = state.called or any(part.kind == "call" for part in parts)
+        return parts
+
+    def finish_reason(self, choice: int, reason: FinishReason) -> str:
+        """Returns the reason as clients expect it: tool_calls, but stop after a call to a named tool."""
+        calls = self._choices[choice].called and reason == "stop" and self._use.choice != "named"
+        return "tool_calls" if calls else reason
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
+        return sum(state.reasoning_tokens for state in self._choices) if self._counts else None
+
+
+class _Choice:
+    __slots__ = ("called", "offsets", "parser")
+
+    def __init__(self, parser: MessageParser) -> None:
+        self.parser = parser
+        self.called = False
+        self.offsets = array("q")
+
+    @property
+    def reasoning_tokens(self) -> int:
+        offsets = self.offsets
+        return sum(
+            bisect_left(offsets, end) - bisect_left(offsets, begin) for begin, end in self.parser.reasoning_spans
+        )

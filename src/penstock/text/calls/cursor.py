@@ -1,0 +1,181 @@
+"""Reads text that arrives in pieces. The results do not depend on where the pieces were cut."""
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+# A step that suspends when it needs more text. Its result is the value that `yield from` gives.
+Reading: TypeAlias = Generator[None, None, T]
+
+_OUTSIDE = re.compile(r'[{}\[\]"]')
+_IN_STRING = re.compile(r'["\\]')
+
+
+class Cursor:
+    """A position in a text of which only a part has arrived. `taken` collects what is consumed, if it is a list."""
+
+    __slots__ = ("_at", "_text", "ended", "taken")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self.ended = False
+        self.taken: list[str] | None = None
+
+    def add(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    @property
+    def rest(self) -> int:
+        """The number of characters that have arrived and are not consumed."""
+        return len(self._text) - self._at
+
+    def take(self, count: int) -> str:
+        text = self._text[self._at : self._at + count]
+        self._at += count
+        if self.taken is not None:
+            self.taken.append(text)
+        return text
+
+    def up_to(self, markers: "Markers") -> tuple[str, str | None]:
+        """Consumes the text before the first marker, and the marker. Without a marker, consumes what begins none."""
+        found = markers.pattern.search(self._text, self._at)
+        if found is not None:
+            text = self.take(found.start() - self._at)
+            return text, self.take(len(found.group()))
+        hold = 0 if self.ended else markers.begun(self._text, self._at)
+        return self.take(self.rest - hold), None
+
+    def peek(self) -> Reading[str]:
+        """Returns the next character without consuming it, or "" at the end of the text."""
+        while not self.rest and not self.ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def blanks(self) -> Reading[str]:
+        """Consumes blanks. Returns the character after them, or "" at the end of the text."""
+        while True:
+            char = yield from self.peek()
+            if not char or not char.isspace():
+                return char
+            self.take(1)
+
+    def literal(self, text: str) -> Reading[bool]:
+        """Consumes this text if it comes next. Consumes nothing else."""
+        while self._text.startswith(text[: self.rest], self._at):
+            if self.rest >= len(text):
+                self.take(len(text))
+                return True
+            if self.ended:
+                return False
+            yield
+        return False
+
+    def after_blanks(self, text: str) -> Reading[bool]:
+        """Consumes blanks, then this text if it comes next."""
+        yield from self.blanks()
+        return (yield from self.literal(text))
+
+    def before(self, ends: "Markers", limit: int) -> Reading[str | None]:
+        """Consumes and returns the text before the first of these texts, which stay. Returns None if none of them comes
+        within `limit` characters."""
+        while True:
+            found = ends.pattern.search(self._text, self._at)
+            if found is not None and found.start() - self._at <= limit:
+                return self.take(found.start() - self._at)
+            if found is not None or self.ended or self.rest > limit + ends.longest:
+                return None
+            yield
+
+    def json_string(self, limit: int) -> Reading[str | None]:
+        """Consumes a JSON string with its quotes, and returns it as written. Returns None if there is none, if it is
+        longer than `limit`, or if the text ends inside it."""
+        if (yield from self.peek()) != '"':
+            return None
+        parts = [self.take(1)]
+        length, escaped = 1, False
+        while length <= limit:
+            if not (yield from self.peek()):
+                return None
+            at = self._at
+            if not escaped:
+                found = _IN_STRING.search(self._text, at)
+                at = len(self._text) if found is None else found.start()
+            piece = self.take(min(at + 1 - self._at, self.rest, limit + 1 - length))
+            parts.append(piece)
+            length += len(piece)
+            ends = piece[-1]
+            if not escaped and ends == '"' and length <= limit:
+                return "".join(parts)
+            escaped = not escaped and ends == "\\"
+        return None
+
+    def json_container(self, emit: Callable[[str], None]) -> Reading[bool]:
+        """Consumes a JSON object or array, and passes it on as it arrives. Only brackets and strings are checked.
+
+        Returns False if the text ends inside it.
+        """
+        depth, in_string, escaped = 0, False, False
+        while True:
+            text, at = self._text, self._at
+            while at < len(text):
+                if escaped:
+                    at, escaped = at + 1, False
+                    continue
+                found = (_IN_STRING if in_string else _OUTSIDE).search(text, at)
+                if found is None:
+                    at = len(text)
+                    break
+                at, char = found.end(), found.group()
+                if in_string:
+                    in_string, escaped = char != '"', char == "\\"
+                elif char == '"':
+                    in_string = True
+                else:
+                    depth += 1 if char in "{[" else -1
+                    if not depth:
+                        emit(self.take(at - self._at))
+                        return True
+            if at > self._at:
+                emit(self.take(at - self._at))
+            if self.ended:
+                return False
+            yield
+
+    def scalar(self, limit: int) -> Reading[str | None]:
+        """Consumes a JSON number or literal, and returns it as written."""
+        parts: list[str] = []
+        while len(parts) <= limit:
+            char = yield from self.peek()
+            if not char or not (char.isalnum() or char in "+-."):
+                return "".join(parts) or None
+            parts.append(self.take(1))
+        return None
+
+
+class Markers:
+    """Texts to look for. None of them contains another one."""
+
+    __slots__ = ("_firsts", "_texts", "longest", "pattern")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = tuple(dict.fromkeys(texts))
+        self._firsts = "".join(dict.fromkeys(text[0] for text in self._texts))
+        self.longest = max(map(len, self._texts), default=0)
+        self.pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+
+    def begun(self, text: str, start: int) -> int:
+        """Returns how many characters at the end of the text may begin a marker."""
+        low = max(start, len(text) - self.longest + 1)
+        best = len(text)
+        for first in self._firsts:
+            at = text.find(first, low, best)
+            while at >= 0:
+                tail = text[at:]
+                if any(marker.startswith(tail) for marker in self._texts):
+                    best = at
+                    break
+                at = text.find(first, at + 1, best)
+        return len(text) - best

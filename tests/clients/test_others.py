@@ -1,0 +1,38 @@
+"""Clients with many dependencies, in environments of their own.
+
+python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor
+cd CLIENTS/node && npm install ai@6 @ai-sdk/openai-compatible zod
+TEST_CLIENTS=CLIENTS pytest tests/clients
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server
+
+HERE = Path(__file__).parent
+CLIENTS = Path(os.environ.get("TEST_CLIENTS", "/nowhere"))
+PYTHON, NODE = CLIENTS / "python" / "bin" / "python", CLIENTS / "node"
+pytestmark = pytest.mark.long
+
+
+def run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai and instructor")
+def test_langchain_and_instructor(server: Server) -> None:
+    run([str(PYTHON), str(HERE / "python_clients.py"), server.url + "/v1", "smollm2"], HERE)
+
+
+@pytest.mark.skipif(
+    not (NODE / "node_modules" / "ai").exists() or shutil.which("node") is None,
+    reason="TEST_CLIENTS has no node/ with ai@6, @ai-sdk/openai-compatible and zod, or node is missing",
+)
+def test_the_vercel_ai_sdk(server: Server) -> None:
+    run(["node", str(HERE / "ai_sdk.mjs"), server.url + "/v1", "smollm2"], NODE)

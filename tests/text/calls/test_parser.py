@@ -1,0 +1,158 @@
+"""Messages are divided in the same way, however their text is cut."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, CallLimits, MessageParser, ToolOutputError
+from penstock.text.calls.writing import WrittenCall, write_calls
+from tests.text.calls.messages import CALLS, OTHERS, SCHEMAS, Case, Message, read
+
+CASES = [*CALLS, *OTHERS]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_cut_gives_the_same(case: Case) -> None:
+    size = len(case.text)
+    assert read(case, []) == case.message
+    assert read(case, list(range(1, size))) == case.message
+    for cut in range(1, size):
+        assert read(case, [cut]) == case.message
+    draw = random.Random(case.text)
+    for _ in range(20):
+        assert read(case, sorted(draw.sample(range(1, size), min(5, size - 1)))) == case.message
+
+
+def test_every_format_has_a_case() -> None:
+    assert {case.tools for case in CALLS} == set(TOOL_FORMATS)
+    assert {case.reasoning for case in CALLS} - {""} == set(REASONING_FORMATS)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_no_marker_contains_another(name: str) -> None:
+    """The parser looks for the first of them."""
+    format = TOOL_FORMATS[name]
+    for reasoning in REASONING_FORMATS.values():
+        markers = {*getattr(format, "triggers", ()), *reasoning.markers}
+        assert not [(a, b) for a in markers for b in markers if a != b and a in b]
+
+
+# Fragments of markers and of what surrounds them, and characters that JSON, XML and Python quote.
+PIECES = sorted(
+    {
+        *(marker for item in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()) for marker in item.markers),
+        *('{"name": "now", "arguments": ', '{"a": [1, "\\"]}"]}', "}", "]", "[", '"', "\\", "now", "functions.now:0"),
+        *(
+            "<",
+            "<tool",
+            " ",
+            "\n",
+            "ö",
+            "🌧",
+            "now()",
+            "get_weather(city='a')",
+            ",",
+            ";",
+            "2",
+            "```",
+            "<parameter=city>",
+        ),
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=25),
+    st.sampled_from([*TOOL_FORMATS, "none"]),
+    st.sampled_from([*REASONING_FORMATS, "none"]),
+    st.sampled_from(["", "<think>\n", "<|start|>assistant"]),
+    st.randoms(),
+)
+def test_any_text_cut_anywhere_gives_the_same(
+    pieces: list[str], tools: str, reasoning: str, prompt_end: str, draw: random.Random
+) -> None:
+    text = "".join(pieces)
+    case = Case(tools, reasoning, text, Message(), prompt_end)
+    whole = read(case, [])
+    assert read(case, list(range(1, len(text)))) == whole
+    if len(text) > 1:
+        assert read(case, sorted(draw.sample(range(1, len(text)), min(4, len(text) - 1)))) == whole
+
+
+VALUES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\n\r<"), min_size=1, max_size=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([*TOOL_FORMATS]), VALUES.filter(lambda text: text == text.strip()), st.integers(0, 9))
+def test_what_is_written_is_read(name: str, city: str, days: int) -> None:
+    calls = [WrittenCall("get_weather", {"city": city, "days": days})]
+    prompt_end = "<|start|>assistant" if name == "harmony" else ""
+    case = Case(name, "", write_calls(TOOL_FORMATS[name], calls), Message(), prompt_end)
+    message = read(case, list(range(3, len(case.text), 3)))
+    assert [(tool, json.loads(arguments)) for tool, arguments in message.calls] == [("get_weather", calls[0].arguments)]
+
+
+def pushes(format: str, text: str, reasoning: str = "think") -> list[str]:
+    """The text of content and arguments that each character releases."""
+    parser = MessageParser(TOOL_FORMATS[format], REASONING_FORMATS[reasoning], SCHEMAS)
+    return ["".join(part.text for part in parser.push(char) if part.kind != "call") for char in text]
+
+
+def test_no_text_is_held_longer_than_needed() -> None:
+    assert pushes("hermes", "a<b") == ["a", "", "<b"]
+    assert pushes("hermes", "<tox") == ["", "", "", "<tox"]
+    assert pushes("hermes", "a b") == ["a", "", " b"]
+    head = '<tool_call>{"name": "now", "arguments": '
+    assert "".join(pushes("hermes", head)) == ""
+    assert pushes("hermes", head + '{"a": "é"}')[len(head) :] == list('{"a": "é"}')
+    head = "<function=get_weather>\n<parameter=city>\n"
+    assert pushes("qwen3-coder", head + "ab<c")[len(head) :] == ["a", "b", "", "<c"]
+
+
+def test_ids_of_calls() -> None:
+    def ids(format: str, text: str) -> list[str]:
+        parts = MessageParser(TOOL_FORMATS[format], None, SCHEMAS).push(text)
+        return [part.id for part in parts if part.kind == "call"]
+
+    (made,) = ids("hermes", '<tool_call>{"name": "now", "arguments": {}}')
+    assert made.startswith("call_") and len(made) > 20
+    text = "[TOOL_CALLS]now[CALL_ID]abcdefgh1[ARGS]{}[TOOL_CALLS]now[ARGS]{}"
+    written, made = ids("mistral", text)
+    assert written == "abcdefgh1" and len(made) == 9 and made.isalnum()
+    section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}"
+    assert ids("kimi-k2", section) == ["functions.now:3"]
+
+
+def test_calls_after_the_first_are_dropped_if_one_is_allowed() -> None:
+    parser = MessageParser(TOOL_FORMATS["hermes"], None, SCHEMAS, parallel=False)
+    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    parts = parser.push(text * 3 + "end") + parser.finish()
+    assert [(part.kind, part.text) for part in parts] == [("call", "now"), ("arguments", "{}"), ("content", "end")]
+
+
+def test_limits() -> None:
+    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    parser = MessageParser(TOOL_FORMATS["hermes"], None, SCHEMAS, limits=CallLimits(calls=2))
+    with pytest.raises(ToolOutputError, match="more than 2 tool calls"):
+        parser.push(text * 3)
+    parser = MessageParser(TOOL_FORMATS["hermes"], None, SCHEMAS, limits=CallLimits(argument_chars=10))
+    with pytest.raises(ToolOutputError, match="more than 10 characters"):
+        parser.push('<tool_call>{"name": "now", "arguments": {"a": "' + "x" * 10)
+    parser = MessageParser(TOOL_FORMATS["hermes"], None, SCHEMAS, limits=CallLimits(header_chars=50))
+    text = '<tool_call>{"name": "' + "x" * 60
+    parts = parser.push(text) + parser.finish()
+    assert "".join(part.text for part in parts) == text
+
+
+def test_a_call_nested_without_end_is_read() -> None:
+    for format, text in (
+        ("hermes", '<tool_call>{"name": "now", "arguments": ' + '{"a":' * 100_000),
+        ("pythonic", "[now(a=" + "[" * 100_000 + "]" * 100_000 + ")]"),
+        ("glm", "<tool_call>get_weather<arg_key>days</arg_key><arg_value>" + "[" * 100_000 + "</arg_value>"),
+    ):
+        parser = MessageParser(TOOL_FORMATS[format], None, SCHEMAS)
+        assert parser.push(text) + parser.finish()
