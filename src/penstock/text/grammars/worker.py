@@ -5,6 +5,7 @@ first. The system ends this process when a grammar takes too long or too much me
 The first line of standard input is a Setup, each later line a Source; a Checked is the answer to each.
 """
 
+import os
 import resource
 import signal
 import sys
@@ -59,6 +60,7 @@ def main() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)  # a grammar that takes its second must not take it from the server's streams
     decoder = msgspec.json.Decoder(Source)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the server
     while line := sys.stdin.buffer.readline():
