@@ -93,7 +93,7 @@ class Planner:
         end = min(target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
-        # A draft would need a mask of its own: sequences with a grammar get none.
+        # A grammar masks drafts of the scheduler; those of the executor are not known in time.
         if end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
             end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
         if end > sequence.slots:

@@ -104,7 +104,7 @@ class GrammarRows:
         for unit, each in enumerate(work.work):
             state = self.held.get(each.seq)
             if state is not None and each.sample:
-                drafts = tuple(getattr(each, "draft_ids", ()))[: int(work.units.drafts[unit])]
+                drafts = each.draft_ids[: int(work.units.drafts[unit])]
                 rows.append(GrammarRow(each.seq, unit, int(first[unit]), state, drafts))
                 late = late or state.awaited > 0
                 state.awaited += 1

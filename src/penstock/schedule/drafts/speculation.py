@@ -111,8 +111,6 @@ class Speculation:
         for place, sequence in enumerate(step.sequences):
             if (place - self._turn) % count >= looks and (sequence.drafter is None or not sequence.drafter.copies):
                 continue
-            if sequence.request.message.grammar is not None:  # each draft would need a mask of its own
-                continue
             # With a token in flight, nobody knows yet what drafts would follow.
             if sequence.in_flight != 1 or sequence.expected != len(sequence.tokens) + 1:
                 continue

@@ -1,0 +1,62 @@
+"""Sequences with a grammar and without one, with speculative tokens: the same outputs as without these."""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.messages import GenerateRequest, Grammar, SamplingParams
+from tests.checkpoints import write_tiny_checkpoint
+from tests.invariance import test_batch_invariance as batches
+from tests.runtime.byte_tokens import END, OTHER_END, grammars, text_of
+
+PATTERN = "((ab|cd|12|ba){2}){10,12}"
+LETTERS = (97, 98, 99, 100, 49, 50)
+
+
+def repeating(seed: int) -> GenerateRequest:
+    """A prompt that repeats itself, for a small model that goes on repeating. Every second request has a grammar."""
+    choose = random.Random(seed)
+    phrase = [choose.choice(LETTERS) for _ in range(6)]
+    sampling = SamplingParams(
+        seed=seed,
+        max_tokens=50,
+        temperature=(0.0, 0.3, 0.05)[seed % 3],
+        eos_token_ids=(END, OTHER_END),
+        logprobs=1 if seed % 4 == 0 else None,
+    )
+    grammar = Grammar("regex", PATTERN) if seed % 2 else None
+    return GenerateRequest(
+        request_id=str(seed),
+        prompt_ids=tuple(phrase * 4),
+        sampling=sampling,
+        grammar=grammar,
+        tenant=str(seed % 7),
+    )
+
+
+def test_speculation_changes_no_token_beside_grammars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = batches.load_runner
+
+    def load_with_grammars(*arguments: Any, **options: Any) -> Any:
+        runner = load(*arguments, **options)
+        runner.use_grammars(grammars())
+        return runner
+
+    monkeypatch.setattr(batches, "load_runner", load_with_grammars)
+    machine = batches.Machine(write_tiny_checkpoint("qwen3", tmp_path / "model"))
+    wave = [repeating(seed) for seed in range(60)]
+    expected, scores = machine.run([wave], seqs=32), machine.logprobs
+    with_grammar = [request for request in wave if request.grammar is not None]
+    for request in with_grammar:
+        assert re.fullmatch(PATTERN, text_of(expected[request.request_id]))
+    for method in ("ngram", "suffix"):
+        for how in ({}, {"blocks": 40, "budget": 64}):
+            assert machine.run([wave], seqs=16, speculation=method, **how) == expected
+            assert machine.logprobs == scores
+            assert machine.accepted > 20
+    own = {request.request_id: expected[request.request_id] for request in with_grammar}
+    assert machine.run([with_grammar], seqs=16, speculation="suffix") == own
+    assert machine.accepted > 5
