@@ -1,5 +1,6 @@
 """Checks that need an engine: does the model answer, stop, and know its language."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,10 +8,20 @@ from typing import Any
 from penstock.bench.quality import Score, cut_windows, english, score, scored_bytes
 from penstock.bench.quality import figures as quality_figures
 from penstock.cli.verify.finding import Finding
-from penstock.messages import EngineClient, GenerateRequest, SamplingParams
+from penstock.messages import EngineClient, GenerateRequest, Grammar, SamplingParams
 from penstock.text import OutputText, Tokenizer
 
 QUESTIONS = ("What is the capital of France?", "Write one sentence about the sea.", "Say hello.")
+EXTRACT = "Ada is a 36 year old engineer. Write her data as JSON."
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 199},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 LONGEST = 256  # tokens of an answer; a longer one counts as one that does not end
 WINDOWS, WINDOW_TOKENS = 4, 256
 # Of English, in bits for a byte of text. Working models of 0.1 to 100 billion parameters have 1.2 to 0.5.
@@ -28,7 +39,12 @@ class Answer:
 
 
 async def ask(
-    client: EngineClient, tokenizer: Tokenizer, question: str, sampling: Mapping[str, Any], name: str
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    question: str,
+    sampling: Mapping[str, Any],
+    name: str,
+    grammar: Grammar | None = None,
 ) -> Answer:
     """Returns the answer to a question, through the chat template if there is one. Raises ValueError if the engine
     refuses it."""
@@ -41,7 +57,8 @@ async def ask(
     values = {"temperature": 0.0, **sampling}
     params = SamplingParams(**values, seed=0, max_tokens=LONGEST, eos_token_ids=client.info.eos_token_ids)
     output, text, special, reason = OutputText(tokenizer, ids), [], [], ""
-    async for delta in client.generate(GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=params)):
+    request = GenerateRequest(request_id=name, prompt_ids=tuple(ids), sampling=params, grammar=grammar)
+    async for delta in client.generate(request):
         if delta.error:
             raise ValueError(delta.error)
         shown = delta.token_ids if delta.stop_token is None else delta.token_ids[:-1]
@@ -61,6 +78,9 @@ async def check_answers(
         answers.append(await ask(client, tokenizer, question, sampling, f"verify-{number}"))
         advance(1)
     findings = list(judge_answers(answers, chats=tokenizer.chat_template is not None))
+    grammar = Grammar("json_schema", json.dumps(SCHEMA))
+    findings.append(judge_schema(await ask(client, tokenizer, EXTRACT, sampling, "verify-schema", grammar)))
+    advance(1)
     windows = cut_windows(tokenizer, english(), min(WINDOW_TOKENS, client.info.max_model_len - 1), WINDOWS)
     result = await score(client, windows, advance)
     findings.append(judge_quality(result, scored_bytes(tokenizer, windows)))
@@ -105,6 +125,24 @@ def judge_answers(answers: list[Answer], *, chats: bool) -> Iterator[Finding]:
             f"the answer to {torn.question!r} has bytes that are not a character",
             "use a lower temperature or a less quantised file",
         )
+
+
+def judge_schema(answer: Answer) -> Finding:
+    """Judges whether an answer obeys SCHEMA."""
+    try:
+        value = json.loads(answer.text)
+        obeys = set(value) == set(SCHEMA["required"]) and isinstance(value["age"], int)
+    except (ValueError, TypeError, KeyError):
+        obeys = False
+    if obeys:
+        return Finding("schema", "ok", f"an answer with a JSON schema: {_short(answer.text)}")
+    ended = "it was cut" if answer.reason == "length" else f"it ended by {answer.reason!r}"
+    return Finding(
+        "schema",
+        "problem",
+        f"an answer does not obey its JSON schema ({ended}): {_short(answer.text)}",
+        "the tokenizer may not be the model's: see vocabulary and round trip",
+    )
 
 
 def judge_quality(result: Score, text_bytes: int) -> Finding:

@@ -38,7 +38,7 @@ def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
 async def _with_engine(prepared: PreparedModel, tokenizer: Tokenizer) -> tuple[list[Finding], list[Answer]]:
     engine = msgspec.structs.replace(prepared.resolved.engine, log_level="warning")
     async with own_engine(engine) as client:
-        with progress_bar("asking the model", len(QUESTIONS) + WINDOWS, wanted=True) as advance:
+        with progress_bar("asking the model", len(QUESTIONS) + 1 + WINDOWS, wanted=True) as advance:
             return await check_answers(client, tokenizer, prepared.generation, advance)
 
 

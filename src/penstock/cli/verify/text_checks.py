@@ -1,15 +1,19 @@
 """Checks of a tokenizer and a chat template against the model's stop tokens. No engine is needed."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from penstock.cli.verify.finding import Finding
 from penstock.text import ChatTemplate, ChatTemplateError, Tokenizer
+from penstock.text.calls import Conversation
 
 ASKED, ANSWER = "What is 2 + 2?", "It is 4, mon café."
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURN = [{"role": "user", "content": ASKED}]
 ANSWERED = [*TURN, {"role": "assistant", "content": ANSWER}]
+TOOL, PLACE, RESULT = "get_weather", "Ghent", "11 degrees and rain"
 SAMPLES = ("Plain English.", "naïve café 東京 🇫🇷 🧑‍🚀", "def f(x):\n\treturn {'a': [x, 1]}  # 100%")
 MARKERS = re.compile(r"<\|[^|<>\s]{1,60}\|>|<(?:start|end)_of_turn>|\[/?INST\]|<｜[^｜<>]{1,60}｜>")
 
@@ -37,7 +41,8 @@ def check_text(tokenizer: Tokenizer, stop_ids: Sequence[int], logits: int) -> li
         return [*findings, Finding("chat template", "problem", str(error), "use another version of the model's files")]
     findings.append(Finding("chat template", "ok", "renders a conversation"))
     findings += [*_system(template), *_begin(tokenizer, prompt), *_markers(tokenizer, template)]
-    return [*findings, *_end_of_turn(tokenizer, template, stop_ids), *_prefix(template, prompt)]
+    findings += [*_end_of_turn(tokenizer, template, stop_ids), *_prefix(template, prompt)]
+    return [*findings, *_tools(tokenizer)]
 
 
 def _vocabulary(tokenizer: Tokenizer, logits: int) -> Iterator[Finding]:
@@ -137,6 +142,40 @@ def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate, stop_ids: Sequenc
         f"the template ends an answer with {end}, but {stops} ends it in the engine: answers will run on",
         f"add {ids[0]} to eos_token_id in generation_config.json, or have clients send stop_token_ids [{ids[0]}]",
     )
+
+
+def _tools(tokenizer: Tokenizer) -> Iterator[Finding]:
+    conversation = Conversation(tokenizer)
+    name = conversation.tools.name if conversation.tools is not None else "json"
+    own = "the template's own format" if name != "json" else "plain JSON, which Penstock asks for in the prompt"
+    call = {"id": "call_1", "type": "function", "function": {"name": TOOL, "arguments": json.dumps({"place": PLACE})}}
+    history: list[dict[str, Any]] = [
+        *TURN,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
+        *TURN,
+    ]
+    try:
+        prompt = conversation.render(
+            history, tools=[{"type": "function", "function": {"name": TOOL, "parameters": {}}}]
+        )
+    except ChatTemplateError as error:
+        yield Finding(
+            "tools", "warning", f"the template refuses a tool's result: {error}", "send no tools to this model"
+        )
+        return
+    lost = [text for text in (TOOL, PLACE, RESULT) if text not in prompt]
+    if lost:
+        yield Finding(
+            "tools",
+            "warning",
+            f"the template leaves out {', '.join(map(repr, lost))} of a tool's call and result",
+            "use --tool-format json, or another version of the template",
+        )
+    else:
+        yield Finding("tools", "ok", f"{own} ({name}); calls and results are part of the prompt")
+    if conversation.reasoning is not None:
+        yield Finding("reasoning", "ok", f"{conversation.reasoning.name}: it goes to reasoning_content")
 
 
 def _prefix(template: ChatTemplate, prompt: str) -> Iterator[Finding]:
