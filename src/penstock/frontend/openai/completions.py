@@ -1,6 +1,6 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -79,12 +79,11 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
         return [prompt]
     if not prompt:
         raise invalid("prompt is empty; send a text, token ids, or a list of either", "prompt", "empty_prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    several = [item for item in prompt if not isinstance(item, int)]
-    if len(several) != len(prompt) or len({type(item) for item in several}) > 1:
+    if len(set(map(type, prompt))) > 1:
         raise invalid("prompt mixes texts, token ids and lists; send one kind", "prompt")
-    return several
+    if isinstance(prompt[0], int):
+        return [cast(list[int], prompt)]
+    return cast(list[str | list[int]], prompt)
 
 
 class _Echo:
