@@ -1,7 +1,7 @@
 """Bounds what a JSON text makes a decoder do, while the text arrives and before it is decoded.
 
-A decoder is one call that holds the event loop. A byte of text can cost it 100 ns, as in `[[],[],...]`, or 1 ns, as in a
-long string. So the number of bytes does not bound its time; the numbers of strings, arrays, objects and values do.
+A decoder is one call that holds the event loop. A byte of text can cost it 100 ns, as in `[[],[],...]`, or 1 ns, as in
+a long string. So the number of bytes does not bound its time; the numbers of strings, arrays, objects and values do.
 """
 
 import json
@@ -134,7 +134,7 @@ class JsonScan:
 
 
 def explain_json(text: bytes, error: str) -> str:
-    """The decoder's error about a JSON text, in better words if its cause is NaN, an infinity or half a surrogate pair."""
+    """The decoder's error about a JSON text, in better words if NaN, an infinity or half a surrogate is the cause."""
     place = int(found[1]) if (found := _AT_BYTE.search(error)) else len(text)
     near = text[max(0, place - _NEAR) : place + _NEAR]
     if constant := _CONSTANT.match(text, max(0, place - 1)) or _CONSTANT.match(text, place):
