@@ -79,6 +79,7 @@ def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any,
 
 def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> None:
     """Raises APIError 413 or 415."""
+    typed = False
     for name, value in headers:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) < 20 else limits.max_body_bytes + 1
@@ -86,14 +87,18 @@ def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) ->
                 raise _too_large(limits)
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
-        elif name == b"content-type" and not _is_json(value):
-            kind = value.decode("latin-1")
-            raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
+        elif name == b"content-type":
+            typed = True
+            if not _is_json(value):
+                kind = value[:100].decode("latin-1")
+                raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
+    if not typed:  # a browser sends this for a page of any site, without asking the server first
+        raise APIError(415, "there is no content-type; send Content-Type: application/json", close=True)
 
 
 def _is_json(content_type: bytes) -> bool:
     kind = content_type.split(b";", 1)[0].strip().lower()
-    return kind == b"application/json" or kind.endswith(b"+json") or not kind
+    return kind == b"application/json" or kind.endswith(b"+json")
 
 
 async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes) -> bytes:

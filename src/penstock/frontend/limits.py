@@ -14,7 +14,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_json_containers: int = 8_192  # arrays and objects
     max_json_values: int = 262_144  # elements and members
     max_json_depth: int = 64
-    max_header_bytes: int = 64 << 10
+    max_header_bytes: int = 64 << 10  # of the target and all headers
+    max_headers: int = 128
     max_prompts: int = 64  # in one completion request
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
