@@ -35,6 +35,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.cli.prepare import find_given, memory_table, prepare_found, read_given
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
+        from penstock.observe.stderr import complain
 
         given, default = read_given(model, flags), ServerConfig()
         port = default.port if given.settings.port is None else given.settings.port
@@ -50,7 +51,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         try:
             uvloop.run(_main(prepared, spawned, sock, started))
         except (EngineError, OSError) as error:
-            print(f"penstock: {error}", file=sys.stderr)
+            complain(f"penstock: {error}")
             sys.exit(1)
         finally:  # a late signal must not turn a clean end into a kill
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -79,7 +80,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from penstock.observe.reporting import reporting
         from penstock.text import Tokenizer
 
-        configure_logging()
+        dropped_lines = configure_logging()
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -98,7 +99,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         created=int(time.time()),
         defaults=prepared.generation,
     )
-    app = create_app(served, server, Metrics(CollectorRegistry()))
+    app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
 
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
