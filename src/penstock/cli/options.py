@@ -121,6 +121,9 @@ SERVER: Flags = {
     "max_body_size": Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest body of a request. Default: 4MiB.")
     ],
+    "max_answer_size": Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest answer that a request may ask for. Default: 32MiB.")
+    ],
     "max_prompts": Annotated[int | None, typer.Option(help="Most prompts in a completions request. Default: 64.")],
     "max_choices": Annotated[int | None, typer.Option(help="Most choices (n) of a request. Default: 32.")],
     "max_sequences": Annotated[int | None, typer.Option(help="Most prompts times choices of a request. Default: 256.")],

@@ -17,6 +17,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
+    max_answer_bytes: int = 32 << 20  # that a request may ask for, estimated from tokens and log-probabilities
     max_stop_strings: int = 16
     max_in_flight: int = 2048  # requests being answered; more get 429
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -20,6 +20,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
+    max_answer_bytes: int = 32 << 20  # estimated from tokens and log-probabilities
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries

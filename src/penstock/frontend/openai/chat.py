@@ -7,6 +7,7 @@ import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
@@ -33,7 +34,8 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     k = _top_logprobs(fields, context)
     param, wanted = _max_tokens(fields)
     prompt_ids = await encode_messages(fields, context, len(body))
-    limit = output_limit(context, ("messages", len(prompt_ids)), wanted, context.model.max_model_len, param)
+    most = most_tokens(options.n, k, context.limits)
+    limit = output_limit(context, ("messages", len(prompt_ids)), wanted, most, param)
     parts = make_parts(context, options, [prompt_ids], [limit], k, fields.prompt_logprobs)
     return Call(parts, ChatCodec(context, fields, parts[0]), bool(fields.stream), "chat")
 

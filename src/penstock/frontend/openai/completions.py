@@ -1,15 +1,18 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer_size import check_echo_size
 from penstock.frontend.body import decode
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
@@ -55,10 +58,15 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     ]
     wants_prompt = fields.logprobs if fields.echo and fields.logprobs is not None else fields.prompt_logprobs
     parts = make_parts(context, options, ids, limits, fields.logprobs, wants_prompt, prompt_only=prompt_only)
-    echoed = [
-        _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
-        for part, prompt in zip(parts, prompts, strict=True)
-    ]
+    echoed: list[_Echo | None] = [None] * len(parts)
+    if fields.echo:
+        check_echo_size(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), n, context.limits)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        work = [partial(_Echo, context, part, text) for part, text in zip(parts, texts, strict=True)]
+        echoed = [
+            await offload_if_large(make, len(part.request.prompt_ids)) for make, part in zip(work, parts, strict=True)
+        ]
+        check_echo_size(sum(len(echo.text) for echo in echoed if echo is not None), n, context.limits)
     return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 

@@ -73,8 +73,8 @@ def check_finite(result: StepResult | None) -> None:
     for each in result.results if result is not None else ():
         if each.error:
             raise CheckpointError(
-                "the model cannot compute a token: its logits are not finite. The weights are damaged, or too large for "
-                "the dtype: download them again, or set --dtype float32"
+                "the model cannot compute a token: its logits are not finite. The weights are damaged, or too large "
+                "for the dtype: download them again, or set --dtype float32"
             )
 
 
