@@ -15,7 +15,7 @@ from penstock.frontend.limits import RequestLimits
 
 T = TypeVar("T")
 
-_SCANNED_AT_ONCE = 32 << 10  # bytes: a few milliseconds at worst
+_SCANNED_AT_ONCE = 16 << 10  # bytes: 3 ms at worst
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)

@@ -143,8 +143,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end(self) -> None:
         """Ends the connection. To close it at once would reset it if the client still sends, which would then lose the
         answer."""
-        self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has gone
+            self.transport.abort()
+        else:
+            self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _expect(self, seconds: float | None) -> None:
         """Sets the time in which the rest of a request must arrive. None: no request is being received."""
