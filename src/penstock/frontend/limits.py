@@ -12,7 +12,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_buffered_bytes: int = 256 << 20  # of all bodies that are being received or decoded
     max_json_strings: int = 16_384  # in a body, keys included
     max_json_containers: int = 8_192  # arrays and objects
-    max_json_values: int = 262_144  # elements and members
+    max_json_values: int = 150_000  # elements and members
     max_json_depth: int = 64
     max_header_bytes: int = 64 << 10  # of the target and all headers
     max_headers: int = 128

@@ -1,5 +1,6 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
+import asyncio
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE
 from penstock.text import OutputText
 
+_LARGE = 64 << 10  # bytes
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
 _decoder = msgspec.json.Decoder(CompletionFields)
 
@@ -33,6 +35,8 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     options = read_options(fields, context.limits)
     n = options.n
     _check(fields, n, context)
+    if len(body) > _LARGE:  # to decode and to check many token ids take 5 ms each
+        await asyncio.sleep(0)
     prompts = _split(fields.prompt)
     if len(prompts) > context.limits.max_prompts:
         raise invalid(
