@@ -15,7 +15,8 @@ from penstock.frontend.limits import RequestLimits
 
 T = TypeVar("T")
 
-_SCANNED_AT_ONCE = 16 << 10  # bytes: 3 ms at worst
+_SMALL = 2 << 10  # bytes that are scanned at once
+_SCANNED_AT_ONCE = 16 << 10  # bytes in a turn: 3 ms at worst
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
@@ -114,15 +115,17 @@ async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes) -> byt
         if size > limits.max_body_bytes:
             raise _too_large(limits)
         held.add(len(chunk))
-        if len(chunk) <= _SCANNED_AT_ONCE:
+        if len(chunk) <= _SMALL:
             scan.feed(chunk)
         else:
             for start in range(0, len(chunk), _SCANNED_AT_ONCE):
+                await held.turn()
                 scan.feed(chunk[start : start + _SCANNED_AT_ONCE])
-                await asyncio.sleep(0)
         if chunk:
             chunks.append(chunk)
         if not message.get("more_body", False):
+            if size > _SCANNED_AT_ONCE:  # decoding it comes next
+                await held.turn()
             return b"".join(chunks)
 
 
