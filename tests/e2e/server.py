@@ -52,7 +52,7 @@ def status(url: str) -> int:
 
 def gauge(text: str, name: str) -> float:
     """The value of a metric in a scrape, summed over its labels."""
-    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{")]
+    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith((name + "{", name + " "))]
     assert values, f"{name} is not among the metrics"
     return sum(values)
 

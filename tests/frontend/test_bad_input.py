@@ -345,7 +345,7 @@ async def test_a_body_beyond_the_limit(make_site: Callable[..., Site], path: str
         for _ in range(100):
             yield b" " * 100
 
-    response = await site.http.post(path, content=unannounced())
+    response = await site.http.post(path, content=unannounced(), headers={"content-type": "application/json"})
     assert response.status_code == 413
     assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 

@@ -37,7 +37,8 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 def request(path: str, fields: dict[str, Any]) -> bytes:
     body = json.dumps(fields).encode()
-    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +137,7 @@ async def test_a_slow_body_gets_an_answer_and_the_connection_ends(make_site: Cal
 async def test_a_body_that_never_ends_is_cut_off_after_its_refusal(make_site: Callable[..., Site]) -> None:
     site = make_site(limits=RequestLimits(max_body_bytes=1000, header_timeout=0.2, body_timeout=0.2))
     async with live(site) as port, connection(port) as (reader, writer):
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(CHUNKED + b"\r\n\r\n")
         writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
         assert await asyncio.wait_for(status_of(reader), 10) == 413
         with contextlib.suppress(ConnectionError):

@@ -145,6 +145,9 @@ SERVER: Flags = {
     "max_body_size": Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest body of a request. Default: 4MiB.")
     ],
+    "max_answer_size": Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest answer that a request may ask for. Default: 32MiB.")
+    ],
     "max_prompts": Annotated[
         str | None, typer.Option(metavar="N", help="Most prompts in a completions request. Default: 64.")
     ],

@@ -35,6 +35,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         from penstock.cli.prepare import find_given, memory_table, prepare_found, read_given
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
+        from penstock.observe.stderr import complain
 
         given, default = read_given(model, flags), ServerConfig()
         port = default.port if given.settings.port is None else given.settings.port
@@ -50,7 +51,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         try:
             uvloop.run(_main(prepared, spawned, sock, started))
         except (EngineError, OSError) as error:
-            print(f"penstock: {error}", file=sys.stderr)
+            complain(f"penstock: {error}")
             sys.exit(1)
         finally:  # a late signal must not turn a clean end into a kill
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -79,7 +80,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from penstock.observe.reporting import reporting
         from penstock.text import Tokenizer
 
-        configure_logging()
+        dropped_lines = configure_logging()
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -100,7 +101,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         reasoning_format=server.reasoning_format,
         defaults=prepared.generation,
     )
-    app = create_app(served, server, Metrics(CollectorRegistry()))
+    app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
 
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
@@ -118,6 +119,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 
+    # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
+    sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
         await serve_http(app, sock, client, ready=ready)
 

@@ -233,6 +233,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
         "event_log": _constant("", "no events are written"),
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
+        "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),
         "max_prompts": _constant(64, "a batch of an evaluation harness"),
         "max_choices": _constant(32, "more are better sent as requests"),
         "max_sequences": _constant(256, "what one request may take of the queue"),

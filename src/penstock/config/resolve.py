@@ -105,7 +105,8 @@ def _engine(values: Mapping[str, Any], name: str, folder: str, hardware: Hardwar
 
 def _server(values: Mapping[str, Any], name: str, aliases: Sequence[str]) -> ServerConfig:
     same = {field: values[field] for field in ServerConfig.__struct_fields__ if field in values}
-    others = {"served_model_name": name, "aliases": tuple(aliases), "max_body_bytes": values["max_body_size"]}
+    sizes = {"max_body_bytes": values["max_body_size"], "max_answer_bytes": values["max_answer_size"]}
+    others = {"served_model_name": name, "aliases": tuple(aliases), **sizes}
     return ServerConfig(**{**same, **others})
 
 

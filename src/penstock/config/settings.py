@@ -131,6 +131,7 @@ class Settings(BaseModel):
     event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
+    max_answer_size: Bytes | None = Field(None, description="Largest answer that a request may ask for: 32MiB, ...")
     max_prompts: Count | None = Field(None, description="Prompts in one completions request")
     max_choices: Count | None = Field(None, description="Choices (n) of one request")
     max_sequences: Count | None = Field(None, description="Prompts times choices of one request")

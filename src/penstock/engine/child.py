@@ -5,11 +5,12 @@ import logging
 import os
 import signal
 import stat
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+from penstock.observe.stderr import StderrHandler
 
 STDIN, STDERR = 0, 2
 SOCKET_NAME = "socket"
@@ -41,9 +42,9 @@ def how_it_ended(status: int) -> str:
 
 
 def log_to_stderr(name: str) -> None:
-    """Log to standard error as the client's process does, with this process's name."""
+    """Log to standard error without blocking, as the client's process does, with this process's name."""
     form = f"%(asctime)s %(levelname)s {name}: %(message)s"
-    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.INFO, stream=sys.stderr)
+    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.INFO, handlers=[StderrHandler()])
 
 
 def remove_socket(endpoint: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.frontend.asgi import ASGIApp, Message, Receive, RequestInfo, Scope, Send, header, request_info, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.site import check_site
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
@@ -101,6 +102,8 @@ class Access:
             await self._app(scope, receive, send)
         else:
             self._check_host(header(scope, b"host"))
+            if not self._keys:
+                check_site(scope)
             request_info(scope).tenant = self._tenant(header(scope, b"authorization"))
             await self._in_flight(scope, receive, send)
 

@@ -18,6 +18,7 @@ from penstock.frontend.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.asgi import ASGIApp, Receive, RequestInfo, Scope, Send, request_info, respond
 from penstock.frontend.body import read_body
+from penstock.frontend.buffers import BodyBuffers
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.disconnect import while_connected
 from penstock.frontend.errors import APIError, ClientGone, as_api_error
@@ -44,7 +45,8 @@ def create_app(
     `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet.
     """
     limits = limits or RequestLimits.of(config)
-    site = _RouteContext(model, limits, metrics.model(model.name, model.client), config.seed)
+    bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
+    site = _RouteContext(model, limits, metrics.model(model.name, model.client), config.seed, bodies)
     lifecycle = Lifecycle()
     hot: dict[str, ASGIApp] = {path: _GenerateRoute(site, read) for path, read in GENERATE_ROUTES.items()}
     hot |= {path: _TokenRoute(site, answer) for path, answer in TOKEN_ROUTES.items()}
@@ -84,6 +86,7 @@ class _RouteContext:
     limits: RequestLimits
     metrics: ModelMetrics
     seed: int | None
+    bodies: BodyBuffers
 
     def context(self, info: RequestInfo) -> RequestContext:
         return RequestContext(self.model, self.limits, secrets.token_hex(12), int(time.time()), info.tenant, self.seed)
@@ -100,10 +103,13 @@ class _GenerateRoute:
         site, info = self._site, request_info(scope)
         if not site.model.client.healthy:
             raise EngineError(f"{_ENDED}; restart the server, then send this again")
+        held = site.bodies.hold()
         try:
-            body = await read_body(scope, receive, site.limits)
+            body = await read_body(scope, receive, site.limits, held)
             async with while_connected(receive):
                 call = await self._read(body, site.context(info))
+                del body
+                held.release()
                 generation = Generation(site.model, call.parts, site.metrics, call.operation, info.start)
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
@@ -111,6 +117,8 @@ class _GenerateRoute:
                     await collect(generation, call.codec, send)
         except ClientGone:
             info.client_gone = True
+        finally:
+            held.release()
 
 
 class _TokenRoute:
@@ -122,12 +130,16 @@ class _TokenRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info = request_info(scope)
+        held = self._site.bodies.hold()
         try:
-            body = await read_body(scope, receive, self._site.limits)
+            body = await read_body(scope, receive, self._site.limits, held)
+            answer = await self._answer(body, self._site.context(info))
         except ClientGone:
             info.client_gone = True
             return
-        await respond(send, 200, await self._answer(body, self._site.context(info)))
+        finally:
+            held.release()
+        await respond(send, 200, answer)
 
 
 class _Probes:

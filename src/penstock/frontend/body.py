@@ -8,10 +8,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.frontend.asgi import Receive, Scope
+from penstock.frontend.buffers import HeldBytes
 from penstock.frontend.errors import APIError, ClientGone, invalid
+from penstock.frontend.json_scan import JsonScan, explain_json, explain_utf8
 from penstock.frontend.limits import RequestLimits
 
 T = TypeVar("T")
+
+_SMALL = 2 << 10  # bytes that are scanned at once
+_SCANNED_AT_ONCE = 16 << 10  # bytes in a turn: 3 ms at worst
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
@@ -27,12 +32,16 @@ _TYPES = {  # msgspec's name: what a client calls it
 }
 
 
-async def read_body(scope: Scope, receive: Receive, limits: RequestLimits) -> bytes:
-    """Returns the whole body. Raises APIError 408, 413 (as soon as the limit is passed) or 415, and ClientGone."""
-    length = _check_headers(scope["headers"], limits)
+async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, held: HeldBytes) -> bytes:
+    """Returns the whole body, whose size is added to `held` while it arrives.
+
+    Raises APIError as soon as a limit is passed, and ClientGone. The errors: 400 if decoding the body would take too
+    long, 408, 413, 415, and 429 if the server buffers too many bodies.
+    """
+    _check_headers(scope["headers"], limits)
     try:
         async with asyncio.timeout(limits.body_timeout):
-            return await _read(receive, length, limits)
+            return await _read(receive, limits, held)
     except TimeoutError:
         raise APIError(
             408, f"the body did not arrive within {limits.body_timeout:g} s; send it faster", close=True
@@ -48,9 +57,9 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         raise _invalid_value(str(error)) from None
     except msgspec.DecodeError as error:
-        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="invalid_json") from None
+        raise invalid(f"the body is not valid JSON: {explain_json(body, str(error))}", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise invalid(f"the body is not UTF-8: {explain_utf8(body)}", code="invalid_json") from None
     except RecursionError:
         raise invalid("the body is nested too deeply; flatten it", code="invalid_json") from None
 
@@ -69,9 +78,9 @@ def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any,
             )
 
 
-def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> int | None:
-    """Returns the content length, or None if the request does not have it. Raises APIError 413 or 415."""
-    length: int | None = None
+def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> None:
+    """Raises APIError 413 or 415."""
+    typed = False
     for name, value in headers:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) < 20 else limits.max_body_bytes + 1
@@ -79,20 +88,24 @@ def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) ->
                 raise _too_large(limits)
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
-        elif name == b"content-type" and not _is_json(value):
-            kind = value.decode("latin-1")
-            raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
-    return length
+        elif name == b"content-type":
+            typed = True
+            if not _is_json(value):
+                kind = value[:100].decode("latin-1")
+                raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
+    if not typed:  # a browser sends this for a page of any site, without asking the server first
+        raise APIError(415, "there is no content-type; send Content-Type: application/json", close=True)
 
 
 def _is_json(content_type: bytes) -> bool:
     kind = content_type.split(b";", 1)[0].strip().lower()
-    return kind == b"application/json" or kind.endswith(b"+json") or not kind
+    return kind == b"application/json" or kind.endswith(b"+json")
 
 
-async def _read(receive: Receive, length: int | None, limits: RequestLimits) -> bytes:
+async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes) -> bytes:
     chunks: list[bytes] = []
     size = 0
+    scan = JsonScan(limits)
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -101,9 +114,18 @@ async def _read(receive: Receive, length: int | None, limits: RequestLimits) -> 
         size += len(chunk)
         if size > limits.max_body_bytes:
             raise _too_large(limits)
+        held.add(len(chunk))
+        if len(chunk) <= _SMALL:
+            scan.feed(chunk)
+        else:
+            for start in range(0, len(chunk), _SCANNED_AT_ONCE):
+                await held.turn()
+                scan.feed(chunk[start : start + _SCANNED_AT_ONCE])
         if chunk:
             chunks.append(chunk)
         if not message.get("more_body", False):
+            if size > _SCANNED_AT_ONCE:  # decoding it comes next
+                await held.turn()
             return b"".join(chunks)
 
 
@@ -112,6 +134,7 @@ def _too_large(limits: RequestLimits) -> APIError:
         413,
         f"the body is larger than {limits.max_body_bytes} bytes; send less, or raise the server's --max-body-size",
         code="body_too_large",
+        close=True,
     )
 
 

@@ -8,7 +8,7 @@ It also answers malformed HTTP with plain text, where every other error of this 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -57,18 +57,31 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # the request is answered without the upgrade, as HTTP allows
         except httptools.HttpParserError as error:
-            self._answer(invalid(_explain(error, data), code="invalid_http"))
+            cause = error.__context__
+            self._answer(cause if isinstance(cause, APIError) else invalid(_explain(error, data), code="invalid_http"))
             return
         if self._header_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
-            message = f"the request's headers have more than {self._limits.max_header_bytes} bytes, the limit"
-            self._answer(APIError(431, message, code="headers_too_large"))
+            self._answer(self._headers_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._expect(self._limits.header_timeout)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self._limits.max_headers:
+            message = f"the request has more than {self._limits.max_headers} headers, the limit; send fewer"
+            raise APIError(431, message, code="headers_too_large")
+
     def on_headers_complete(self) -> None:
+        # The parser may get headers and body at once, so bytes received do not tell the size of the headers.
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._limits.max_header_bytes:
+            raise self._headers_too_large()
+        _check_authority(self.url, self.headers)
         super().on_headers_complete()
+        # A request whose body is not read to its end is closed in a way that lets the client read the answer.
+        self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
         # The app answers 408 after body_timeout. This later limit is for bodies that the app has refused already.
         self._expect(self._limits.body_timeout + self._limits.header_timeout)
         self._header_bytes = 0
@@ -90,6 +103,24 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stop_unread()
 
+    def _close(self) -> None:
+        """Closes the connection after an answer. If more of the request may arrive, it is not read."""
+        if self.cycle.more_body and not self.transport.is_closing() and self.transport.can_write_eof():
+            self._refused = True
+            self._expect(None)
+            self.flow.pause_reading()
+            self._end()
+        else:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        if not self._refused:
+            super().on_response_complete()
+
+    def _headers_too_large(self) -> APIError:
+        message = f"the request's headers have more than {self._limits.max_header_bytes} bytes, the limit; send less"
+        return APIError(431, message, code="headers_too_large")
+
     def _answer(self, error: APIError) -> None:
         """Answers bytes that are not a request, unless an answer is on its way already, and ends the connection."""
         self._refused = True
@@ -107,9 +138,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:  # the app must not answer any more
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        # To close at once would reset the connection if the client still sends, and it would lose the answer.
-        self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the connection. To close it at once would reset it if the client still sends, which would then lose the
+        answer."""
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has gone
+            self.transport.abort()
+        else:
+            self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _expect(self, seconds: float | None) -> None:
         """Sets the time in which the rest of a request must arrive. None: no request is being received."""
@@ -129,6 +168,33 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+class _LingeringTransport:
+    """A transport as an answer uses it, with another `close`."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+def _check_authority(url: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """Raises APIError 400 if a request names two hosts, since a proxy in front may have checked the other one."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        raise invalid(f"the request has {len(hosts)} Host headers; send one", code="invalid_http")
+    if url[:1] == b"/" or url == b"*":
+        return
+    parsed = httptools.parse_url(url)
+    named = parsed.host or b""
+    if parsed.port is not None:
+        named += b":%d" % parsed.port
+    host = hosts[0].strip().lower() if hosts else b""
+    if host and host.replace(b"[", b"").replace(b"]", b"") != named.lower():
+        raise invalid("the target of the request and its Host header name different hosts", code="invalid_http")
 
 
 def _explain(error: httptools.HttpParserError, data: bytes) -> str:

@@ -9,11 +9,18 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of requests and connections. Sizes are in bytes, times in seconds."""
 
     max_body_bytes: int = 4 << 20
-    max_header_bytes: int = 64 << 10
+    max_buffered_bytes: int = 256 << 20  # of all bodies that are being received or decoded
+    max_json_strings: int = 16_384  # in a body, keys included
+    max_json_containers: int = 8_192  # arrays and objects
+    max_json_values: int = 150_000  # elements and members
+    max_json_depth: int = 64
+    max_header_bytes: int = 64 << 10  # of the target and all headers
+    max_headers: int = 128
     max_prompts: int = 64  # in one completion request
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
+    max_answer_bytes: int = 32 << 20  # estimated from tokens and log-probabilities
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import orjson
+
 from penstock.messages import unpack_rows
 from penstock.text import Tokenizer
 
@@ -13,13 +15,20 @@ def finite(logprob: float) -> float:
     return logprob if logprob > _LOWEST else _LOWEST
 
 
-def token_logprobs(tokenizer: Tokenizer, packed: bytes | bytearray, k: int) -> list[dict[str, Any]]:
-    """One entry for each token: its text, bytes and logprob, and the same of its `k` most likely alternatives."""
+def token_logprobs(tokenizer: Tokenizer, packed: bytes | bytearray, k: int) -> list[orjson.Fragment]:
+    """One entry for each token: its text, bytes and logprob, and the same of its `k` most likely alternatives.
+
+    Entries are encoded one by one, as the objects of a whole answer would take ten times its memory.
+    """
     return [
-        {
-            **_entry(tokenizer, row.token_id, row.logprob),
-            "top_logprobs": [_entry(tokenizer, token_id, logprob) for token_id, logprob in row.top],
-        }
+        orjson.Fragment(
+            orjson.dumps(
+                {
+                    **_entry(tokenizer, row.token_id, row.logprob),
+                    "top_logprobs": [_entry(tokenizer, token_id, logprob) for token_id, logprob in row.top],
+                }
+            )
+        )
         for row in unpack_rows(bytes(packed), k)
     ]
 

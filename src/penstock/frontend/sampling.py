@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.frontend.answer_size import check_answer_size
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
@@ -93,6 +94,8 @@ def make_parts(
     Raises APIError 400 that names the parameter.
     """
     _check_stop(options.stop, context.limits)
+    sizes = [len(prompt) for prompt in prompts]
+    check_answer_size(sizes, max_tokens, options.n, logprobs, prompt_logprobs, context.limits)
     parts = []
     for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):
         request = GenerateRequest(

@@ -3,9 +3,11 @@ beside the paths of requests."""
 
 import json
 import logging
-import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
+
+from penstock.observe.stderr import StderrHandler
 
 _OURS = "penstock"
 
@@ -39,18 +41,21 @@ class TextFormatter(logging.Formatter):
 
 def configure_logging(
     level: str = "info", style: Literal["text", "json"] = "text", stream: TextIO | None = None
-) -> None:
-    """Sends Penstock's logs and the libraries' warnings to `stream` (default: standard error). A command calls it once.
+) -> Callable[[], int]:
+    """Sends Penstock's logs and the libraries' warnings to `stream`, or to standard error without blocking. A command
+    calls it once.
 
+    Returns a function that gives the number of lines dropped because standard error was full.
     Raises ValueError if the level does not exist.
     """
     names = logging.getLevelNamesMapping()
     if level.upper() not in names:
         raise ValueError(f"log level {level!r} does not exist; choose one of debug, info, warning, error")
-    sink = logging.StreamHandler(stream or sys.stderr)
+    sink: logging.Handler = StderrHandler() if stream is None else logging.StreamHandler(stream)
     sink.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[sink], force=True)
     logging.getLogger(_OURS).setLevel(names[level.upper()])
+    return lambda: getattr(sink, "dropped", 0)
 
 
 def _word(value: object) -> str:

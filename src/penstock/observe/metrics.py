@@ -22,11 +22,12 @@ _IDLE = EngineStats()
 class Metrics:
     """All series of one server process, exposed through a registry."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, dropped_lines: Callable[[], int] = lambda: 0) -> None:
+        """`dropped_lines` returns the number of log lines dropped so far."""
         self.registry = registry
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
-        registry.register(_Collector(self._models, self._requests))
+        registry.register(_Collector(self._models, self._requests, dropped_lines))
 
     def model(self, name: str, engine: EngineView) -> ModelMetrics:
         """Adds the series of one model. Every scrape and every delta reads `engine`.
@@ -101,9 +102,15 @@ _GENAI: tuple[tuple[str, Callable[[Latencies], Histogram]], ...] = (
 class _Collector:
     """Implements prometheus_client's collector protocol."""
 
-    def __init__(self, models: dict[str, ModelMetrics], requests: dict[tuple[str, str, str], int]) -> None:
+    def __init__(
+        self,
+        models: dict[str, ModelMetrics],
+        requests: dict[tuple[str, str, str], int],
+        dropped_lines: Callable[[], int],
+    ) -> None:
         self._models = models
         self._requests = requests
+        self._dropped_lines = dropped_lines
 
     def describe(self) -> list[Metric]:
         """Returns no names. Without this method the registry would collect once at registration."""
@@ -123,6 +130,8 @@ class _Collector:
         for key, count in self._requests.items():
             answered.add_metric(key, count)
         yield answered
+        text = "Log lines dropped because standard error was full."
+        yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
 
     def _gauges(self, prefix: str, load: dict[str, EngineStats]) -> Iterator[Metric]:
         for name, text, value in _GAUGES:

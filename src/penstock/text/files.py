@@ -61,6 +61,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = msgspec.json.decode(read_text(path))
     except msgspec.DecodeError as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}. Download the file again") from error
+    except RecursionError:
+        raise TokenizerError(f"{path} holds JSON that is nested too deeply. Download the file again") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} holds a JSON {_JSON_TYPES[type(value)]}, but an object is expected")
     return value

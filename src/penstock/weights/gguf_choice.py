@@ -6,6 +6,13 @@ from pathlib import Path, PurePosixPath
 
 from penstock.gguf import part_name
 
+_READ = (".json", ".safetensors", ".gguf", ".jinja")  # suffixes of the files that are read
+_SPECIAL = (
+    (Path.is_fifo, "FIFO"),
+    (Path.is_socket, "socket"),
+    (Path.is_char_device, "character device"),
+    (Path.is_block_device, "block device"),
+)
 _SHOWN = 12  # names in an error
 _OTHER_KINDS = ("mmproj", "imatrix")  # files that hold no language model, by the beginning of their name
 
@@ -59,10 +66,19 @@ def model_in_folder(folder: Path) -> Path:
     """The GGUF file of the one model in a folder that holds no other format, the first of several parts; else the
     folder itself.
 
-    Raises HubError if there are several models.
+    Raises HubError if there are several models, or if a FIFO, a socket or a device has the name of a model's file: to
+    read one could take forever.
     """
+    _refuse_special(folder)
     files = [path.name for path in folder.glob("*") if path.is_file()]
     return folder / choose_gguf(str(folder), files, None)[0] if holds_gguf(files) else folder
+
+
+def _refuse_special(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.suffix in _READ and path.exists() and not (path.is_file() or path.is_dir()):
+            kind = next((name for test, name in _SPECIAL if test(path)), "special file")
+            raise HubError(f"{path} is a {kind}; a model's files must be regular files: remove it, or copy the data")
 
 
 def _has(name: str, tag: str) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
@@ -54,7 +55,9 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     if use.schemas and fields.ignore_eos:
         raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
     prompt = await encode_messages(fields, context, len(body), use.tools)
-    limit = output_limit(context, ("messages", len(prompt.ids)), wanted, context.model.max_model_len, param)
+    limit = output_limit(
+        context, ("messages", len(prompt.ids)), wanted, most_tokens(options.n, k, context.limits), param
+    )
     reader, shown = None, frozenset[int]()
     if use.schemas or context.model.conversation.reasoning is not None:
         reader = ReplyReader(context.model, use, prompt.end, options.n, context.limits)

@@ -1,16 +1,20 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
-from typing import Any
+import asyncio
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.answer_size import check_echo_size
 from penstock.frontend.body import decode
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.grammar import check_grammar
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.grammar import read_grammar
@@ -21,6 +25,7 @@ from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
 from penstock.frontend.sse import STREAM_TYPE
 from penstock.text import OutputText
 
+_LARGE = 64 << 10  # bytes
 _DEFAULT_MAX_TOKENS = 16  # as in the OpenAI API
 _decoder = msgspec.json.Decoder(CompletionFields)
 
@@ -32,6 +37,8 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     options = read_options(fields, context.limits)
     n = options.n
     _check(fields, n, context)
+    if len(body) > _LARGE:  # to decode and to check many token ids take 5 ms each
+        await asyncio.sleep(0)
     prompts = _split(fields.prompt)
     if len(prompts) > context.limits.max_prompts:
         raise invalid(
@@ -61,10 +68,15 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     parts = make_parts(
         context, options, ids, limits, fields.logprobs, wants_prompt, grammar=grammar, prompt_only=prompt_only
     )
-    echoed = [
-        _Echo(context, part, prompt if isinstance(prompt, str) else None) if fields.echo else None
-        for part, prompt in zip(parts, prompts, strict=True)
-    ]
+    echoed: list[_Echo | None] = [None] * len(parts)
+    if fields.echo:
+        check_echo_size(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), n, context.limits)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        work = [partial(_Echo, context, part, text) for part, text in zip(parts, texts, strict=True)]
+        echoed = [
+            await offload_if_large(make, len(part.request.prompt_ids)) for make, part in zip(work, parts, strict=True)
+        ]
+        check_echo_size(sum(len(echo.text) for echo in echoed if echo is not None), n, context.limits)
     return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 
@@ -85,12 +97,11 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
         return [prompt]
     if not prompt:
         raise invalid("prompt is empty; send a text, token ids, or a list of either", "prompt", "empty_prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    several = [item for item in prompt if not isinstance(item, int)]
-    if len(several) != len(prompt) or len({type(item) for item in several}) > 1:
+    if len(set(map(type, prompt))) > 1:
         raise invalid("prompt mixes texts, token ids and lists; send one kind", "prompt")
-    return several
+    if isinstance(prompt[0], int):
+        return [cast(list[int], prompt)]
+    return cast(list[str | list[int]], prompt)
 
 
 class _Echo:

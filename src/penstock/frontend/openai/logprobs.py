@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from penstock.frontend.logprobs import finite
 from penstock.messages import TokenLogprobs, unpack_rows
 from penstock.text import Tokenizer
@@ -16,7 +18,7 @@ class CompletionLogprobs:
         self._k = k
         self.tokens: list[str] = []
         self.token_logprobs: list[float | None] = []
-        self.top_logprobs: list[dict[str, float] | None] = []
+        self.top_logprobs: list[orjson.Fragment | None] = []  # encoded, as objects would take ten times the memory
         self.text_offset: list[int] = []
 
     def add_prompt(self, prompt_ids: Sequence[int], packed: bytes, offsets: Sequence[int]) -> None:
@@ -52,25 +54,25 @@ class CompletionLogprobs:
             "text_offset": self.text_offset,
         }
 
-    def _top(self, row: TokenLogprobs, token: str) -> dict[str, float]:
+    def _top(self, row: TokenLogprobs, token: str) -> orjson.Fragment:
         """The k most likely tokens, best first, and the token itself if it is not one of them."""
         top: dict[str, float] = {}
         for token_id, logprob in row.top:
             top.setdefault(self._tokenizer.token(token_id), finite(logprob))
         top.setdefault(token, finite(row.logprob))
-        return top
+        return orjson.Fragment(orjson.dumps(top))
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], packed: bytes, k: int
-) -> list[dict[str, dict[str, Any]] | None]:
+) -> list[orjson.Fragment | None]:
     """vLLM's `prompt_logprobs`: null for the first token; for each other, itself and the k most likely by token id."""
-    rows: list[dict[str, dict[str, Any]] | None] = [None] if prompt_ids else []
+    rows: list[orjson.Fragment | None] = [None] if prompt_ids else []
     for row in unpack_rows(packed, k):
         entry = {str(row.token_id): _ranked(tokenizer, row.token_id, row.logprob, row.rank)}
         for rank, (token_id, logprob) in enumerate(row.top, 1):
             entry.setdefault(str(token_id), _ranked(tokenizer, token_id, logprob, rank))
-        rows.append(entry)
+        rows.append(orjson.Fragment(orjson.dumps(entry)))
     return rows
 
 

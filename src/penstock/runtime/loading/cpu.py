@@ -16,6 +16,7 @@ from penstock.runtime.loading.allocator import keep_freed_memory
 from penstock.runtime.loading.cache_root import cache_root
 from penstock.runtime.loading.numa import interleave_memory
 from penstock.runtime.loading.preload import Preload
+from penstock.runtime.loading.warmup import check_finite
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.pages import KVPages
 from penstock.runtime.runner import ModelRunner
@@ -119,9 +120,12 @@ def _stored(spec: ModelSpec) -> list[tuple[str, ...]]:
 
 
 def _first_step(runner: ModelRunner, max_tokens: int) -> None:
-    """Prefills a dummy sequence and drops it, so that libraries start their threads and allocate their buffers."""
+    """Prefills a dummy sequence and drops it, so that libraries start their threads and allocate their buffers.
+
+    Raises CheckpointError if its logits are not finite: an engine that is ready has computed a token.
+    """
     blocks = tuple((1,) for _ in runner.capacity.groups)
     tokens = (0,) * min(max_tokens, runner.capacity.block_size)
     new = NewSequence(-1, tokens, len(tokens), 0, blocks, SamplingParams(seed=0, max_tokens=1), 0)
-    runner.execute(StepPlan(-1, (Work(-1, len(tokens), True),), (new,)))
+    check_finite(runner.execute(StepPlan(-1, (Work(-1, len(tokens), True),), (new,))))
     runner.execute(StepPlan(0, (), gone=(-1,)))

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from penstock.config import EngineConfig
 from penstock.messages import Capacity, NewSequence, SamplingParams, StepPlan, StepResult, Work
+from penstock.weights.stored import CheckpointError
 
 _GREEDY = SamplingParams(seed=0, max_tokens=2, temperature=0.0)
 _SAMPLED = SamplingParams(seed=0, max_tokens=2)
@@ -64,6 +65,19 @@ def warm_up_one_sequence(runner: Runner, config: EngineConfig) -> None:
     _DummySteps(runner, config).run([1], _GREEDY)
 
 
+def check_finite(result: StepResult | None) -> None:
+    """Raises CheckpointError if a dummy step could not compute a token: no request could either.
+
+    The result is None, or has no tokens, on a rank that does not sample.
+    """
+    for each in result.results if result is not None else ():
+        if each.error:
+            raise CheckpointError(
+                "the model cannot compute a token: its logits are not finite. The weights are damaged, or too large "
+                "for the dtype: download them again, or set --dtype float32"
+            )
+
+
 class _DummySteps:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self._runner = runner
@@ -72,7 +86,7 @@ class _DummySteps:
 
     def run(self, lengths: Sequence[int], sampling: SamplingParams) -> None:
         """Prefills prompts of these lengths in one step, then decodes a token of each. Leaves out the first prompt for
-        which too few blocks are left, and all after it."""
+        which too few blocks are left, and all after it. Raises CheckpointError for logits that are not finite."""
         size = self._runner.capacity.block_size
         decodes = self._longest > 1
         new: list[NewSequence] = []
@@ -86,9 +100,10 @@ class _DummySteps:
             groups = tuple(ids for _ in self._runner.capacity.groups)
             new.append(NewSequence(-1 - len(new), (0,) * tokens, tokens, 0, groups, sampling, 0))
             next_block += blocks
-        self._runner.execute(StepPlan(-1, tuple(Work(each.seq, each.num_prompt, True) for each in new), tuple(new)))
+        prefill = tuple(Work(each.seq, each.num_prompt, True) for each in new)
+        check_finite(self._runner.execute(StepPlan(-1, prefill, tuple(new))))
         if decodes:
-            self._runner.execute(StepPlan(-1, tuple(Work(each.seq, 1, True) for each in new)))
+            check_finite(self._runner.execute(StepPlan(-1, tuple(Work(each.seq, 1, True) for each in new))))
         self._runner.execute(StepPlan(-1, (), gone=tuple(each.seq for each in new)))
 
 
