@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("step", "--context", "99999"), ("--context 99999", "at most 2048")),
+        (("step", "--context", "99999"), ("--context 99999", "at most 8192")),
         (("step", "--rows", "1,0"), ("--rows", "1,0")),
         (("kernels", "--ops", "linear,convolution"), ("--ops", "convolution", "linear", "attention")),
         (("kernels", "--isa", "mmx"), ("--isa", "mmx")),

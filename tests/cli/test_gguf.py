@@ -109,7 +109,7 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (_other_format, "is a pickle or a zip archive"),
     (_other_version, "GGUF version 1 is not supported; supported: 2 and 3"),
     (_many_tensors, "18446744073709551615 tensors, more than the"),
-    (_gone, "neither a folder, a GGUF file nor a hub id"),
+    (_gone, "there is no file or folder"),
 ]
 
 

@@ -47,7 +47,9 @@ def test_where_no_server_answers_the_user_is_asked_whether_one_runs() -> None:
             online(url, None, None, LOAD, None)
     with pytest.raises(ValueError, match=r"^--url http://no\.such\.host\.invalid does not answer \([^()]*\): is a"):
         online("http://no.such.host.invalid", None, None, LOAD, None)
-    with pytest.raises(ValueError, match=r"^--url localhost is not an address: write --url http://localhost$"):
+    with pytest.raises(
+        ValueError, match=r"^--url is 'localhost', which is not an address: write --url http://localhost$"
+    ):
         online("localhost", None, None, LOAD, None)
 
 

@@ -97,7 +97,7 @@ def test_a_window_is_scored_whole_though_its_prefix_is_cached(run_command: RunCo
         ((MODEL, "missing.txt"), ("TEXT missing.txt", "no such file")),
         ((MODEL, "."), ("TEXT .", "directory")),
         ((MODEL, "binary"), ("TEXT binary is not UTF-8 text", "byte 3")),
-        ((MODEL, "--tokens-in", "missing.json"), ("--tokens-in missing.json", "no such file")),
+        ((MODEL, "--tokens-in", "missing.json"), ("--tokens-in 'missing.json' cannot be read", "no such file")),
         ((MODEL, "--tokens-in", "short.txt"), ("--tokens-in short.txt is not a JSON list of lists",)),
         ((MODEL, "--tokens-in", "none.json"), ("none.json has no windows",)),
         ((MODEL, "--tokens-in", "single.json"), ("window 1 has 1 token", "2 or more")),

@@ -60,7 +60,7 @@ def test_a_stream_gives_what_the_whole_answer_gives(client: openai.OpenAI) -> No
     deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     assert deltas[0].id and deltas[0].function.name == "get_weather" and deltas[0].function.arguments == ""
     assert all(delta.id is None and delta.function.name is None and delta.index == 0 for delta in deltas[1:])
-    assert len(deltas) > 3
+    assert len(deltas) > 1  # speculation may bring most of an answer that was given before at once
     assert "".join(delta.function.arguments for delta in deltas) == whole.message.tool_calls[0].function.arguments
     assert chunks[-1].choices[0].finish_reason == whole.finish_reason == "tool_calls"
     assert not any(chunk.choices[0].delta.content for chunk in chunks)

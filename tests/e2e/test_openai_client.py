@@ -196,5 +196,5 @@ def test_a_second_server_on_the_port_is_told_of_the_clash_alone(server: Server) 
     done = penstock("serve", "--port", server.url.rpartition(":")[2], "--threads", "1", "--kv-cache-memory", "32MiB")
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if "penstock" in line or "ERROR" in line or "Traceback" in line]
-    assert len(said) == 1 and "is in use; stop what listens there, or choose another --port" in said[0]
+    assert len(said) == 1 and "is in use by process" in said[0] and "choose another --port" in said[0]
     assert status(server.url + "/readyz") == 200

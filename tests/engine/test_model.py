@@ -60,7 +60,10 @@ async def test_a_thread_and_a_process_say_the_same() -> None:
 async def test_a_folder_without_a_model_is_told(tmp_path: Path, in_process: bool) -> None:
     with pytest.raises(EngineError) as caught:
         await launch(config(tmp_path), in_process=in_process)
-    assert str(caught.value) == f"{tmp_path} is not a model's folder: it has no config.json"
+    assert str(caught.value) == (
+        f"{tmp_path} is not a model's folder: it has no config.json; it is empty: download the model into it, or check "
+        "the path"
+    )
 
 
 async def test_a_truncated_checkpoint_is_told_in_a_line(tmp_path: Path) -> None:

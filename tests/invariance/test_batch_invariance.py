@@ -104,7 +104,7 @@ class Machine:
             while (plan := scheduler.plan(now)) is not None:
                 result = runner.execute(plan)
                 assert result is not None
-                now += 0.001 + 0.00001 * sum(work.drafts for work in plan.work)
+                now += 0.05 + 0.0005 * sum(work.drafts for work in plan.work)
                 for delta in scheduler.apply(result, now):
                     assert not delta.error
                     assert delta.offset == len(tokens[delta.request_id])

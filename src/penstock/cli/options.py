@@ -99,7 +99,7 @@ ENGINE: Flags = {
         ),
     ],
     "num_speculative_tokens": Annotated[
-        int | None,
+        str | None,
         typer.Option(metavar="N", help="Most guessed tokens of a sequence in a step. Default: 31 with speculation."),
     ],
     "threads": Annotated[
@@ -192,10 +192,32 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "quantization": ("none", "int8", "int4", "fp8"),
     "quantization_group": ("32", "64", "128"),
     "kv_cache_dtype": ("auto", "int8", "fp8"),
+    "speculation": ("auto", "off", "ngram", "suffix"),
     "distributed_executor": ("auto", "process", "ray"),
+    "tool_format": (
+        "auto",
+        "none",
+        "deepseek-v3",
+        "deepseek-v3.1",
+        "glm",
+        "harmony",
+        "hermes",
+        "json",
+        "kimi-k2",
+        "lfm2",
+        "llama3-json",
+        "minimax",
+        "mistral",
+        "mistral-list",
+        "nemotron",
+        "pythonic",
+        "qwen3-coder",
+        "seed-oss",
+    ),
+    "reasoning_format": ("auto", "none", "harmony", "mistral", "seed", "think"),
 }
 for _name, _values in VALUES.items():
-    (_option,) = ENGINE[_name].__metadata__
+    (_option,) = {**ENGINE, **SERVER}[_name].__metadata__
     _option.autocompletion = one_of(*_values)
 
 
