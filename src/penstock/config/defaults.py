@@ -131,9 +131,11 @@ def _dtype(inputs: DefaultInputs) -> Default:
 
 
 def _speculation(inputs: DefaultInputs) -> Default:
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:
+    if inputs.values.get("speculation") is None:
+        return Default("off", "text that repeats nothing can become slower with it")
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:  # "auto" was asked for
         return Default("off", reason)
-    return Default("suffix", "speculative tokens change no output, and are computed only where they save time")
+    return Default("suffix", "auto: this engine can verify drafts from every source")
 
 
 def _num_speculative_tokens(inputs: DefaultInputs) -> Default:

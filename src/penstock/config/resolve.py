@@ -54,10 +54,8 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
     check_device_settings(values, sources, hardware)
     local_name = local_name or Path(folder).name or "model"
     inputs = DefaultInputs(facts, hardware, folder, local_name, values, divide)
-    if values.get("speculation") == "auto":
-        del values["speculation"]
     for name, default in DEFAULTS.items():
-        if values.get(name) is None:
+        if values.get(name) is None or (name == "speculation" and values[name] == "auto"):
             values[name], reason = default(inputs)
             sources[name] = f"default: {reason}"
     _check(values, sources, inputs)
