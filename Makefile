@@ -1,5 +1,6 @@
 # make serve   a small chat model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
 # make test    everything that proves it                        ARGS="-k scheduler" passes flags on
+# make test-all the same with the tests that are slow and rarely fail
 # make install the set-up alone: .venv with Penstock in it
 # make dist    a wheel and a source distribution in dist/
 
@@ -9,13 +10,16 @@ VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
 ARGS ?=
 
-.PHONY: serve test install install-dev dist lint format clean
+.PHONY: serve test test-all install install-dev dist lint format clean
 
 serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-all: install-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "" $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

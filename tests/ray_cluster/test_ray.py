@@ -22,7 +22,7 @@ def own_network() -> list[str]:
     return []
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_two_nodes_give_the_tokens_of_one_and_tell_of_a_rank_that_dies(tiny_checkpoint: Callable[..., Path]) -> None:
     folders = [str(tiny_checkpoint(case.variant)) for case in CASES]
     command = [*own_network(), sys.executable, "-m", "tests.ray_cluster.session", *folders]

@@ -54,7 +54,7 @@ def some_schema(source: random.Random, depth: int = 0) -> dict[str, Any]:
     }[kind]()
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_random_weights_write_what_schemas_ask_for(tiny_checkpoint: Callable[..., Path]) -> None:
     runner = make_runner(tiny_checkpoint("qwen3"), max_model_len=MAX_LEN)
     runner.use_grammars(grammars())

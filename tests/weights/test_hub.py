@@ -262,7 +262,8 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
         "-a/b",
     ],
 )
-def test_what_is_neither_a_folder_nor_an_id(name: str) -> None:
+def test_what_is_neither_a_folder_nor_an_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(HubError, match=r"neither a folder, a GGUF file|there is no file or folder"):
         locate_model(name)
 
