@@ -41,6 +41,12 @@ async def test_lost_or_doubled_tokens_end_the_stream(streams: Streams, offset: i
     assert streams.close(stream) == ["a"], "the engine has to be told"
 
 
+async def test_a_stream_that_has_failed_is_not_resumed(streams: Streams) -> None:
+    first, second = streams.open(request("a")), streams.open(request("b"))
+    first.fail(EngineError("it ends engines"))  # its consumer is slow and has not read this
+    assert streams.unfinished() == [second]
+
+
 async def test_deltas_of_two_streams_are_merged_apart(streams: Streams) -> None:
     stream, other = streams.open(request("a")), streams.open(request("b"))
     streams.take(step(delta(0, (5, 6)), TokenDelta("b", 0, 0, (1,), incarnation=2)))

@@ -52,6 +52,11 @@ class Stream:
         """True while the engine may still work on the request."""
         return bool(self._outputs) and not self._refused
 
+    @property
+    def failed(self) -> bool:
+        """True if the stream ends with an error, which its consumer may not have read yet."""
+        return self._error is not None
+
     def push(self, delta: TokenDelta) -> None:
         """Take a delta that continues its choice; anything else means that tokens were lost, and ends the stream."""
         output = self._outputs.get(delta.choice)
@@ -247,7 +252,7 @@ class Streams:
 
     def unfinished(self) -> list[Stream]:
         """The streams that the engine must go on with, in the order in which they were opened."""
-        return [stream for stream in self._streams.values() if stream.in_engine]
+        return [stream for stream in self._streams.values() if stream.in_engine and not stream.failed]
 
     def requests(self, stream: Stream) -> list[GenerateRequest]:
         """Return what the engine must be sent to begin a stream, or to go on with it."""
