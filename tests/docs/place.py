@@ -10,6 +10,7 @@ from hashlib import sha1
 from pathlib import Path
 
 from tests.checkpoints import randomise, write_tiny_checkpoint, write_tokenizer
+from tests.cli.test_plan import LLAMA_70B
 from tests.docs.pages import ROOT
 from tests.gguf_models import write_gguf
 from tests.smollm2 import smollm2
@@ -31,17 +32,6 @@ SIZES = {
     "bos_token_id": None,
     "eos_token_id": 0,
     "pad_token_id": None,
-}
-LLAMA_70B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 80,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
 }
 
 
