@@ -16,7 +16,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as held:
         engine = None
-        # What takes longest begins first: before the command line is understood.
+        # The engine takes longest to start, so it starts before the command line is read.
         if sys.argv[1:2] in (["serve"], ["run"]) and "--help" not in sys.argv:
             from penstock.engine.link.engine_child import EngineChild
 

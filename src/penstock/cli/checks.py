@@ -1,4 +1,4 @@
-"""What can be known to be wrong before an engine starts. `serve` and `plan` refuse the same, with the same words."""
+"""Checks before an engine starts. `serve` and `plan` refuse the same things with the same words."""
 
 from typing import TYPE_CHECKING
 

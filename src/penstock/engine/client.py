@@ -166,7 +166,7 @@ class StreamingClient:
             "the engine is back after %.1f s; %d requests go on, and %s",
             self._loop.time() - began,
             len(resumed),
-            "others are tried one by one" if self._recovery.holding else "no other was open",
+            "the others are tried one by one" if self._recovery.holding else "none is held back",
         )
         for stream in resumed:
             self._send(stream)

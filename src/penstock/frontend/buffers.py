@@ -24,8 +24,8 @@ class BodyBuffers:
         self.used = 0
 
     async def turn(self) -> None:
-        """Returns in an iteration of the event loop in which it returns to nobody else: many requests that each take a
-        few milliseconds do not take them in one iteration."""
+        """Returns for one caller in each iteration of the event loop, so that the work of many requests, a few
+        milliseconds each, is spread over as many iterations."""
         await self._turn.acquire()
         asyncio.get_running_loop().call_soon(self._turn.release)
 

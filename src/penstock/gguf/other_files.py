@@ -1,4 +1,4 @@
-"""What a file is that was taken for weights or a config, by its first bytes: for errors that say what to do."""
+"""Recognises by its first bytes a file that is no model, so that the error can say what it is and what to do."""
 
 import re
 from pathlib import Path

@@ -61,7 +61,7 @@ def _has_revision(model: LocalModel, revision: str) -> bool:
 
 
 def _strategy(models: list[LocalModel], revision: str | None) -> "DeleteCacheStrategy":
-    """What is removed, and how many bytes that frees: a file that another revision has as well is kept.
+    """The files to remove, and the bytes that this frees. A file that another revision has as well is kept.
 
     The whole repository goes if nothing else of it is left, also if it is incomplete or damaged.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint in floats would need with each quantisation, side by side."""
+"""The memory that a checkpoint in floats needs with each quantisation, side by side."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -8,7 +8,7 @@ Status = Literal["ok", "warning", "problem"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a check found. `remedy` is what to change, unless the status is "ok"."""
+    """The result of a check. `remedy` is what to change, unless the status is "ok"."""
 
     check: str
     status: Status

@@ -139,7 +139,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """What the answer is expected to be: its tokens are verified several at a time."""
+    """The answer that the client expects. Its tokens are proposed as speculative tokens."""
 
     type: str
     content: str | list[ContentPart]
