@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from penstock.cli.address import bind, listen
 from penstock.config import ServerConfig
 from penstock.frontend import RequestLimits, ServedModel, create_app, serve
-from penstock.frontend.access import Access
+from penstock.frontend.http.access import Access
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from tests.frontend.scripted import Output, ScriptedClient

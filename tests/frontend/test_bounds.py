@@ -16,7 +16,7 @@ import pytest
 
 from penstock.frontend import RequestLimits
 from penstock.frontend.errors import APIError
-from penstock.frontend.json_scan import JsonScan
+from penstock.frontend.http.json_scan import JsonScan
 from tests.frontend.conftest import NAME, Site, live, until
 from tests.frontend.test_connections import connection, request, status_of
 

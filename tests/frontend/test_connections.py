@@ -14,7 +14,8 @@ import httpx
 import pytest
 import uvloop
 
-from penstock.frontend import RequestLimits, serve, server
+from penstock.frontend import RequestLimits, serve
+from penstock.frontend.http import server
 from penstock.messages import EngineError
 from tests.frontend.conftest import Site, listening, live, parse_events, until
 

@@ -2,8 +2,8 @@
 
 from penstock.frontend.app import create_app
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.server import serve
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
-from penstock.frontend.server import serve
 
 __all__ = ["APIError", "RequestLimits", "ServedModel", "create_app", "serve"]

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
-from penstock.frontend.asgi import Headers, Send, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
+from penstock.frontend.http.asgi import Headers, Send, respond
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 

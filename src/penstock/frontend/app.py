@@ -14,15 +14,15 @@ from starlette.routing import BaseRoute, Route
 
 from penstock import __version__
 from penstock.config import ServerConfig
-from penstock.frontend.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.answer import collect, stream
-from penstock.frontend.asgi import ASGIApp, Receive, RequestInfo, Scope, Send, request_info, respond
-from penstock.frontend.body import read_body
-from penstock.frontend.buffers import BodyBuffers
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.disconnect import while_connected
 from penstock.frontend.errors import APIError, ClientGone, as_api_error
 from penstock.frontend.generation import Generation
+from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
+from penstock.frontend.http.asgi import ASGIApp, Receive, RequestInfo, Scope, Send, request_info, respond
+from penstock.frontend.http.body import read_body
+from penstock.frontend.http.buffers import BodyBuffers
+from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai import GENERATE_ROUTES, TOKEN_ROUTES, encode_error, encode_model, encode_models
 from penstock.frontend.served import ServedModel

@@ -8,10 +8,11 @@ import orjson
 
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.answer_size import most_tokens
-from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.http.body import decode, refuse_unsupported
+from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
@@ -36,7 +37,6 @@ from penstock.frontend.openai.tools import (
 from penstock.frontend.prompts import ChatPrompt, encode_chat, encode_text
 from penstock.frontend.reply import ReplyReader, reply_grammar
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
-from penstock.frontend.sse import STREAM_TYPE
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))

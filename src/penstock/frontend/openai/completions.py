@@ -9,11 +9,12 @@ import orjson
 
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.answer_size import check_echo_size
-from penstock.frontend.body import decode
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.grammar import check_grammar
+from penstock.frontend.http.body import decode
+from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
@@ -22,7 +23,6 @@ from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprob
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.prompts import check_ids, encode_text
 from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
-from penstock.frontend.sse import STREAM_TYPE
 from penstock.text import OutputText
 
 _LARGE = 64 << 10  # bytes

@@ -6,9 +6,9 @@ import orjson
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
+from penstock.frontend.http.sse import sse_event
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import StreamOptions
-from penstock.frontend.sse import sse_event
 
 DONE = sse_event(b"[DONE]")
 

@@ -1,7 +1,7 @@
 """Turns OpenAI's and vLLM's parameters into generation options."""
 
-from penstock.frontend.body import refuse_unsupported
 from penstock.frontend.errors import invalid
+from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import UNSUPPORTED, SamplingFields
 from penstock.frontend.sampling import GenerationOptions, check_logprobs, check_options

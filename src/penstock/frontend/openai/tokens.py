@@ -3,9 +3,9 @@
 import msgspec
 import orjson
 
-from penstock.frontend.body import decode, refuse_unsupported
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
+from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import encode_messages
 from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields

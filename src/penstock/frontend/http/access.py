@@ -10,10 +10,20 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from penstock.frontend.asgi import ASGIApp, Message, Receive, RequestInfo, Scope, Send, header, request_info, respond
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
+from penstock.frontend.http.asgi import (
+    ASGIApp,
+    Message,
+    Receive,
+    RequestInfo,
+    Scope,
+    Send,
+    header,
+    request_info,
+    respond,
+)
+from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.site import check_site
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))

@@ -11,8 +11,8 @@ from typing import cast
 
 import uvicorn
 
-from penstock.frontend.access import Access
-from penstock.frontend.connection import BoundedProtocol
+from penstock.frontend.http.access import Access
+from penstock.frontend.http.connection import BoundedProtocol
 from penstock.messages import EngineClient, EngineError
 
 _LOOK_SECONDS = 0.5  # between looks at the engine

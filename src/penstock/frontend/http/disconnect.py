@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from penstock.frontend.asgi import Receive
 from penstock.frontend.errors import ClientGone
+from penstock.frontend.http.asgi import Receive
 
 
 @asynccontextmanager

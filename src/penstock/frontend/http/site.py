@@ -6,8 +6,8 @@ POST. Programs send neither. Before a page sends JSON to another origin, the bro
 for other types, or none; `read_body` refuses these.
 """
 
-from penstock.frontend.asgi import Scope, header
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.asgi import Scope, header
 
 _OWN = (b"same-origin", b"none")  # `none`: the user typed the address
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.frontend.asgi import Receive, Scope
-from penstock.frontend.buffers import HeldBytes
 from penstock.frontend.errors import APIError, ClientGone, invalid
-from penstock.frontend.json_scan import JsonScan, explain_json, explain_utf8
+from penstock.frontend.http.asgi import Receive, Scope
+from penstock.frontend.http.buffers import HeldBytes
+from penstock.frontend.http.json_scan import JsonScan, explain_json, explain_utf8
 from penstock.frontend.limits import RequestLimits
 
 T = TypeVar("T")
