@@ -1,4 +1,4 @@
-"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the API dialect."""
+"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the wire."""
 
 import asyncio
 import time
