@@ -146,6 +146,15 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
             ("", "give the file of penstock serve --event-log"),
         )
     },
+    "batch": {
+        "REQUESTS": (
+            (NO_FILE, "name a file of JSON lines"),
+            (FOLDER, "name a file of JSON lines"),
+            ("", "name a file of JSON lines"),
+        ),
+        "ANSWERS": _OUTPUT,
+        "--model": _MODEL,
+    },
     "bench throughput": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
     "bench latency": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
     "bench quality": {

@@ -73,7 +73,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.address import url_of
-        from penstock.frontend import ServedModel, create_app
+        from penstock.cli.prepare import served_model
+        from penstock.frontend import create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
         from penstock.observe.metrics import Metrics
@@ -91,16 +92,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         raise
     with reporting("starting the engine"):  # torch alone takes seconds to import
         client = await connecting
-    served = ServedModel(
-        name=server.served_model_name,
-        aliases=server.aliases,
-        client=client,
-        tokenizer=tokenizer,
-        created=int(time.time()),
-        tool_format=server.tool_format,
-        reasoning_format=server.reasoning_format,
-        defaults=prepared.generation,
-    )
+    served = served_model(prepared, client, tokenizer)
     app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
 
     def ready() -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
-from penstock.frontend.http.asgi import Headers, Send, respond
+from penstock.frontend.http.asgi import Headers, Send
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
@@ -94,8 +94,8 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
     return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
-async def collect(generation: Generation, codec: Codec, send: Send) -> None:
-    """Sends one answer once every choice is complete. Raises what the generation raises."""
+async def collect(generation: Generation, codec: Codec) -> bytes:
+    """Returns one answer once every choice is complete. Raises what the generation raises."""
     answers: dict[int, CollectedChoice] = {}
     updates = generation.updates()
     async with aclosing(updates):
@@ -107,8 +107,7 @@ async def collect(generation: Generation, codec: Codec, send: Send) -> None:
                 answer.add(update)
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
-    body = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
-    await respond(send, 200, body)
+    return await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
 
 
 async def _send_rest(

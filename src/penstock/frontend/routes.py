@@ -83,7 +83,7 @@ class _GenerateRoute(_Route):
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
                 else:
-                    await collect(generation, call.codec, send)
+                    await respond(send, 200, await collect(generation, call.codec))
         except ClientGone:
             info.client_gone = True
         finally:
