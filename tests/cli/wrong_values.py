@@ -78,6 +78,7 @@ SHARED: Mapping[str, Wrong] = {
     "--max-model-len": (*_COUNT, ("2000000000", "made for at most")),
     "--max-num-batched-tokens": (*_COUNT, ("1", "or more")),
     "--max-num-seqs": _COUNT,
+    "--max-priority": (("high", "from 0 to 86400"), ("-1", "from 0 to 86400"), ("86401", "from 0 to 86400")),
     "--max-prompts": _COUNT,
     "--max-sequences": _COUNT,
     "--max-stop-strings": _COUNT,

@@ -161,6 +161,9 @@ SERVER: Flags = {
     "max_stop_strings": Annotated[
         str | None, typer.Option(metavar="N", help="Most stop strings of a request. Default: 16.")
     ],
+    "max_priority": Annotated[
+        str | None, typer.Option(metavar="N", help="Requests' priorities are from -N to N seconds. Default: 10.")
+    ],
     "tool_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")
     ],

@@ -241,6 +241,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_sequences": _constant(256, "what one request may take of the queue"),
         "max_logprobs": _constant(20, "as in the OpenAI API"),
         "max_stop_strings": _constant(16, "each is searched for in every token's text"),
+        "max_priority": _constant(10, "seconds: the others wait at most twice as much longer"),
         "tool_format": _constant("auto", "as the chat template shows it"),
         "reasoning_format": _constant("auto", "as the chat template shows it"),
         "max_in_flight": _constant(2048, "bounds memory and open sockets"),

@@ -24,6 +24,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries
+    max_priority: int = 10  # `priority` is from -max_priority to max_priority
     max_tools: int = 128  # in one request
     max_tool_bytes: int = 256 << 10  # of all tools of a request, as JSON
     max_tool_calls: int = 128  # in one message

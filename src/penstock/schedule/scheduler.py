@@ -35,7 +35,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 
@@ -48,7 +48,7 @@ class Scheduler:
         config: SchedulerConfig,
         capacity: Capacity,
         *,
-        policy: QueuePolicy = by_priority,
+        policy: QueuePolicy = by_due_time,
         log: EventLog | None = None,
         incarnation: int = 0,
     ) -> None:
