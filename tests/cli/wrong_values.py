@@ -83,6 +83,7 @@ SHARED: Mapping[str, Wrong] = {
     "--max-sequences": _COUNT,
     "--max-stop-strings": _COUNT,
     "--max-waiting": _COUNT,
+    "--max-waiting-tokens": _COUNT,
     "--pipeline-parallel-size": (*_RANKS, ("1000", "use")),
     "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
     "--quantization": (("int6", "give none, int8, int4 or fp8"), ("", "give none"), ("fp8", "--quantization int8")),

@@ -1,5 +1,6 @@
 """The queue of a real server, with more clients than it can serve at a time."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -8,17 +9,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving
+from tests.e2e.server import PATIENCE, Server, gauge, serving
 
 MOST = 1  # --max-priority
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that computes two sequences at a time."""
+    """A server that computes two sequences at a time, and lets few requests wait."""
     log: Path = tmp_path_factory.mktemp("queue") / "log"
     flags = ("--max-num-seqs", "2", "--kv-cache-memory", "64MiB", "--max-priority", str(MOST))
-    with serving(log, *flags) as running:
+    with serving(log, *flags, "--max-waiting", "12", "--max-waiting-tokens", "2000") as running:
         yield running
 
 
@@ -28,6 +29,7 @@ class Clients:
     def __init__(self, server: Server, count: int, **fields: object) -> None:
         self.answers = 0
         self.statuses: set[int] = set()
+        self.refusals: list[httpx.Response] = []
         self._url = server.url + "/v1/completions"
         self._fields = fields
         self._stop = threading.Event()
@@ -46,8 +48,12 @@ class Clients:
     def _run(self) -> None:
         with httpx.Client(timeout=PATIENCE) as http:
             while not self._stop.is_set():
-                self.statuses.add(http.post(self._url, json=self._fields).status_code)
+                answer = http.post(self._url, json=self._fields)
+                self.statuses.add(answer.status_code)
                 self.answers += 1
+                if answer.status_code == 429:
+                    self.refusals.append(answer)
+                    time.sleep(0.05)
 
 
 def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(narrow: Server) -> None:
@@ -68,3 +74,29 @@ def test_a_priority_out_of_range_is_refused_by_name(narrow: Server) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "priority")
     assert "from -1 to 1 (--max-priority)" in error["message"]
+
+
+def test_a_full_queue_refuses_at_once(narrow: Server) -> None:
+    with Clients(narrow, 30, prompt="def f(", max_tokens=24, ignore_eos=True) as clients:
+        time.sleep(2)
+    assert clients.statuses == {200, 429}
+    for refusal in clients.refusals:
+        assert refusal.json()["error"]["code"] == "queue_full"
+        assert 1 <= int(refusal.headers["retry-after"]) <= 120
+    log = narrow.log.read_text()
+    seconds = sorted(float(found) for found in re.findall(r"status=429 seconds=([\d.]+)", log))
+    assert len(seconds) == len(clients.refusals)
+    assert seconds[len(seconds) * 9 // 10] < 0.05
+    metrics = narrow.get("/metrics").text
+    assert gauge(metrics, "penstock_requests_refused_total") == len(seconds)
+    assert gauge(metrics, "penstock_num_tokens_waiting") == 0
+
+
+def test_a_queue_is_bounded_in_tokens(narrow: Server) -> None:
+    with Clients(narrow, 4, prompt=[7] * 900, max_tokens=24, ignore_eos=True, seed=1) as clients:
+        time.sleep(0.5)
+        answer = narrow.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 1})
+    assert 200 in clients.statuses
+    assert answer.status_code == 429
+    assert "--max-waiting-tokens" in answer.json()["error"]["message"]
+    assert narrow.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 1}).status_code == 200

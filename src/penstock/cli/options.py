@@ -139,6 +139,10 @@ SERVER: Flags = {
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
     ],
+    "max_waiting_tokens": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
+    ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
     ],

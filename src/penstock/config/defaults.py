@@ -231,6 +231,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_model_len": _max_model_len,
         "kv_cache_memory": _kv_cache_memory,
         "max_waiting": _constant(1024, "a longer queue would only time out"),
+        "max_waiting_tokens": _constant(1 << 20, "a thousand tokens for each request that may wait"),
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
         "event_log": _constant("", "no events are written"),

@@ -118,6 +118,7 @@ class Settings(BaseModel):
         None, description="Speculative tokens of one sequence in a step, at most"
     )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
+    max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
     pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")

@@ -63,6 +63,7 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=_templates(rest.router.routes),
         encode_error=encode_error,
+        retry_after=model.client.queue.retry_after,
     )
 
 
@@ -103,6 +104,7 @@ class _GenerateRoute:
         site, info = self._site, request_info(scope)
         if not site.model.client.healthy:
             raise EngineError(f"{_ENDED}; restart the server, then send this again")
+        site.model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held)

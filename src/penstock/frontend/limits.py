@@ -35,7 +35,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout: float = 120.0  # a client that does not read for this long is disconnected
     keep_alive_timeout: float = 75.0
     drain_timeout: float = 30.0  # for requests in flight to finish after the server was asked to stop
-    retry_after: int = 1  # seconds; the Retry-After header of 429 and 503
+    retry_after: int = 1  # seconds; the Retry-After header where nothing better is known
 
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLimits":
