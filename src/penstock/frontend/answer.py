@@ -1,4 +1,4 @@
-"""Sends the output of a generation, as a stream of events or as one answer. A dialect's codec makes the bytes."""
+"""Sends the output of a generation, as a stream of events or as one answer. A wire's codec makes the bytes."""
 
 import io
 import logging
@@ -43,7 +43,7 @@ class CollectedChoice:
 
 
 class Codec(Protocol):
-    """Encodes the output of one call as one dialect's bytes."""
+    """Encodes the output of one call as one wire's bytes."""
 
     stream_type: bytes  # content type of a stream
 
@@ -52,7 +52,7 @@ class Codec(Protocol):
         ...
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
-        """An update as events, or nothing if the dialect does not send it. `usage` holds the counts so far."""
+        """An update as events, or nothing if the wire does not send it. `usage` holds the counts so far."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
@@ -72,7 +72,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
     """Sends each update as events.
 
     The response starts with the first update. Errors before it are raised, so that the answer has an error status.
-    Later errors become the dialect's error event.
+    Later errors become the wire's error event.
     """
     updates = generation.updates()
     async with aclosing(updates):

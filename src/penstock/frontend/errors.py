@@ -1,4 +1,4 @@
-"""Errors of requests, independent of the API dialect."""
+"""Errors of requests, independent of the wire."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the API dialect."""
+"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the wire."""
 
 import asyncio
 import time
@@ -38,6 +38,7 @@ class ChoiceUpdate(NamedTuple):
     offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
     prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
+    token_ids: tuple[int, ...]  # the new tokens; those beyond `tokens` are not part of the choice
 
 
 @dataclass(slots=True)
@@ -220,7 +221,7 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs)
+        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, delta.token_ids)
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True

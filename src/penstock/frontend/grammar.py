@@ -1,4 +1,4 @@
-"""Turns a request's grammar into one that the engine can hold. Independent of the API dialect."""
+"""Turns a request's grammar into one that the engine can hold. Independent of the wire."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the API dialect."""
+"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the wire."""
 
 from array import array
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""Checks a request's generation options, and makes the engine's requests of them. Independent of the API dialect."""
+"""Checks a request's generation options, and makes the engine's requests of them. Independent of the wire."""
 
 import secrets
 import time

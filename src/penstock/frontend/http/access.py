@@ -71,13 +71,13 @@ class Access:
         api_keys: Sequence[str],
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
-        encode_error: Callable[[APIError], bytes],
+        encode_error: Callable[[APIError, str], bytes],
         retry_after: Callable[[], int],
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
-        `route_of` returns the template of a path, `encode_error` the body of an error answer, `retry_after` the seconds
-        after which a request that is one too many may come again.
+        `route_of` returns the template of a path, `encode_error` the body of an error answer to a path, `retry_after`
+        the seconds after which a request that is one too many may come again.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -103,7 +103,12 @@ class Access:
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
-                await respond(answer.send, failure.status, self._encode_error(failure), headers=failure.http_headers())
+                await respond(
+                    answer.send,
+                    failure.status,
+                    self._encode_error(failure, scope["path"]),
+                    headers=failure.http_headers(),
+                )
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
         finally:
@@ -172,7 +177,7 @@ class Access:
         self._metrics.http_request("other", "other", error.status)
         fields = {"client": _address(client), "status": error.status, "error": error.message}
         _log.info("request", extra={"fields": fields})
-        return self._encode_error(error)
+        return self._encode_error(error, "")
 
     def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
         code = _CLIENT_GONE if info.client_gone or status is None else status
