@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from penstock.engine.queue import RequestQueue
 from penstock.messages import EngineInfo, EngineStats, RequestTiming
 from penstock.observe.histogram import Histogram
 from penstock.observe.metrics import Metrics
@@ -34,6 +35,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.now = EngineStats()
+        self.queue = RequestQueue(max_num_seqs=8, max_waiting=4, max_waiting_tokens=100, clock=lambda: 0.0)
 
     def stats(self) -> EngineStats:
         return self.now

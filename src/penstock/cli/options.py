@@ -139,6 +139,10 @@ SERVER: Flags = {
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
     ],
+    "max_waiting_tokens": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
+    ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
     ],
@@ -160,6 +164,9 @@ SERVER: Flags = {
     ],
     "max_stop_strings": Annotated[
         str | None, typer.Option(metavar="N", help="Most stop strings of a request. Default: 16.")
+    ],
+    "max_priority": Annotated[
+        str | None, typer.Option(metavar="N", help="Requests' priorities are from -N to N seconds. Default: 10.")
     ],
     "tool_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")

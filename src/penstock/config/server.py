@@ -19,6 +19,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     max_answer_bytes: int = 32 << 20  # that a request may ask for, estimated from tokens and log-probabilities
     max_stop_strings: int = 16
+    max_priority: int = 10  # `priority` is from -max_priority to max_priority
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = "auto"  # how it marks its reasoning
     max_in_flight: int = 2048  # requests being answered; more get 429

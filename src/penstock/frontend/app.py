@@ -70,6 +70,7 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        retry_after=model.client.queue.retry_after,
     )
 
 

@@ -72,6 +72,7 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        site.model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held)

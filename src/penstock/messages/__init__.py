@@ -16,7 +16,7 @@ from penstock.messages.plan import (
     StepTiming,
     Work,
 )
-from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, QueueFull, RequestRejected
+from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, Queue, QueueFull, RequestRejected
 from penstock.messages.request import GenerateRequest, Grammar, SamplingParams
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "KVGroup",
     "MemoryRow",
     "NewSequence",
+    "Queue",
     "QueueFull",
     "RequestRejected",
     "RequestTiming",

@@ -64,9 +64,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     grammar: Grammar | None = None
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
-    priority: int = 0  # lower runs sooner
+    priority: int = 0  # its place in the queue is that of a request which arrived so many seconds later
     model_revision: str = ""
     adapter: str = ""
-    arrival: float = 0.0  # seconds on the engine's clock; 0: set by the engine when it receives the request
-    deadline: float | None = None  # same clock
+    arrival: float = 0.0  # seconds on the machine's monotonic clock; 0: when the engine receives the request
+    deadline: float | None = None  # of the last token, on the same clock
+    first_token_deadline: float | None = None  # same clock
     prediction_ids: tuple[int, ...] = ()  # what the output is expected to be, for drafts; it changes no token

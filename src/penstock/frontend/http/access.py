@@ -72,10 +72,12 @@ class Access:
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, str], bytes],
+        retry_after: Callable[[], int],
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
-        `route_of` returns the template of a path, `encode_error` the body of an error answer to a path.
+        `route_of` returns the template of a path, `encode_error` the body of an error answer to a path, `retry_after`
+        the seconds after which a request that is one too many may come again.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -85,6 +87,7 @@ class Access:
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._route_of = route_of
         self._encode_error = encode_error
+        self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,7 +138,7 @@ class Access:
                 429,
                 f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",
                 code="too_many_requests",
-                retry_after=self.limits.retry_after,
+                retry_after=self._retry_after(),
             )
         self.lifecycle.begin()
         try:
