@@ -41,6 +41,7 @@ class PreparedModel:
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
+    hardware: Hardware
     generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
 
 
@@ -140,7 +141,7 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     resolved = found.resolve(hardware)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, hardware, generation)
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

@@ -73,6 +73,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.address import url_of
+        from penstock.cli.machine import cost_model
         from penstock.frontend import ServedModel, create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.logs import configure_logging
@@ -100,6 +101,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
         defaults=prepared.generation,
+        costs=cost_model(prepared, prepared.hardware),
     )
     app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
 
