@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import penstock
 from penstock.cli import completion, usage
 from penstock.cli.chat.flags import CHAT
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
@@ -37,7 +37,7 @@ app.add_typer(bench)
 @app.callback(help="An LLM inference server.", invoke_without_command=True)
 def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
     if version:
-        typer.echo(f"penstock {penstock.__version__}")
+        typer.echo(f"penstock {__version__}")
         raise typer.Exit()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock import __version__
 from penstock.cli.options import Flags
 from penstock.engine.link.engine_child import EngineChild
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import PreparedModel

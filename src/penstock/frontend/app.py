@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock import __version__
 from penstock.config import ServerConfig
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
@@ -21,6 +20,7 @@ from penstock.frontend.routes import ENGINE_ENDED, Site, route_app
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import OPENAI, WIRES
 from penstock.observe.metrics import Metrics
+from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

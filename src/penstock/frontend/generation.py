@@ -38,6 +38,7 @@ class ChoiceUpdate(NamedTuple):
     offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
     prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
+    token_ids: tuple[int, ...]  # the new tokens; those beyond `tokens` are not part of the choice
 
 
 @dataclass(slots=True)
@@ -222,7 +223,7 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs)
+        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, delta.token_ids)
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True
