@@ -71,6 +71,7 @@ SHARED: Mapping[str, Wrong] = {
     "--host": (("0.0.0.0", "--api-key"), *_EMPTY),
     "--kv-cache-dtype": (("int4", "give auto, int8 or fp8"), ("fp8", "set --kv-cache-dtype int8"), ("", "give auto")),
     "--kv-cache-memory": _SIZE,
+    "--log-format": (("xml", "give text or json"), ("", "give text or json")),
     "--max-body-size": _SIZE,
     "--max-choices": _COUNT,
     "--max-in-flight": _COUNT,

@@ -72,6 +72,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         tool_format="hermes",
         reasoning_format="none",
         drain_timeout=1.5,
+        log_format="json",
         generation_config="none",
     )
     assert resolved.engine == EngineConfig(
@@ -98,6 +99,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         distributed_executor="process",
         depth=2,
         step_deadline=3.0,
+        log_format="json",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
@@ -118,6 +120,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         tool_format="hermes",
         reasoning_format="none",
         drain_timeout=1.5,
+        log_format="json",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}

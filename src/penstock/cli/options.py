@@ -184,6 +184,9 @@ SERVER: Flags = {
             metavar="SECONDS", help="Seconds without a step until a busy engine counts as hung. Default: 120."
         ),
     ],
+    "log_format": Annotated[
+        str | None, typer.Option(help="text, or json: one object a line, for log collectors. Default: text.")
+    ],
     "event_log": Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),
@@ -200,6 +203,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "quantization_group": ("32", "64", "128"),
     "kv_cache_dtype": ("auto", "int8", "fp8"),
     "speculation": ("auto", "off", "ngram", "suffix"),
+    "log_format": ("text", "json"),
     "distributed_executor": ("auto", "process", "ray"),
     "tool_format": (
         "auto",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.frontend import ServedModel
     from penstock.messages import EngineClient
+    from penstock.observe.costs import CostModel
     from penstock.text import Tokenizer
 
 
@@ -46,6 +47,7 @@ class PreparedModel:
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
+    hardware: Hardware
     generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
 
 
@@ -145,13 +147,16 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     resolved = found.resolve(hardware)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, hardware, generation)
 
 
 def served_model(
-    prepared: PreparedModel, client: "EngineClient", tokenizer: "Tokenizer | None" = None
+    prepared: PreparedModel,
+    client: "EngineClient",
+    tokenizer: "Tokenizer | None" = None,
+    costs: "CostModel | None" = None,
 ) -> "ServedModel":
-    """Returns what answers requests with an engine of the prepared model."""
+    """Returns what answers requests with an engine of the prepared model. `costs` are those of its steps."""
     from penstock.frontend import ServedModel  # imported here, as a command may only want to know what fits
     from penstock.text import Tokenizer
 
@@ -165,6 +170,7 @@ def served_model(
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
         defaults=prepared.generation,
+        costs=costs,
     )
 
 

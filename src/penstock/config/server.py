@@ -1,5 +1,7 @@
 """The configuration of the API server: its address, its key and its limits."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -23,4 +25,5 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = "auto"  # how it marks its reasoning
     max_in_flight: int = 2048  # requests being answered; more get 429
+    log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

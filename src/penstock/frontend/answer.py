@@ -85,7 +85,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
         begin = codec.opening() + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
-        end = await _send_rest(updates, generation.usage, codec, send, retry_after)
+        end = await _send_rest(updates, generation, codec, send, retry_after)
     await send({"type": "http.response.body", "body": end})
 
 
@@ -111,10 +111,10 @@ async def collect(generation: Generation, codec: Codec) -> bytes:
 
 
 async def _send_rest(
-    updates: AsyncGenerator[ChoiceUpdate, None], usage: Usage, codec: Codec, send: Send, retry_after: int
+    updates: AsyncGenerator[ChoiceUpdate, None], generation: Generation, codec: Codec, send: Send, retry_after: int
 ) -> bytes:
     """Sends every update after the first. Returns the bytes that end the stream."""
-    encode = codec.chunk
+    encode, usage = codec.chunk, generation.usage
     try:
         async for update in updates:
             data = await _chunk(codec, update, usage) if update.prompt_logprobs else encode(update, usage)
@@ -123,6 +123,6 @@ async def _send_rest(
     except Exception as error:
         failure = as_api_error(error, retry_after)
         if failure.code == INTERNAL_ERROR:
-            _log.exception("a stream failed")
+            _log.exception("a stream failed", extra={"fields": {"request_id": generation.request_id}})
         return codec.failure(failure)
     return codec.closing(usage)

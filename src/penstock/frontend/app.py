@@ -36,8 +36,9 @@ def create_app(
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies)
     lifecycle = Lifecycle()
+    metrics.in_flight = lambda: lifecycle.in_flight
     wire_of = {_shown(route.path): wire for wire in WIRES for route in wire.routes}
     routes = [
         Route(route.path, route_app(site, wire, route), methods=[route.method])

@@ -86,7 +86,7 @@ class Generation:
     """Yields the updates of all prompts of one call.
 
     `operation` names the kind of call in metrics. `start` is the time on `clock` when the call was received. Choices
-    are numbered prompt by prompt.
+    are numbered prompt by prompt. `request_id` is for the log.
     """
 
     def __init__(
@@ -96,8 +96,10 @@ class Generation:
         metrics: ModelMetrics,
         operation: str,
         start: float,
+        request_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.request_id = request_id
         self._client = model.client
         self._metrics = metrics
         self._operation = operation

@@ -33,12 +33,14 @@ class Site:
     bodies: BodyBuffers
 
     def context(self, scope: Scope) -> RequestContext:
+        info = request_info(scope)
+        info.answer_id = secrets.token_hex(12)
         return RequestContext(
             self.model,
             self.limits,
-            id=secrets.token_hex(12),
+            id=info.answer_id,
             created=int(time.time()),
-            tenant=request_info(scope).tenant,
+            tenant=info.tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
             seed=self.seed,
@@ -80,7 +82,9 @@ class _GenerateRoute(_Route):
                 call = cast(Call, await read(body, site.context(scope)))
                 del body
                 held.release()
-                generation = Generation(site.model, call.parts, site.metrics, call.operation, info.start)
+                generation = Generation(
+                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id
+                )
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
                 else:

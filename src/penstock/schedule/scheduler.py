@@ -66,7 +66,7 @@ class Scheduler:
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
-        self._steps = self._computed_tokens = 0
+        self._steps = self._computed_tokens = self._decode_tokens = 0
         self._record(Started(config, capacity, incarnation))
 
     # -- requests come and go ---------------------------------------------------------------------------------
@@ -163,6 +163,7 @@ class Scheduler:
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
         self._computed_tokens += step.num_tokens
+        self._decode_tokens += step.decodes
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
@@ -330,6 +331,7 @@ class Scheduler:
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
             computed_tokens=self._computed_tokens,
+            decode_tokens=self._decode_tokens,
             drafts=drafts.units,
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,

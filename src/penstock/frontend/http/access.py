@@ -194,6 +194,8 @@ class Access:
             "seconds": round(time.monotonic() - info.start, 4),
             "request_id": info.request_id,
         }
+        if info.answer_id:
+            fields["answer_id"] = info.answer_id
         _log.info("request", extra={"fields": fields})
 
 
