@@ -69,6 +69,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
         generation_config="none",
     )
@@ -113,6 +114,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}

@@ -99,6 +99,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         created=int(time.time()),
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
+        thinking_budget=server.thinking_budget,
         defaults=prepared.generation,
     )
     app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
@@ -116,6 +117,8 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
                 "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
                 values,
             )
+        if served.thinking_budget is not None and served.conversation.reasoning is None:
+            log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 

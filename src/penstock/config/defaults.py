@@ -243,6 +243,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_stop_strings": _constant(16, "each is searched for in every token's text"),
         "tool_format": _constant("auto", "as the chat template shows it"),
         "reasoning_format": _constant("auto", "as the chat template shows it"),
+        "thinking_budget": _constant(None, "models think as long as max_tokens allows"),
         "max_in_flight": _constant(2048, "bounds memory and open sockets"),
         "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
     }

@@ -21,5 +21,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_stop_strings: int = 16
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = "auto"  # how it marks its reasoning
+    thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     max_in_flight: int = 2048  # requests being answered; more get 429
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown
