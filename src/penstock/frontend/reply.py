@@ -73,7 +73,8 @@ async def _grammar(
     if source is not None and not required and source.kind != "json_schema":
         raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
     answer = None if required else source
-    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), body_size)
+    # A byte of a schema takes about four times as long as a character to tokenise.
+    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), 4 * body_size)
     try:
         return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
     except APIError as error:
