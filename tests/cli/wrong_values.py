@@ -100,6 +100,7 @@ SHARED: Mapping[str, Wrong] = {
     "--num-speculative-tokens": (("many", "from 1 to 64"), ("0", "from 1 to 64"), ("65", "from 1 to 64")),
     "--reasoning-format": (("xml", "auto"), ("", "auto")),
     "--speculation": (("on", "give auto, off, ngram or suffix"), ("", "give auto")),
+    "--thinking-budget": (("many", "from 0 to 2147483647"), ("-1", "from 0 to 2147483647")),
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),

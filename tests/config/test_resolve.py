@@ -71,6 +71,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
         log_format="json",
         generation_config="none",
@@ -119,6 +120,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
         log_format="json",
     )

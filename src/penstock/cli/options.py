@@ -174,6 +174,10 @@ SERVER: Flags = {
     "reasoning_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of reasoning (docs/tools.md), or none. Default: auto.")
     ],
+    "thinking_budget": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most tokens of reasoning in an answer; requests may ask for less."),
+    ],
     "drain_timeout": Annotated[
         str | None,
         typer.Option(metavar="SECONDS", help="Seconds for requests in flight to finish at shutdown. Default: 30."),

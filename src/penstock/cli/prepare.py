@@ -169,6 +169,7 @@ def served_model(
         created=int(time.time()),
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
+        thinking_budget=server.thinking_budget,
         defaults=prepared.generation,
         costs=costs,
     )

@@ -116,6 +116,8 @@ async def _main(
                 "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
                 values,
             )
+        if served.thinking_budget is not None and served.conversation.reasoning is None:
+            log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 

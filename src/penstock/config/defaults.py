@@ -246,6 +246,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_priority": _constant(10, "seconds: the others wait at most twice as much longer"),
         "tool_format": _constant("auto", "as the chat template shows it"),
         "reasoning_format": _constant("auto", "as the chat template shows it"),
+        "thinking_budget": _constant(None, "models think as long as max_tokens allows"),
         "max_in_flight": _constant(2048, "bounds memory and open sockets"),
         "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
     }

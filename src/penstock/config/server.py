@@ -24,6 +24,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_priority: int = 10  # `priority` is from -max_priority to max_priority
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = "auto"  # how it marks its reasoning
+    thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     max_in_flight: int = 2048  # requests being answered; more get 429
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

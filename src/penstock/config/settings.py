@@ -146,5 +146,8 @@ class Settings(BaseModel):
     )
     tool_format: ToolFormatName | None = Field(None, description="How the model writes tool calls")
     reasoning_format: ReasoningFormatName | None = Field(None, description="How the model marks its reasoning")
+    thinking_budget: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="Tokens of reasoning in an answer, at most"
+    )
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

@@ -17,7 +17,7 @@ from penstock.messages.plan import (
     Work,
 )
 from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, Queue, QueueFull, RequestRejected
-from penstock.messages.request import GenerateRequest, Grammar, SamplingParams
+from penstock.messages.request import GenerateRequest, Grammar, SamplingParams, Thinking
 
 __all__ = [
     "BlockCopy",
@@ -44,6 +44,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepTiming",
+    "Thinking",
     "TokenDelta",
     "TokenLogprobs",
     "Work",

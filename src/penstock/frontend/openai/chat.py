@@ -31,6 +31,7 @@ from penstock.frontend.openai.tools import (
     delta_fields,
     message_calls,
     message_fields,
+    read_budget,
     read_tools,
     reasoning_variables,
 )
@@ -52,6 +53,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     source = read_grammar(fields)
     param, wanted = _max_tokens(fields)
     use = read_tools(fields, context.model, context.limits)
+    budget = read_budget(fields, context.model)
     if use.schemas and fields.ignore_eos:
         raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
     prompt = await encode_messages(fields, context, len(body), use.tools)
@@ -62,7 +64,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     if use.schemas or context.model.conversation.reasoning is not None:
         reader = ReplyReader(context.model, use, prompt.end, options.n, context.limits)
         shown = context.model.conversation.shown(tools=bool(use.schemas))
-    grammar = await reply_grammar(context.model, use, source, prompt.end, len(body))
+    grammar = await reply_grammar(context.model, use, source, prompt.end, len(body), budget)
     prediction_ids = () if fields.prediction is None else await _encode_prediction(fields.prediction, context)
     parts = make_parts(
         context,

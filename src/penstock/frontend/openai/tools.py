@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import orjson
 
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import digits, invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
 from penstock.frontend.reply import ToolUse
@@ -142,6 +142,30 @@ def reasoning_variables(effort: str | None) -> dict[str, Any]:
     if effort == "none":  # templates that can leave reasoning out read the first name or the second
         return {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}
     return {"reasoning_effort": effort}
+
+
+def read_budget(fields: ChatFields, model: ServedModel) -> int | None:
+    """Returns how many tokens of an answer may be reasoning; None: any number. Raises APIError 400."""
+    name, given = "thinking_budget", fields.thinking_budget
+    if given is None:
+        name, given = "thinking_token_budget", fields.thinking_token_budget
+    elif fields.thinking_token_budget not in (None, given):
+        raise invalid("thinking_budget and thinking_token_budget differ; send one of them", name)
+    if given is None or given == -1:
+        return model.thinking_budget
+    if given < 0:
+        raise invalid(f"{name} is {digits(given)}; it must be 0 or more, or -1 for the server's own", name)
+    if model.conversation.reasoning is None:
+        raise invalid(
+            f"{name} is not supported: this model has no known form of reasoning; leave it out, or start the server "
+            "with --reasoning-format",
+            name,
+            "unsupported_parameter",
+        )
+    most = 2**31 - 1 if model.thinking_budget is None else model.thinking_budget
+    if given > most:
+        raise invalid(f"{name} is {digits(given)}; this server's limit is {most}: lower it", name)
+    return given
 
 
 def delta_fields(part: Part) -> dict[str, Any]:
