@@ -104,6 +104,7 @@ SHARED: Mapping[str, Wrong] = {
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
+    "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }
 

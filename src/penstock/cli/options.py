@@ -133,6 +133,10 @@ SERVER: Flags = {
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
     ],
+    "wires": Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve. Default: all."),
+    ],
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],

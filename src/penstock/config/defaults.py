@@ -18,6 +18,7 @@ from penstock.config.memory import (
     tokens_of_one_sequence,
     workspace_bytes,
 )
+from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import format_bytes
 from penstock.config.speculation import cannot_speculate
 from penstock.config.split import Split
@@ -238,6 +239,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "event_log": _constant("", "no events are written"),
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
         "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),
+        "wires": _constant(",".join(WIRE_NAMES), "every client finds its own"),
         "max_prompts": _constant(64, "a batch of an evaluation harness"),
         "max_choices": _constant(32, "more are better sent as requests"),
         "max_sequences": _constant(256, "what one request may take of the queue"),

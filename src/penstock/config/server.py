@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve")
+
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes, times in seconds. Every limit is checked before anything is allocated for a request."""
@@ -13,6 +15,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
     seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
     max_prompts: int = 64  # in one completions request

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
 
 
@@ -24,6 +25,13 @@ def _group(value: Any) -> Any:
     if str(value) not in ("32", "64", "128"):
         raise ValueError("give 32, 64 or 128")
     return value
+
+
+def _wires(value: Any) -> Any:
+    names = [name.strip() for name in str(value).split(",")]
+    if not set(names) <= {*WIRE_NAMES} or len(names) > len({*names}):
+        raise ValueError(f"give different names of {', '.join(WIRE_NAMES)}, with commas between them")
+    return ",".join(names)
 
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**31 - 1)]
@@ -75,6 +83,9 @@ class Settings(BaseModel):
     )
     api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
+        None, description="The APIs that the server speaks, with commas between them"
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
     )

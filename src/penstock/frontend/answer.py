@@ -19,12 +19,14 @@ _log = logging.getLogger("penstock.frontend")
 class CollectedChoice:
     """One choice, collected from its updates."""
 
-    __slots__ = ("_text", "choice", "finish_reason", "logprobs", "offsets", "prompt_logprobs")
+    __slots__ = ("_text", "choice", "finish_reason", "ids", "logprobs", "offsets", "prompt_logprobs", "stopped")
 
     def __init__(self, first: ChoiceUpdate) -> None:
         self.choice = first.choice
         self.prompt_logprobs = first.prompt_logprobs
         self.finish_reason: FinishReason | None = None
+        self.stopped: str | None = None  # the stop string that ended it
+        self.ids: list[int] = []
         self.logprobs = bytearray()
         self.offsets: list[int] = []  # for each token: where it begins in the choice's text
         self._text = io.StringIO()
@@ -33,6 +35,8 @@ class CollectedChoice:
     def add(self, update: ChoiceUpdate) -> None:
         self._text.write(update.text)
         self.finish_reason = update.finish_reason
+        self.stopped = update.stopped
+        self.ids += update.ids
         self.offsets += update.offsets
         if update.logprobs:
             self.logprobs += update.logprobs

@@ -8,9 +8,10 @@ from penstock.frontend.answer import collect
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
 from penstock.frontend.generation import Generation
+from penstock.frontend.http.asgi import Answer
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
-from penstock.frontend.wires import OPENAI, Answer
+from penstock.frontend.wires import OPENAI
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
 
@@ -54,4 +55,5 @@ class LocalRequests:
             failure = as_api_error(error, self._limits.retry_after)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed")
-            return Answer(OPENAI.package.encode_error(failure), failure.status)
+            encoded: Answer = OPENAI.package.encode_error(failure)
+            return encoded

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from penstock.frontend.wires import Answer
+from penstock.frontend.http.asgi import Answer
 
 MAX_CUSTOM_ID = 512  # characters
 
