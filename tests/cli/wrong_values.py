@@ -101,6 +101,14 @@ SHARED: Mapping[str, Wrong] = {
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
+    "--tls-certificate": (
+        (NO_FILE, "cannot be read: No such file or directory; name a PEM file"),
+        (FOLDER, "Is a directory; name a PEM file"),
+        ("/dev/null", "is not a file"),
+        ("/etc/passwd", "holds no certificate in PEM"),
+        *_EMPTY,
+    ),
+    "--tls-key": ((NO_FILE, "there is no certificate; set --tls-certificate"), *_EMPTY),
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }
 

@@ -81,6 +81,7 @@ async def _main(
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.address import url_of
+        from penstock.cli.checks import check_tls
         from penstock.cli.machine import cost_model
         from penstock.frontend import ServedModel, create_app
         from penstock.frontend import serve as serve_http
@@ -110,7 +111,11 @@ async def _main(
         defaults=prepared.generation,
         costs=cost_model(prepared, prepared.hardware),
     )
-    app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
+    metrics = Metrics(CollectorRegistry(), dropped_lines)
+    app = create_app(served, server, metrics)
+    tls = check_tls(server)
+    if tls is not None:
+        metrics.certificate_end = lambda: tls.certificate.not_after
 
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
@@ -125,13 +130,15 @@ async def _main(
                 "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
                 values,
             )
-        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
+        if tls is not None:
+            log.info("TLS certificate: %s", tls.certificate)
+        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock, tls=tls is not None), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
-        await serve_http(app, sock, client, ready=ready)
+        await serve_http(app, sock, client, tls=tls, ready=ready)
 
 
 def _show_memory(resolved: "Resolved") -> None:

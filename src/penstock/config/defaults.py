@@ -206,6 +206,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
         "api_key": _constant(None, "no key is required"),
+        "tls_certificate": _constant("", "HTTP without TLS"),
+        "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
         "generation_config": _constant("model", "the values that the model recommends"),

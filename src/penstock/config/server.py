@@ -13,6 +13,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    tls_certificate: str = ""  # PEM file; "": HTTP without TLS
+    tls_key: str = ""  # PEM file; "": the key is in the certificate's file
     seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
     max_prompts: int = 64  # in one completions request

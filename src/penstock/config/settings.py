@@ -74,6 +74,8 @@ class Settings(BaseModel):
         None, description="TCP port; 0 takes any that is free"
     )
     api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
+    tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
+    tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
