@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from penstock.engine.queue import RequestQueue
 from penstock.messages import EngineInfo, EngineStats, RequestTiming
 from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts
 from penstock.observe.histogram import Histogram
@@ -43,6 +44,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.now = EngineStats()
+        self.queue = RequestQueue(max_num_seqs=8, max_waiting=4, max_waiting_tokens=100, clock=lambda: 0.0)
 
     def stats(self) -> EngineStats:
         return self.now

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.api.outputs import OutputBuilder, RequestOutput
 from penstock.api.params import SamplingParams
-from penstock.cli.prepare import prepare
+from penstock.cli.prepare import prepare, served_model
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError
@@ -49,15 +49,7 @@ class AsyncLLM:
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
         client = await launch(replace(resolved.engine, log_level="warning"), in_process=True)
-        served = ServedModel(
-            name=resolved.server.served_model_name,
-            client=client,
-            tokenizer=Tokenizer.load(prepared.path),
-            created=int(time.time()),
-            tool_format=resolved.server.tool_format,
-            reasoning_format=resolved.server.reasoning_format,
-            defaults=prepared.generation,
-        )
+        served = served_model(prepared, client)
         limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)  # the caller has the memory
         return cls(served, limits, resolved.server.seed)
 

@@ -146,6 +146,24 @@ def verify(
 
 
 @app.command(
+    short_help="Answer the requests of a file.",
+    help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
+    "ended if the same command is given again.",
+)
+@takes(ENGINE)
+def batch(
+    requests: Annotated[str, typer.Argument(metavar="REQUESTS", help="A file of JSON lines.")],
+    answers: Annotated[str, typer.Argument(metavar="ANSWERS", help="The file to write: a JSON line for each request.")],
+    *,
+    named: Annotated[str | None, NAMED] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.batch import batch as command
+
+    sys.exit(command(requests, answers, named, flags))
+
+
+@app.command(
     short_help="Check that an event log replays to the same plans.",
     help="Run the scheduler again on a log of serve --event-log. Exit status: 0 for the same plans, 1 for others.",
 )

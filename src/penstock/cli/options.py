@@ -139,11 +139,19 @@ SERVER: Flags = {
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
     ],
+    "wires": Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve. Default: all."),
+    ],
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
+    ],
+    "max_waiting_tokens": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
     ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
@@ -167,11 +175,18 @@ SERVER: Flags = {
     "max_stop_strings": Annotated[
         str | None, typer.Option(metavar="N", help="Most stop strings of a request. Default: 16.")
     ],
+    "max_priority": Annotated[
+        str | None, typer.Option(metavar="N", help="Requests' priorities are from -N to N seconds. Default: 10.")
+    ],
     "tool_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")
     ],
     "reasoning_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of reasoning (docs/tools.md), or none. Default: auto.")
+    ],
+    "thinking_budget": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most tokens of reasoning in an answer; requests may ask for less."),
     ],
     "drain_timeout": Annotated[
         str | None,

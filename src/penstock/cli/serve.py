@@ -83,7 +83,8 @@ async def _main(
         from penstock.cli.address import url_of
         from penstock.cli.checks import check_tls
         from penstock.cli.machine import cost_model
-        from penstock.frontend import ServedModel, create_app
+        from penstock.cli.prepare import served_model
+        from penstock.frontend import create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.metrics import Metrics
         from penstock.observe.reporting import reporting
@@ -100,17 +101,7 @@ async def _main(
     plain = server.log_format == "text"
     with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
         client = await connecting
-    served = ServedModel(
-        name=server.served_model_name,
-        aliases=server.aliases,
-        client=client,
-        tokenizer=tokenizer,
-        created=int(time.time()),
-        tool_format=server.tool_format,
-        reasoning_format=server.reasoning_format,
-        defaults=prepared.generation,
-        costs=cost_model(prepared, prepared.hardware),
-    )
+    served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware))
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     app = create_app(served, server, metrics)
     tls = check_tls(server)
@@ -130,6 +121,8 @@ async def _main(
                 "sampling of requests that do not set it: %s (from the model; --generation-config none turns it off)",
                 values,
             )
+        if served.thinking_budget is not None and served.conversation.reasoning is None:
+            log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         if tls is not None:
             log.info("TLS certificate: %s", tls.certificate)
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock, tls=tls is not None), seconds)

@@ -16,7 +16,6 @@ from penstock.messages import (
     FinishReason,
     GenerateRequest,
     Grammar,
-    QueueFull,
     RequestRejected,
     TokenDelta,
 )
@@ -173,7 +172,7 @@ class EngineCore:
         try:
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
         except RequestRejected as error:
-            self._out.rejected.append(Rejected(request_id, str(error), isinstance(error, QueueFull)))
+            self._out.rejected.append(Rejected(request_id, str(error)))
         except Exception as error:
             _log_failure("request %s could not be added", request_id)
             self._scheduler.abort(request_id, self._clock())

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
-from penstock.frontend.http.asgi import Headers, Send, respond
+from penstock.frontend.http.asgi import Headers, Send
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
@@ -19,12 +19,14 @@ _log = logging.getLogger("penstock.frontend")
 class CollectedChoice:
     """One choice, collected from its updates."""
 
-    __slots__ = ("_text", "choice", "finish_reason", "logprobs", "offsets", "prompt_logprobs")
+    __slots__ = ("_text", "choice", "finish_reason", "ids", "logprobs", "offsets", "prompt_logprobs", "stopped")
 
     def __init__(self, first: ChoiceUpdate) -> None:
         self.choice = first.choice
         self.prompt_logprobs = first.prompt_logprobs
         self.finish_reason: FinishReason | None = None
+        self.stopped: str | None = None  # the stop string that ended it
+        self.ids: list[int] = []
         self.logprobs = bytearray()
         self.offsets: list[int] = []  # for each token: where it begins in the choice's text
         self._text = io.StringIO()
@@ -33,6 +35,8 @@ class CollectedChoice:
     def add(self, update: ChoiceUpdate) -> None:
         self._text.write(update.text)
         self.finish_reason = update.finish_reason
+        self.stopped = update.stopped
+        self.ids += update.ids
         self.offsets += update.offsets
         if update.logprobs:
             self.logprobs += update.logprobs
@@ -94,8 +98,8 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
     return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
-async def collect(generation: Generation, codec: Codec, send: Send) -> None:
-    """Sends one answer once every choice is complete. Raises what the generation raises."""
+async def collect(generation: Generation, codec: Codec) -> bytes:
+    """Returns one answer once every choice is complete. Raises what the generation raises."""
     answers: dict[int, CollectedChoice] = {}
     updates = generation.updates()
     async with aclosing(updates):
@@ -107,8 +111,7 @@ async def collect(generation: Generation, codec: Codec, send: Send) -> None:
                 answer.add(update)
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
-    body = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
-    await respond(send, 200, body)
+    return await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
 
 
 async def _send_rest(

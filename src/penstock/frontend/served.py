@@ -28,6 +28,7 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
     conversation: Conversation = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from penstock.messages import EngineInfo, EngineStats, FinishReason, RequestTiming
+from penstock.messages import EngineInfo, EngineStats, FinishReason, Queue, RequestTiming
 from penstock.observe.costs import CostModel, MachinePeak, StepWork
 from penstock.observe.histogram import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
 
@@ -20,6 +20,8 @@ class EngineView(Protocol):
     def restarting(self) -> bool: ...
     @property
     def restarts(self) -> int: ...
+    @property
+    def queue(self) -> Queue: ...
     def stats(self) -> EngineStats: ...
 
 

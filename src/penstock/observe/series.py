@@ -15,6 +15,7 @@ def serves(engine: EngineView) -> bool:
 GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] = (
     ("num_requests_running", "Requests in the running batch.", lambda _, stats: stats.running),
     ("num_requests_waiting", "Requests waiting to run.", lambda _, stats: stats.waiting),
+    ("num_tokens_waiting", "Prompt tokens of requests waiting to run.", lambda engine, _: engine.queue.tokens),
     ("max_num_seqs", "Most requests in the running batch.", lambda engine, _: engine.info.max_num_seqs),
     ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
     ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(serves(engine))),
@@ -28,6 +29,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], .
     ("spec_decode_num_drafts", "Steps of sequences with drafts.", lambda _, stats: stats.drafts),
     ("spec_decode_num_draft_tokens", "Draft tokens verified.", lambda _, stats: stats.draft_tokens),
     ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda _, stats: stats.accepted_tokens),
+    ("requests_refused", "Requests refused because the queue was full.", lambda model, _: model.engine.queue.refused),
     ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.restarts),
     ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
     ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),

@@ -7,7 +7,6 @@ from penstock.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
-    QueueFull,
     RequestRejected,
     SequenceResult,
     StepPlan,
@@ -35,7 +34,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 
@@ -48,7 +47,7 @@ class Scheduler:
         config: SchedulerConfig,
         capacity: Capacity,
         *,
-        policy: QueuePolicy = by_priority,
+        policy: QueuePolicy = by_due_time,
         log: EventLog | None = None,
         incarnation: int = 0,
     ) -> None:
@@ -73,7 +72,7 @@ class Scheduler:
     # -- requests come and go ---------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest, now: float) -> list[TokenDelta]:
-        """Queue a request. Raises RequestRejected if it can never be served, QueueFull if it cannot be served now.
+        """Queue a request. Raises RequestRejected if it can never be served.
 
         Returns the deltas of choices that have ended already: a request that starts from the middle may bring all its
         tokens with it.
@@ -90,11 +89,6 @@ class Scheduler:
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
-            if self._live.not_started >= self._config.max_waiting:
-                raise QueueFull(
-                    f"{self._live.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
-                    f"retry later or raise max_waiting"
-                )
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._live.add(state)

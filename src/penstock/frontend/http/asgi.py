@@ -1,8 +1,9 @@
 """ASGI types and functions that every route uses."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -12,6 +13,15 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
