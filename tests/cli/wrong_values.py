@@ -72,6 +72,12 @@ SHARED: Mapping[str, Wrong] = {
     "--kv-cache-dtype": (("int4", "give auto, int8 or fp8"), ("fp8", "set --kv-cache-dtype int8"), ("", "give auto")),
     "--kv-cache-memory": _SIZE,
     "--log-format": (("xml", "give text or json"), ("", "give text or json")),
+    "--otlp-endpoint": (
+        ("localhost:4318", "write for example http://localhost:4318"),
+        ("http://", "is not a URL"),
+        ("http://localhost:port", "is not a URL"),
+        *_EMPTY,
+    ),
     "--max-body-size": _SIZE,
     "--max-choices": _COUNT,
     "--max-in-flight": _COUNT,

@@ -8,6 +8,7 @@ from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native_limits import has_whole_lines, unsupported_int8_pages, unsupported_quantization
+from penstock.observe.tracing import check_endpoint
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, weights: bool = True) -> None:
-    """Raises ConfigError or CheckpointError if this machine cannot run the model with these settings: too few GPUs, no
-    kernels, a file that cannot be written, weights that are missing or do not match the model's config.
+    """Raises ConfigError, CheckpointError, WrongCertificate or WrongEndpoint if this machine cannot run the model with
+    these settings: too few GPUs, no kernels, a file that cannot be written or read, weights that are missing or do not
+    match the model's config.
 
     Reads the headers of the weights only, and without `weights` not even these.
     """
@@ -25,6 +27,8 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     check_runs(resolved, hardware)
     check_file("--event-log", engine.event_log or None)
     check_tls(resolved.server)
+    if resolved.server.otlp_endpoint:
+        check_endpoint(resolved.server.otlp_endpoint)
     if engine.device == "cpu":
         _check_kernels(found.spec, engine)
     if weights:

@@ -201,6 +201,10 @@ SERVER: Flags = {
     "log_format": Annotated[
         str | None, typer.Option(help="text, or json: one object a line, for log collectors. Default: text.")
     ],
+    "otlp_endpoint": Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send a trace of each request to this OpenTelemetry collector, over HTTP."),
+    ],
     "event_log": Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),

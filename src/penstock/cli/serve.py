@@ -88,6 +88,7 @@ async def _main(
         from penstock.frontend import serve as serve_http
         from penstock.observe.metrics import Metrics
         from penstock.observe.reporting import reporting
+        from penstock.observe.tracing import Tracer
         from penstock.text import Tokenizer
 
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
@@ -103,7 +104,8 @@ async def _main(
         client = await connecting
     served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware))
     metrics = Metrics(CollectorRegistry(), dropped_lines)
-    app = create_app(served, server, metrics)
+    tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
+    app = create_app(served, server, metrics, tracer=tracer)
     tls = check_tls(server)
     if tls is not None:
         metrics.certificate_end = lambda: tls.certificate.not_after
@@ -131,7 +133,11 @@ async def _main(
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
-        await serve_http(app, sock, client, tls=tls, ready=ready)
+        try:
+            await serve_http(app, sock, client, tls=tls, ready=ready)
+        finally:
+            if tracer is not None:
+                tracer.close()
 
 
 def _show_memory(resolved: "Resolved") -> None:

@@ -238,6 +238,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
         "log_format": _constant("text", "for people"),
+        "otlp_endpoint": _constant("", "no traces are sent"),
         "event_log": _constant("", "no events are written"),
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
         "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),

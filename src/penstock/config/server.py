@@ -31,5 +31,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"  # how it marks its reasoning
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     max_in_flight: int = 2048  # requests being answered; more get 429
+    otlp_endpoint: str = ""  # URL of an OpenTelemetry collector; "": no traces
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -143,6 +143,9 @@ class Settings(BaseModel):
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )
     log_format: Literal["text", "json"] | None = Field(None, description="Lines of the log: text, or JSON objects")
+    otlp_endpoint: str | None = Field(
+        None, min_length=1, description="URL of an OpenTelemetry collector that gets a trace of each request"
+    )
     event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
