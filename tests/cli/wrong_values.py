@@ -90,6 +90,12 @@ SHARED: Mapping[str, Wrong] = {
     "--kv-cache-dtype": (("int4", "give auto, int8 or fp8"), ("fp8", "set --kv-cache-dtype int8"), ("", "give auto")),
     "--kv-cache-memory": _SIZE,
     "--log-format": (("xml", "give text or json"), ("", "give text or json")),
+    "--otlp-endpoint": (
+        ("localhost:4318", "write for example http://localhost:4318"),
+        ("http://", "is not a URL"),
+        ("http://localhost:port", "is not a URL"),
+        *_EMPTY,
+    ),
     "--max-body-size": _SIZE,
     "--max-choices": _COUNT,
     "--max-in-flight": _COUNT,
@@ -122,6 +128,14 @@ SHARED: Mapping[str, Wrong] = {
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
+    "--tls-certificate": (
+        (NO_FILE, "cannot be read: No such file or directory; name a PEM file"),
+        (FOLDER, "Is a directory; name a PEM file"),
+        ("/dev/null", "is not a file"),
+        ("/etc/passwd", "holds no certificate in PEM"),
+        *_EMPTY,
+    ),
+    "--tls-key": ((NO_FILE, "there is no certificate; set --tls-certificate"), *_EMPTY),
     "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }

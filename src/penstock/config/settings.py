@@ -87,6 +87,8 @@ class Settings(BaseModel):
     api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
         None, description="Key that clients must send"
     )
+    tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
+    tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
     wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
         None, description="The APIs that the server speaks, with commas between them"
@@ -146,6 +148,9 @@ class Settings(BaseModel):
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )
     log_format: Literal["text", "json"] | None = Field(None, description="Lines of the log: text, or JSON objects")
+    otlp_endpoint: str | None = Field(
+        None, min_length=1, description="URL of an OpenTelemetry collector that gets a trace of each request"
+    )
     event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
