@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
+from pydantic_core import from_json
 
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
@@ -114,6 +115,15 @@ def check_arguments(arguments: str, where: str, limits: RequestLimits) -> str:
             f"{where} has {len(arguments)} characters; the limit is {limits.max_argument_chars}: shorten it", where
         )
     return arguments
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object. If the answer's limit cut them, those that are complete."""
+    try:
+        arguments = from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from penstock.frontend.http.asgi import Scope
+from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call
@@ -42,6 +42,11 @@ class Wire:
         return self._load()
 
 
+def _names_version(scope: Scope) -> bool:
+    """True for Anthropic's clients."""
+    return header(scope, b"anthropic-version") is not None
+
+
 OPENAI = Wire(
     "openai",
     lambda: import_module("penstock.frontend.openai"),
@@ -54,4 +59,14 @@ OPENAI = Wire(
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
 )
-WIRES = (OPENAI,)
+ANTHROPIC = Wire(
+    "anthropic",
+    lambda: import_module("penstock.frontend.anthropic"),
+    (
+        WireRoute("POST", "/v1/messages", "generate", "read_message"),
+        WireRoute("POST", "/v1/messages/count_tokens", "answer", "count_tokens"),
+        WireRoute("GET", "/v1/models", "answer", "list_models", _names_version),
+        WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model", _names_version),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC)

@@ -177,10 +177,10 @@ class ChatCodec:
         self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         """One event with the role for each choice."""
         role = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        tail = self._frame.tail(Usage(len(self._prompt_ids)))
+        tail = self._frame.tail(Usage(usage.prompt_tokens))
         return b"".join(head + role + tail for head in self._heads)
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
