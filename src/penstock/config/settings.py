@@ -129,6 +129,7 @@ class Settings(BaseModel):
         None, description="Speculative tokens of one sequence in a step, at most"
     )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
+    max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
     pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")
@@ -139,6 +140,7 @@ class Settings(BaseModel):
     step_deadline: Seconds | None = Field(
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )
+    log_format: Literal["text", "json"] | None = Field(None, description="Lines of the log: text, or JSON objects")
     event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")
@@ -150,7 +152,13 @@ class Settings(BaseModel):
         None, description="Alternatives per token that a request may ask for"
     )
     max_stop_strings: Count | None = Field(None, description="Stop strings of one request")
+    max_priority: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86400)] | None = Field(
+        None, description="Seconds by which a request's priority may move its place in the queue, either way"
+    )
     tool_format: ToolFormatName | None = Field(None, description="How the model writes tool calls")
     reasoning_format: ReasoningFormatName | None = Field(None, description="How the model marks its reasoning")
+    thinking_budget: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="Tokens of reasoning in an answer, at most"
+    )
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock import __version__
 from penstock.config import ServerConfig
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
@@ -21,6 +20,7 @@ from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import OPENAI, WIRES
 from penstock.observe.metrics import Metrics
+from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -36,8 +36,9 @@ def create_app(
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies)
     lifecycle = Lifecycle()
+    metrics.in_flight = lambda: lifecycle.in_flight
     paths = path_apps(site, [wire for wire in WIRES if wire.name in config.wires])
     shown_paths = {_shown(path): app for path, app in paths.items()}
     routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
@@ -69,6 +70,7 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        retry_after=model.client.queue.retry_after,
     )
 
 

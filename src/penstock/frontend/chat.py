@@ -42,6 +42,7 @@ class Chat:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prediction_ids: tuple[int, ...] = ()
+    thinking_budget: int | None = None  # most tokens of reasoning in the answer; None: any number
 
 
 class PreparedChat(NamedTuple):
@@ -69,7 +70,7 @@ async def prepare_chat(context: RequestContext, chat: Chat, body_size: int) -> P
     if use.schemas or model.conversation.reasoning is not None:
         reader = ReplyReader(model, use, prompt.end, options.n, limits)
         shown = model.conversation.shown(tools=bool(use.schemas))
-    grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size)
+    grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, chat.thinking_budget)
     (part,) = make_parts(
         context,
         options,

@@ -38,7 +38,7 @@ class ChoiceUpdate(NamedTuple):
     offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
     prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
-    ids: Sequence[int] = ()  # of the new tokens that count
+    token_ids: tuple[int, ...]  # the new tokens; those beyond `tokens` are not part of the choice
     stopped: str | None = None  # the stop string that ended the choice
 
 
@@ -87,7 +87,7 @@ class Generation:
     """Yields the updates of all prompts of one call.
 
     `operation` names the kind of call in metrics. `start` is the time on `clock` when the call was received. Choices
-    are numbered prompt by prompt.
+    are numbered prompt by prompt. `request_id` is for the log.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class Generation:
         metrics: ModelMetrics,
         operation: str,
         start: float,
+        request_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.request_id = request_id
         self._client = model.client
         self._metrics = metrics
         self._operation = operation
@@ -222,7 +224,7 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        ids = delta.token_ids[: keep - began]
+        ids = delta.token_ids
         return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, ids, stopped)
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:

@@ -34,12 +34,14 @@ class Site:
     bodies: BodyBuffers
 
     def context(self, scope: Scope) -> RequestContext:
+        info = request_info(scope)
+        info.answer_id = secrets.token_hex(12)
         return RequestContext(
             self.model,
             self.limits,
-            id=secrets.token_hex(12),
+            id=info.answer_id,
             created=int(time.time()),
-            tenant=request_info(scope).tenant,
+            tenant=info.tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
             seed=self.seed,
@@ -120,6 +122,7 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        site.model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held)
@@ -127,11 +130,13 @@ class _GenerateRoute(_Route):
                 call = cast(Call, await read(body, site.context(scope)))
                 del body
                 held.release()
-                generation = Generation(site.model, call.parts, site.metrics, call.operation, info.start)
+                generation = Generation(
+                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id
+                )
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
                 else:
-                    await collect(generation, call.codec, send)
+                    await respond(send, 200, await collect(generation, call.codec))
         except ClientGone:
             info.client_gone = True
         finally:

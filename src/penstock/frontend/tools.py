@@ -7,7 +7,7 @@ from typing import Any, Literal
 import orjson
 from pydantic_core import from_json
 
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import digits, invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.reply import ToolUse
 from penstock.frontend.served import ServedModel
@@ -135,3 +135,22 @@ def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> 
     if effort == "none":  # templates that can leave reasoning out read the first name or the second
         return {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}
     return {"reasoning_effort": effort}
+
+
+def check_budget(given: int | None, param: str, model: ServedModel) -> int | None:
+    """Returns how many tokens of an answer may be reasoning; None: any number. Raises APIError 400."""
+    if given is None or given == -1:
+        return model.thinking_budget
+    if given < 0:
+        raise invalid(f"{param} is {digits(given)}; it must be 0 or more, or -1 for the server's own", param)
+    if model.conversation.reasoning is None:
+        raise invalid(
+            f"{param} is not supported: this model has no known form of reasoning; leave it out, or start the server "
+            "with --reasoning-format",
+            param,
+            "unsupported_parameter",
+        )
+    most = 2**31 - 1 if model.thinking_budget is None else model.thinking_budget
+    if given > most:
+        raise invalid(f"{param} is {digits(given)}; this server's limit is {most}: lower it", param)
+    return given

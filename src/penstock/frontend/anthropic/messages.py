@@ -5,7 +5,7 @@ import orjson
 
 from penstock.frontend.anthropic.codec import MessageCodec
 from penstock.frontend.anthropic.fields import MessageFields, PromptFields
-from penstock.frontend.anthropic.prompt import read_grammar, read_prompt, read_tools, shows_thinking
+from penstock.frontend.anthropic.prompt import read_grammar, read_prompt, read_tools, shows_thinking, thinking_budget
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.chat import Chat, encode_messages, prepare_chat
 from penstock.frontend.http.body import decode
@@ -34,6 +34,7 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
         grammar=read_grammar(fields),
         max_tokens=fields.max_tokens,
         shorten=True,  # clients send the most that Anthropic's models take
+        thinking_budget=thinking_budget(fields, context.model),
     )
     part, reader = await prepare_chat(context, chat, len(body))
     shortened = part.request.sampling.max_tokens < fields.max_tokens

@@ -13,7 +13,14 @@ from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.reply import ToolUse
 from penstock.frontend.served import ServedModel
-from penstock.frontend.tools import check_arguments, check_calls, check_tools, reasoning_variables, use_tools
+from penstock.frontend.tools import (
+    check_arguments,
+    check_budget,
+    check_calls,
+    check_tools,
+    reasoning_variables,
+    use_tools,
+)
 
 _CHOICES: Mapping[str, Literal["auto", "required", "named", "none"]] = {
     "auto": "auto",
@@ -73,6 +80,17 @@ def read_grammar(fields: PromptFields) -> GrammarSource | None:
 def shows_thinking(fields: PromptFields) -> bool:
     """True if the answer has thinking blocks. Without `thinking`, reasoning is left out, as clients expect none."""
     return fields.thinking is not None and fields.thinking.type != "disabled"
+
+
+def thinking_budget(fields: PromptFields, model: ServedModel) -> int | None:
+    """How many tokens of an answer may be reasoning; None: any number. Clients send a number to every model, and a
+    larger one than the server's is lowered. Raises APIError 400 for a negative one."""
+    given = fields.thinking.budget_tokens if fields.thinking is not None else None
+    if given is None or model.conversation.reasoning is None:
+        return model.thinking_budget
+    if model.thinking_budget is not None:
+        given = min(given, model.thinking_budget)
+    return check_budget(given, "thinking.budget_tokens", model)
 
 
 def _schema(format: OutputFormat, param: str) -> GrammarSource:

@@ -73,11 +73,12 @@ class Access:
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
+        retry_after: Callable[[], int],
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
-        `route_of` returns the template of a path, `encode_error` the error answer to a request, or to
-        bytes that are not a request.
+        `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
+        not a request, `retry_after` the seconds after which a request that is one too many may come again.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -87,6 +88,7 @@ class Access:
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._route_of = route_of
         self._encode_error = encode_error
+        self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,7 +135,7 @@ class Access:
                 429,
                 f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",
                 code="too_many_requests",
-                retry_after=self.limits.retry_after,
+                retry_after=self._retry_after(),
             )
         self.lifecycle.begin()
         try:
@@ -188,6 +190,8 @@ class Access:
             "seconds": round(time.monotonic() - info.start, 4),
             "request_id": info.request_id,
         }
+        if info.answer_id:
+            fields["answer_id"] = info.answer_id
         _log.info("request", extra={"fields": fields})
 
 

@@ -31,6 +31,7 @@ class RequestInfo:
     request_id: str
     start: float  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key; "" without keys
+    answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
     client_gone: bool = False  # the client closed the connection before the answer was complete
 
 

@@ -31,6 +31,7 @@ from penstock.frontend.openai.tools import (
     delta_fields,
     message_calls,
     message_fields,
+    read_budget,
     read_tools,
 )
 from penstock.frontend.prompts import encode_text
@@ -60,6 +61,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
         grammar=source,
         max_tokens=wanted,
         max_tokens_param=param,
+        thinking_budget=read_budget(fields, context.model),
         logprobs=k,
         prompt_logprobs=fields.prompt_logprobs,
         prediction_ids=() if fields.prediction is None else await _encode_prediction(fields.prediction, context),

@@ -8,7 +8,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
 from penstock.frontend.reply import ToolUse, join_parts
 from penstock.frontend.served import ServedModel
-from penstock.frontend.tools import check_arguments, check_calls, check_tools, use_tools
+from penstock.frontend.tools import check_arguments, check_budget, check_calls, check_tools, use_tools
 from penstock.text.calls import Part
 
 _CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {"none": "none", "auto": "auto", "required": "required"}
@@ -57,6 +57,16 @@ def message_calls(calls: Sequence[MessageToolCall], where: str, limits: RequestL
         function = {"name": call.function.name, "arguments": arguments}
         result.append({"id": call.id, "type": "function", "function": function})
     return result
+
+
+def read_budget(fields: ChatFields, model: ServedModel) -> int | None:
+    """Returns how many tokens of an answer may be reasoning; None: any number. Raises APIError 400."""
+    name, given = "thinking_budget", fields.thinking_budget
+    if given is None:
+        name, given = "thinking_token_budget", fields.thinking_token_budget
+    elif fields.thinking_token_budget not in (None, given):
+        raise invalid("thinking_budget and thinking_token_budget differ; send one of them", name)
+    return check_budget(given, name, model)
 
 
 def delta_fields(part: Part) -> dict[str, Any]:
