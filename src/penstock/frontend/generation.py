@@ -44,13 +44,14 @@ class ChoiceUpdate(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a call so far."""
+    """Counts of a call so far."""
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    first_token_seconds: float = 0.0  # from the call's arrival to its first token
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
 
 
@@ -181,6 +182,7 @@ class Generation:
         if not progress.held:
             self.usage.cached_tokens += delta.cached_tokens
             waited = self._clock() - self._start
+            self.usage.first_token_seconds = self.usage.first_token_seconds or waited
             self._metrics.request_prefilled(self._operation, len(request.prompt_ids), waited)
         wants_prompt = request.sampling.prompt_logprobs is not None and len(request.prompt_ids) > 1
         if wants_prompt and delta.choice != 0 and not delta.error:

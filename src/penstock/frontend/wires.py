@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
-#   generate: async (body: bytes, context: RequestContext) -> Call
+#   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
 #   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET and DELETE
 #   raw:      async (scope, receive, send, context: RequestContext) -> None
 Kind = Literal["generate", "answer", "raw"]
@@ -69,4 +69,19 @@ ANTHROPIC = Wire(
         WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model", _names_version),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC)
+OLLAMA = Wire(
+    "ollama",
+    lambda: import_module("penstock.frontend.ollama"),
+    (
+        WireRoute("GET", "/", "answer", "greet"),
+        WireRoute("POST", "/api/chat", "generate", "read_chat"),
+        WireRoute("POST", "/api/generate", "generate", "read_generate"),
+        WireRoute("GET", "/api/tags", "answer", "list_models"),
+        WireRoute("GET", "/api/ps", "answer", "list_running"),
+        WireRoute("GET", "/api/version", "answer", "show_version"),
+        WireRoute("POST", "/api/show", "answer", "show_model"),
+        WireRoute("POST", "/api/pull", "answer", "pull"),
+        WireRoute("DELETE", "/api/delete", "answer", "delete"),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA)
