@@ -292,8 +292,8 @@ async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     there = await site.http.post("/v1/embeddings", json={"input": "x"})
     assert there.status_code == 404
     assert there.json()["error"]["message"] == (
-        "there is no route /v1/embeddings; the routes are /detokenize, /tokenize, /v1/chat/completions, "
-        "/v1/completions, /v1/models"
+        "there is no route /v1/embeddings; the routes are /v1/chat/completions, /v1/completions, /v1/messages, "
+        "/v1/messages/count_tokens, /v1/models"
     )
     got = await site.http.get("/v1/completions")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")

@@ -160,8 +160,9 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
     match error.status_code:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
-            here = ", ".join(sorted(path for path in known if path.encode() not in OPEN_PATHS and "{" not in path))
-            code, message = "not_found", f"there is no route {path}; the routes are {here}"
+            shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
+            near = [other for other in shown if other.split("/")[1:2] == path.split("/")[1:2]]
+            code, message = "not_found", f"there is no route {path}; the routes are {', '.join(near or shown)}"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
             if allowed := (error.headers or {}).get("Allow"):

@@ -141,9 +141,12 @@ class _GenerateRoute(_Route):
         try:
             body = await read_body(scope, receive, site.limits, held)
             async with while_connected(receive):
-                call = cast(Call, await read(body, site.context(scope)))
+                call = cast(Call | Answer, await read(body, site.context(scope)))
                 del body
                 held.release()
+                if isinstance(call, Answer):
+                    await _send_answer(call, send)
+                    return
                 generation = Generation(
                     site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
                 )
@@ -173,8 +176,12 @@ class _AnswerRoute(_Route):
             held.release()
         if isinstance(made, bytes):
             made = Answer(made)
-        headers = [(name.encode(), value.encode()) for name, value in made.headers.items()]
-        await respond(send, made.status, made.body, made.content_type, headers)
+        await _send_answer(made, send)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    await respond(send, answer.status, answer.body, answer.content_type, headers)
 
 
 def _has_body(scope: Scope) -> bool:

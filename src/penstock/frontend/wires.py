@@ -6,10 +6,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from penstock.frontend.http.asgi import Scope
+from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
-#   generate: async (body: bytes, context: RequestContext) -> Call
+#   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
 #   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET and DELETE
 #   raw:      async (scope, receive, send, context: RequestContext) -> None
 Kind = Literal["generate", "answer", "raw"]
@@ -42,6 +42,11 @@ class Wire:
         return self._load()
 
 
+def _names_version(scope: Scope) -> bool:
+    """True for Anthropic's clients."""
+    return header(scope, b"anthropic-version") is not None
+
+
 OPENAI = Wire(
     "openai",
     lambda: import_module("penstock.frontend.openai"),
@@ -54,4 +59,29 @@ OPENAI = Wire(
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
 )
-WIRES = (OPENAI,)
+ANTHROPIC = Wire(
+    "anthropic",
+    lambda: import_module("penstock.frontend.anthropic"),
+    (
+        WireRoute("POST", "/v1/messages", "generate", "read_message"),
+        WireRoute("POST", "/v1/messages/count_tokens", "answer", "count_tokens"),
+        WireRoute("GET", "/v1/models", "answer", "list_models", _names_version),
+        WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model", _names_version),
+    ),
+)
+OLLAMA = Wire(
+    "ollama",
+    lambda: import_module("penstock.frontend.ollama"),
+    (
+        WireRoute("GET", "/", "answer", "greet"),
+        WireRoute("POST", "/api/chat", "generate", "read_chat"),
+        WireRoute("POST", "/api/generate", "generate", "read_generate"),
+        WireRoute("GET", "/api/tags", "answer", "list_models"),
+        WireRoute("GET", "/api/ps", "answer", "list_running"),
+        WireRoute("GET", "/api/version", "answer", "show_version"),
+        WireRoute("POST", "/api/show", "answer", "show_model"),
+        WireRoute("POST", "/api/pull", "answer", "pull"),
+        WireRoute("DELETE", "/api/delete", "answer", "delete"),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA)
