@@ -131,6 +131,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
+    "embed": {"MODEL": (*_MODEL, ("smollm2-135m", "name an embedding model")), "TEXT": ()},
     "list": {"--json": ()},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),

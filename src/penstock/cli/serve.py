@@ -100,6 +100,7 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
         defaults=prepared.generation,
+        pooling=prepared.spec.pooling,
     )
     app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
 

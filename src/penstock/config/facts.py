@@ -1,6 +1,9 @@
 """The sizes of a model, known before its weights are read: enough to size memory and to choose defaults."""
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -61,6 +64,20 @@ class MixtureFacts(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int  # of an expert
 
 
+class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model makes one vector of a text: an embedding, or the logits of a classifier's labels."""
+
+    task: Literal["embed", "classify"]
+    mode: Literal["cls", "mean", "last", "max"]  # which tokens' hidden states it is made of
+    width: int  # numbers of the vector
+    encoder: bool  # the model reads in both directions: a text is computed in one step, and nothing is kept of it
+    normalize: bool = False  # embeddings have length 1
+    prompts: Mapping[str, str] = MappingProxyType({})  # by name: a text that is put before each input
+    default_prompt: str = ""  # its name; "": none
+    labels: tuple[str, ...] = ()  # of a classifier
+    activation: Literal["sigmoid", "softmax"] = "sigmoid"  # makes scores of a classifier's logits
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a model, or of one rank's part of it. Widths are those of its widest layer, in elements per token."""
 
@@ -79,6 +96,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
     mixture: MixtureFacts | None = None
+    pooling: PoolingFacts | None = None  # of a model that gives vectors instead of text
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
 

@@ -5,9 +5,10 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import ClientGone
+from penstock.frontend.errors import APIError, ClientGone, invalid
 from penstock.frontend.generation import Generation
 from penstock.frontend.http.asgi import ASGIApp, Receive, Scope, Send, request_info, respond
 from penstock.frontend.http.body import read_body
@@ -41,6 +42,7 @@ class Site:
             tenant=request_info(scope).tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
+            metrics=self.metrics,
             seed=self.seed,
         )
 
@@ -72,6 +74,8 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        if site.model.pooling is not None:
+            raise _gives_vectors(site.model, site.model.pooling)
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held)
@@ -90,6 +94,13 @@ class _GenerateRoute(_Route):
             held.release()
 
 
+def _gives_vectors(model: ServedModel, pooling: PoolingFacts) -> APIError:
+    what, routes = "labels texts", "/classify, /score or /rerank"
+    if pooling.task == "embed":
+        what, routes = "embeds texts", "/v1/embeddings, /score or /rerank"
+    return invalid(f"model {model.name!r} {what} and generates none; use {routes}", "model", "model_not_supported")
+
+
 class _AnswerRoute(_Route):
     """A route that gives one answer, without streaming."""
 
@@ -98,7 +109,8 @@ class _AnswerRoute(_Route):
         held = self._site.bodies.hold()
         try:
             body = await read_body(scope, receive, self._site.limits, held) if self._has_body else b""
-            made: bytes | Answer = await answer(body, self._site.context(scope))
+            async with while_connected(receive):
+                made: bytes | Answer = await answer(body, self._site.context(scope))
         except ClientGone:
             request_info(scope).client_gone = True
             return

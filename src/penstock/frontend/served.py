@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
 from penstock.text import GrammarChecker, Tokenizer
@@ -27,6 +28,7 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    pooling: PoolingFacts | None = None  # of a model that gives vectors; it generates no text
     conversation: Conversation = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
 

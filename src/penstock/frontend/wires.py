@@ -52,8 +52,20 @@ OPENAI = Wire(
         WireRoute("POST", "/v1/chat/completions", "generate", "read_chat"),
         WireRoute("GET", "/v1/models", "answer", "list_models"),
         WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model"),
+        WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
 )
-WIRES = (OPENAI,)
+RERANK = Wire(
+    "rerank",
+    lambda: import_module("penstock.frontend.rerank"),
+    (
+        WireRoute("POST", "/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v1/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v2/rerank", "answer", "rerank_v2"),
+        WireRoute("POST", "/score", "answer", "score"),
+        WireRoute("POST", "/classify", "answer", "classify"),
+    ),
+)
+WIRES = (OPENAI, RERANK)
