@@ -48,8 +48,8 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     bias: bool = False
     gated: bool = False  # two of the same size, stacked
-    vocabulary: bool = False  # the embedding or the head
-    router: bool = False  # in full precision however the others are quantised
+    vocabulary: bool = False  # the embedding or the head: no product of every token
+    router: bool = False  # in full precision however the others are quantised; an encoder's tables are both
     experts: int = 1  # each matrix is so many of this shape, stacked;
     share: float = 1.0  # a token uses this share of them
     sensitive: bool = False  # gets more bits than others where weights are quantised
@@ -99,6 +99,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingFacts | None = None  # of a model that gives vectors instead of text
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
+
+    @property
+    def parameters_per_token(self) -> float:
+        """Parameters of the layers' matrices that a token is multiplied with: of experts, those that it uses."""
+        return sum(m.count * m.experts * m.share * m.rows * m.columns for m in self.matrices if not m.vocabulary)
 
     def without_codes(self) -> "ModelFacts":
         """The facts for kernels that read no codes of GGUF files: the matrices are floats."""

@@ -184,7 +184,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             count=count,
             bias=bias,
             gated=kind == "gated",
-            vocabulary=kind == "vocabulary",
+            vocabulary=kind in ("vocabulary", "table"),
             router=kind in ("router", "table"),
             experts=experts,
             share=mixture.per_token / mixture.experts if mixture and routed else 1.0,

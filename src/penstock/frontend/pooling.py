@@ -128,7 +128,7 @@ async def vectors(
 ) -> Vectors:
     """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. Raises what the engine raises,
     and GenerationFailed for a text that failed; the others are then aborted."""
-    began = time.monotonic()
+    began = context.start or time.monotonic()
     found: list[bytes] = [b""] * len(texts)
     todo = iter(range(len(texts)))
 

@@ -1,10 +1,12 @@
 """The wires: the APIs that the server speaks. The package of a wire is imported when a request needs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
+
+from penstock.frontend.http.asgi import Scope
 
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call
@@ -14,25 +16,21 @@ Kind = Literal["generate", "answer", "raw"]
 
 
 class WireRoute(NamedTuple):
-    """One route: a method, a path in Starlette's form, and the name of the function in the wire's package."""
+    """One route: a method, a path in Starlette's form, and the name of the function in the wire's package.
+
+    Several routes may have the same method and path. A request goes to the first one whose `when` is true, else to the
+    first one without `when`.
+    """
 
     method: str
     path: str
     kind: Kind
     function: str
-
-
-class Answer(NamedTuple):
-    """An answer that is not JSON with status 200."""
-
-    body: bytes
-    status: int = 200
-    content_type: bytes = b"application/json"
-    headers: Mapping[str, str] = MappingProxyType({})
+    when: Callable[[Scope], bool] | None = None
 
 
 class Wire:
-    """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> bytes`."""
+    """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> Answer`."""
 
     def __init__(self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...]) -> None:
         self.name = name

@@ -16,8 +16,8 @@ from penstock.messages.plan import (
     StepTiming,
     Work,
 )
-from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, QueueFull, RequestRejected
-from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams
+from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, Queue, QueueFull, RequestRejected
+from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
     "BlockCopy",
@@ -36,6 +36,7 @@ __all__ = [
     "MemoryRow",
     "NewSequence",
     "PoolingParams",
+    "Queue",
     "QueueFull",
     "RequestRejected",
     "RequestTiming",
@@ -44,6 +45,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepTiming",
+    "Thinking",
     "TokenDelta",
     "TokenLogprobs",
     "Work",

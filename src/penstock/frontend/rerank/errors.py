@@ -3,9 +3,10 @@
 import orjson
 
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.asgi import Answer
 
 
-def encode_error(error: APIError) -> bytes:
-    """The body of an error response."""
+def encode_error(error: APIError) -> Answer:
     fields = {"message": error.message, "param": error.param, "code": error.code}
-    return orjson.dumps({"message": error.message, "detail": error.message, "error": fields})
+    body = orjson.dumps({"message": error.message, "detail": error.message, "error": fields})
+    return Answer(body, error.status)
