@@ -16,6 +16,7 @@ BEFORE: Mapping[str, Sequence[str]] = {
     "pull --revision": ("acme/tiny",),
     "rm --revision": ("acme/tiny",),
     "bench quality TEXT": ("python-8m",),
+    "embed TEXT": ("all-minilm-l6-v2",),
 }
 NOT_SHOWN = ("--api-key", "--system")  # values that no error shows: a secret, a text that may be long
 
@@ -168,6 +169,10 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
+    "embed": {
+        "MODEL": (*_MODEL, ("smollm2-135m", "name an embedding model")),
+        "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
+    },
     "list": {"--json": SWITCH},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),

@@ -141,7 +141,9 @@ SERVER: Flags = {
     ],
     "wires": Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve. Default: all."),
+        typer.Option(
+            metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, rerank. Default: all."
+        ),
     ],
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve")
+WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ OPENAI = Wire(
         WireRoute("POST", "/v1/chat/completions", "generate", "read_chat"),
         WireRoute("GET", "/v1/models", "answer", "list_models"),
         WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model"),
+        WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
@@ -84,4 +85,15 @@ OLLAMA = Wire(
         WireRoute("DELETE", "/api/delete", "answer", "delete"),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA)
+RERANK = Wire(
+    "rerank",
+    lambda: import_module("penstock.frontend.rerank"),
+    (
+        WireRoute("POST", "/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v1/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v2/rerank", "answer", "rerank_v2"),
+        WireRoute("POST", "/score", "answer", "score"),
+        WireRoute("POST", "/classify", "answer", "classify"),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK)
