@@ -207,6 +207,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "port": _constant(8000, "what clients of such servers expect"),
         "api_key": _constant(None, "no key is required"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
+        "cors_origin": _constant((), "only pages of the server itself may use it"),
         "seed": _constant(None, "each request draws its own"),
         "generation_config": _constant("model", "the values that the model recommends"),
         "device": _device,

@@ -11,6 +11,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    cors_origin: tuple[str, ...] = ()  # web origins that may use the server from a browser
     seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
     max_prompts: int = 64  # in one completions request

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from penstock.config.origins import read_origins
 from penstock.config.sizes import parse_bytes
 
 
@@ -75,6 +76,9 @@ class Settings(BaseModel):
     )
     api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    cors_origin: Annotated[tuple[str, ...], BeforeValidator(read_origins)] | None = Field(
+        None, description="Web origins whose pages may use the server, with commas between them"
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
     )

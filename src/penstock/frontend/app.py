@@ -1,7 +1,7 @@
 """The ASGI application: its routes, and the layers around them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import orjson
 from starlette.applications import Starlette
@@ -70,6 +70,9 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        cors_origins=config.cors_origin,
+        is_page=_page_paths(route.path for wire in WIRES for route in wire.routes if route.public),
+        quiet=[_shown(route.path) for wire in WIRES for route in wire.routes if not route.logged],
     )
 
 
@@ -126,6 +129,13 @@ class _Probes:
 def _shown(path: str) -> str:
     """A route's path for people: without the types of its parameters."""
     return re.sub(r":\w+}", "}", path)
+
+
+def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
+    """Returns a function that says whether a raw path is one of `paths`, whose parameters are plain file names."""
+    patterns = "|".join(re.sub(r"\\{\w+\\}", r"[A-Za-z0-9._-]+", re.escape(path)) for path in paths)
+    found = re.compile(patterns.encode()).fullmatch
+    return lambda path: found(path) is not None
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:

@@ -20,6 +20,8 @@ class WireRoute(NamedTuple):
     path: str
     kind: Kind
     function: str
+    public: bool = False  # a file of a page: answered without an API key, and to a reader who comes from another site
+    logged: bool = True  # False: successful requests are not in the log
 
 
 class Answer(NamedTuple):
@@ -56,4 +58,17 @@ OPENAI = Wire(
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
 )
-WIRES = (OPENAI,)
+PAGES = Wire(
+    "pages",
+    lambda: import_module("penstock.frontend.pages"),
+    (
+        WireRoute("GET", "/", "answer", "show_playground", public=True),
+        WireRoute("GET", "/dashboard", "answer", "show_dashboard", public=True),
+        WireRoute("GET", "/docs", "answer", "show_docs", public=True),
+        WireRoute("GET", "/pages/{version}/{folder}/{file}", "answer", "show_file", public=True, logged=False),
+        WireRoute("GET", "/openapi.json", "answer", "show_openapi"),
+        WireRoute("GET", "/server_info", "answer", "show_server"),
+        WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
+    ),
+)
+WIRES = (OPENAI, PAGES)
