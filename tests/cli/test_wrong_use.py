@@ -14,6 +14,9 @@ from penstock.cli.options import ENGINE, SERVER
 from tests.cli.conftest import RunCommand
 from tests.cli.wrong_values import OWN, SHARED, Wrong
 
+REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that a command cannot do without
+    "batch": {"REQUESTS": "requests.jsonl", "ANSWERS": "answers.jsonl"},
+}
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
 
 
@@ -24,6 +27,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it is read from the environment only once
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "requests.jsonl").write_text('{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a"}}')
 
 
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -95,15 +99,19 @@ def test_a_setting_that_does_not_fit(run_command: RunCommand, flag: str, value: 
 def test_a_wrong_setting_of_each_command(run_command: RunCommand, path: str) -> None:
     for flag in sorted(shared(COMMANDS[path]) & {*SHARED} - {*OWN[path]}):
         for value, words in SHARED[flag][:1]:
-            assert_one_line(run_command(*path.split(), flag, value), flag, value, words)
+            required = REQUIRED.get(path, {}).values()
+            assert_one_line(run_command(*path.split(), *required, flag, value), flag, value, words)
 
 
 @pytest.mark.parametrize("path", OWN)
 def test_a_wrong_value(run_command: RunCommand, path: str) -> None:
     for flag, value, words in table(OWN[path]):
-        given = (flag, value) if flag.startswith("--") else (value,)
+        required = dict(REQUIRED.get(path, {}))
+        given = [flag, value] if flag.startswith("--") else []
+        if not given:
+            required[flag] = value
         shown = flag if flag.startswith("--") and flag != "--model" else ""
-        assert_one_line(run_command(*path.split(), *given), shown, value, words)
+        assert_one_line(run_command(*path.split(), *required.values(), *given), shown, value, words)
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -79,6 +79,7 @@ SHARED: Mapping[str, Wrong] = {
     "--host": (("0.0.0.0", "--api-key"), *_EMPTY),
     "--kv-cache-dtype": (("int4", "give auto, int8 or fp8"), ("fp8", "set --kv-cache-dtype int8"), ("", "give auto")),
     "--kv-cache-memory": _SIZE,
+    "--log-format": (("xml", "give text or json"), ("", "give text or json")),
     "--max-body-size": _SIZE,
     "--max-choices": _COUNT,
     "--max-in-flight": _COUNT,
@@ -86,10 +87,12 @@ SHARED: Mapping[str, Wrong] = {
     "--max-model-len": (*_COUNT, ("2000000000", "made for at most")),
     "--max-num-batched-tokens": (*_COUNT, ("1", "or more")),
     "--max-num-seqs": _COUNT,
+    "--max-priority": (("high", "from 0 to 86400"), ("-1", "from 0 to 86400"), ("86401", "from 0 to 86400")),
     "--max-prompts": _COUNT,
     "--max-sequences": _COUNT,
     "--max-stop-strings": _COUNT,
     "--max-waiting": _COUNT,
+    "--max-waiting-tokens": _COUNT,
     "--pipeline-parallel-size": (*_RANKS, ("1000", "use")),
     "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
     "--quantization": (("int6", "give none, int8, int4 or fp8"), ("", "give none"), ("fp8", "--quantization int8")),
@@ -105,9 +108,11 @@ SHARED: Mapping[str, Wrong] = {
     "--num-speculative-tokens": (("many", "from 1 to 64"), ("0", "from 1 to 64"), ("65", "from 1 to 64")),
     "--reasoning-format": (("xml", "auto"), ("", "auto")),
     "--speculation": (("on", "give auto, off, ngram or suffix"), ("", "give auto")),
+    "--thinking-budget": (("many", "from 0 to 2147483647"), ("-1", "from 0 to 2147483647")),
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
+    "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }
 
@@ -153,6 +158,15 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
             (FOLDER, "give the file of penstock serve --event-log"),
             ("", "give the file of penstock serve --event-log"),
         )
+    },
+    "batch": {
+        "REQUESTS": (
+            (NO_FILE, "name a file of JSON lines"),
+            (FOLDER, "name a file of JSON lines"),
+            ("", "name a file of JSON lines"),
+        ),
+        "ANSWERS": _OUTPUT,
+        "--model": _MODEL,
     },
     "bench throughput": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
     "bench latency": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},

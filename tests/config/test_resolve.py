@@ -38,6 +38,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        cors_origin=["https://app.example.com"],
+        wires="ollama, openai",
         seed=7,
         device="cpu",
         deterministic=True,
@@ -52,6 +54,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         kv_cache_dtype="int8",
         enable_prefix_caching=False,
         max_waiting=5,
+        max_waiting_tokens=6,
         threads=1,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
@@ -66,10 +69,13 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_sequences=4,
         max_logprobs=0,
         max_stop_strings=1,
+        max_priority=3,
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
+        log_format="json",
         generation_config="none",
     )
     assert resolved.engine == EngineConfig(
@@ -88,6 +94,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         kv_cache_dtype="int8",
         enable_prefix_caching=False,
         max_waiting=5,
+        max_waiting_tokens=6,
         threads=1,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
@@ -95,6 +102,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         distributed_executor="process",
         depth=2,
         step_deadline=3.0,
+        log_format="json",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
@@ -102,6 +110,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        cors_origin=("https://app.example.com",),
+        wires=("ollama", "openai"),
         seed=7,
         max_body_bytes=1 << 20,
         max_answer_bytes=2 << 20,
@@ -110,10 +120,13 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_sequences=4,
         max_logprobs=0,
         max_stop_strings=1,
+        max_priority=3,
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
+        log_format="json",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}

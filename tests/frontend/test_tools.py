@@ -14,6 +14,7 @@ from tokenizers import models as backends
 
 from penstock.config import ServerConfig
 from penstock.frontend import RequestLimits, ServedModel, create_app
+from penstock.messages import Grammar, Thinking
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, Site
@@ -58,8 +59,10 @@ def sites(tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
     made: dict[tuple[Any, ...], Site] = {}
     models: list[ServedModel] = []
 
-    def site(tools: str = "hermes", reasoning: str = "think", limits: RequestLimits | None = None) -> Site:
-        key = (tools, reasoning, limits)
+    def site(
+        tools: str = "hermes", reasoning: str = "think", limits: RequestLimits | None = None, budget: int | None = None
+    ) -> Site:
+        key = (tools, reasoning, limits, budget)
         if key not in made:
             eos = tokenizer.encode("<|im_end|>")[0]
             engine = ScriptedClient(
@@ -72,6 +75,7 @@ def sites(tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
                 created=1,
                 tool_format=tools,
                 reasoning_format=reasoning,
+                thinking_budget=budget,
             )
             models.append(model)
             metrics = Metrics(CollectorRegistry())
@@ -202,6 +206,54 @@ async def test_finish_reasons_and_grammars(sites: Callable[..., Site], choice: A
     site.says('<tool_call>{"name": "now", "arguments": {"a": "bcdefgh"}}', ends=False)
     answer = await site.post(PATH, messages=USER, tools=[TOOL], tool_choice=choice, max_tokens=50)
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_budgets_of_thinking(sites: Callable[..., Site], tokenizer: Tokenizer) -> None:
+    site = sites()
+
+    async def asked(on: Site = site, **fields: Any) -> Grammar:
+        on.says("ok")
+        await on.post(PATH, messages=USER, **fields)
+        grammar = on.engine.requests[-1].grammar
+        assert grammar is not None
+        return grammar
+
+    thinking = Thinking(7, "<think>", "</think>")
+    assert await asked(thinking_budget=7) == Grammar("any", "", thinking=thinking)
+    assert await asked(thinking_token_budget=7) == Grammar("any", "", thinking=thinking)
+    held = await asked(thinking_budget=7, tools=[TOOL])
+    assert (held.kind, held.trigger, held.thinking) == ("lark", "<tool_call>", thinking)
+    begun = [*USER, {"role": "assistant", "content": "<think>\n"}]
+    opened = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    regex = {"structured_outputs": {"regex": "a+"}}
+    site.says("Hm.</think>aa")
+    await site.post(PATH, **opened, **regex, thinking_budget=0)
+    expected = Grammar("regex", "a+", "</think>", Thinking(0, "<think>", "</think>", opened=True))
+    assert site.engine.requests[-1].grammar == expected
+    assert (await asked(thinking_budget=7, **regex)).thinking is None  # the answer begins with the first token
+    for choice, answers in (("auto", 2), ("required", 1)):
+        thinking = (
+            await asked(sites("harmony", "harmony"), thinking_budget=7, tools=[TOOL], tool_choice=choice)
+        ).thinking
+        assert thinking is not None and len(thinking.answers) == answers
+    for fields, words in (
+        ({"thinking_budget": -2}, "0 or more"),
+        ({"thinking_budget": 1, "thinking_token_budget": 2}, "differ"),
+        ({"thinking_budget": 10**30}, "2147483647"),
+    ):
+        assert words in (await refusal(site, **fields))["message"]
+    error = await refusal(sites(reasoning="none"), thinking_budget=5)
+    assert error["param"] == "thinking_budget" and "--reasoning-format" in error["message"]
+
+
+async def test_a_servers_budget_is_a_default_and_a_limit(sites: Callable[..., Site]) -> None:
+    site = sites(budget=20)
+    site.says("ok")
+    for fields, budget in (({}, 20), ({"thinking_budget": 3}, 3), ({"thinking_budget": -1}, 20)):
+        await site.post(PATH, messages=USER, **fields)
+        grammar = site.engine.requests[-1].grammar
+        assert grammar is not None and grammar.thinking is not None and grammar.thinking.budget == budget
+    assert "limit is 20" in (await refusal(site, thinking_token_budget=21))["message"]
 
 
 async def test_no_tools_no_grammar(sites: Callable[..., Site]) -> None:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import penstock
 from penstock.cli import completion, usage
 from penstock.cli.chat.flags import CHAT
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
@@ -37,7 +37,7 @@ app.add_typer(bench)
 @app.callback(help="An LLM inference server.", invoke_without_command=True)
 def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
     if version:
-        typer.echo(f"penstock {penstock.__version__}")
+        typer.echo(f"penstock {__version__}")
         raise typer.Exit()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -143,6 +143,24 @@ def verify(
     from penstock.cli.verify import verify as command
 
     sys.exit(command(model, json_file, flags))
+
+
+@app.command(
+    short_help="Answer the requests of a file.",
+    help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
+    "ended if the same command is given again.",
+)
+@takes(ENGINE)
+def batch(
+    requests: Annotated[str, typer.Argument(metavar="REQUESTS", help="A file of JSON lines.")],
+    answers: Annotated[str, typer.Argument(metavar="ANSWERS", help="The file to write: a JSON line for each request.")],
+    *,
+    named: Annotated[str | None, NAMED] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.batch import batch as command
+
+    sys.exit(command(requests, answers, named, flags))
 
 
 @app.command(

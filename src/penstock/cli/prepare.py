@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -32,6 +33,11 @@ from penstock.weights.packaged import EMBEDDED, SMOLLM2, embedded_model, locate_
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from penstock.frontend import ServedModel
+    from penstock.messages import EngineClient
+    from penstock.observe.costs import CostModel
+    from penstock.text import Tokenizer
+
 
 @dataclass(frozen=True)
 class PreparedModel:
@@ -41,6 +47,7 @@ class PreparedModel:
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
+    hardware: Hardware
     generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
 
 
@@ -140,7 +147,32 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     resolved = found.resolve(hardware)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, hardware, generation)
+
+
+def served_model(
+    prepared: PreparedModel,
+    client: "EngineClient",
+    tokenizer: "Tokenizer | None" = None,
+    costs: "CostModel | None" = None,
+) -> "ServedModel":
+    """Returns what answers requests with an engine of the prepared model. `costs` are those of its steps."""
+    from penstock.frontend import ServedModel  # imported here, as a command may only want to know what fits
+    from penstock.text import Tokenizer
+
+    server = prepared.resolved.server
+    return ServedModel(
+        name=server.served_model_name,
+        aliases=server.aliases,
+        client=client,
+        tokenizer=tokenizer or Tokenizer.load(prepared.path),
+        created=int(time.time()),
+        tool_format=server.tool_format,
+        reasoning_format=server.reasoning_format,
+        thinking_budget=server.thinking_budget,
+        defaults=prepared.generation,
+        costs=costs,
+    )
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

@@ -82,6 +82,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
 
+    @property
+    def parameters_per_token(self) -> float:
+        """Parameters of the layers' matrices that a token is multiplied with: of experts, those that it uses."""
+        return sum(m.count * m.experts * m.share * m.rows * m.columns for m in self.matrices if not m.vocabulary)
+
     def without_codes(self) -> "ModelFacts":
         """The facts for kernels that read no codes of GGUF files: the matrices are floats."""
         matrices = tuple(msgspec.structs.replace(matrix, stored=()) for matrix in self.matrices)

@@ -105,6 +105,7 @@ def _server(values: Mapping[str, Any], name: str, aliases: Sequence[str]) -> Ser
     same = {field: values[field] for field in ServerConfig.__struct_fields__ if field in values}
     sizes = {"max_body_bytes": values["max_body_size"], "max_answer_bytes": values["max_answer_size"]}
     others = {"served_model_name": name, "aliases": tuple(aliases), **sizes}
+    others["wires"] = tuple(values["wires"].split(","))
     return ServerConfig(**{**same, **others})
 
 

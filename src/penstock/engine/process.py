@@ -7,7 +7,6 @@ ends. Signals to the process group are blocked from the start (penstock.engine.s
 
 import faulthandler
 import gc
-import logging
 import os
 import socket
 import sys
@@ -23,7 +22,7 @@ from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 def serve(backend: EngineBackend) -> int:
     """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
     gc.disable()  # until it is ready: imports and loading make many objects and no garbage
-    log_to_stderr("engine")
+    configure_log = log_to_stderr("engine")
     faulthandler.enable()
     end = int(sys.argv[1])
     os.set_inheritable(end, False)
@@ -35,7 +34,7 @@ def serve(backend: EngineBackend) -> int:
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
-    logging.getLogger().setLevel(config.log_level.upper())
+    configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
     return 0 if ended_well else 1

@@ -1,7 +1,7 @@
 """The ASGI application: its routes, and the layers around them."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from starlette.applications import Starlette
@@ -10,17 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock import __version__
 from penstock.config import ServerConfig
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
-from penstock.frontend.http.asgi import ASGIApp, Receive, Scope, Send
+from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.routes import ENGINE_ENDED, Site, route_app
+from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
-from penstock.frontend.wires import OPENAI, WIRES
+from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
+from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -36,33 +36,34 @@ def create_app(
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies)
     lifecycle = Lifecycle()
-    wire_of = {_shown(route.path): wire for wire in WIRES for route in wire.routes}
-    routes = [
-        Route(route.path, route_app(site, wire, route), methods=[route.method])
-        for wire in WIRES
-        for route in wire.routes
-    ]
-    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *routes])
+    metrics.in_flight = lambda: lifecycle.in_flight
+    wires = [wire for wire in WIRES if wire.name in config.wires]
+    paths = path_apps(site, wires)
+    shown_paths = {_shown(path): app for path, app in paths.items()}
+    routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
+    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics, wires).routes(), *routes])
     rest.router.redirect_slashes = False
     template = _templates(rest.router.routes)
 
-    def encode_error(error: APIError, path: str) -> bytes:
-        encoded: bytes = wire_of.get(template(path), OPENAI).package.encode_error(error)
+    def encode_error(error: APIError, scope: Scope | None) -> Answer:
+        at = None if scope is None else shown_paths.get(template(scope["path"]))
+        wire = OPENAI if at is None or scope is None else at.wire(scope)
+        encoded: Answer = wire.package.encode_error(error)
         return encoded
 
     async def answer_error(request: Request, error: Exception) -> Response:
         known = as_api_error(_routing_error(request, error) if isinstance(error, HTTPException) else error, 0)
-        body = encode_error(known, request.url.path)
-        response = Response(body, known.status, media_type="application/json")
+        encoded = encode_error(known, request.scope)
+        response = Response(encoded.body, encoded.status, media_type="application/json")
         response.raw_headers += known.http_headers()
         return response
 
     for kind in (APIError, HTTPException, Exception):
         rest.add_exception_handler(kind, answer_error)
     return Access(
-        _Dispatch(routes, rest),
+        _Dispatch(paths, rest),
         lifecycle=lifecycle,
         metrics=metrics,
         limits=limits,
@@ -71,16 +72,17 @@ def create_app(
         route_of=template,
         encode_error=encode_error,
         cors_origins=config.cors_origin,
-        is_page=_page_paths(route.path for wire in WIRES for route in wire.routes if route.public),
-        quiet=[_shown(route.path) for wire in WIRES for route in wire.routes if not route.logged],
+        is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
+        quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
+        retry_after=model.client.queue.retry_after,
     )
 
 
 class _Dispatch:
     """Sends POST requests of fixed paths straight to their routes. Starlette's layers would add work to every chunk."""
 
-    def __init__(self, routes: Sequence[Route], rest: ASGIApp) -> None:
-        self._posts = {route.path: route.app for route in routes if route.methods == {"POST"} and "{" not in route.path}
+    def __init__(self, paths: Mapping[str, PathApp], rest: ASGIApp) -> None:
+        self._posts = {path: app for path, app in paths.items() if "POST" in app.methods and "{" not in path}
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,10 +93,11 @@ class _Dispatch:
 class _Probes:
     """Routes about the server itself. They never run inference."""
 
-    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
         self._model = model
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._wires = wires
 
     def routes(self) -> list[Route]:
         return [
@@ -104,6 +107,7 @@ class _Probes:
             Route("/ping", self._ready, methods=["GET", "POST"]),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
+            Route("/openapi.json", self._show_openapi),
         ]
 
     async def _live(self, request: Request) -> Response:
@@ -124,6 +128,11 @@ class _Probes:
     async def _show_metrics(self, request: Request) -> Response:
         body, content_type = self._metrics.render(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
+
+    async def _show_openapi(self, request: Request) -> Response:
+        from penstock.frontend.openapi import document  # needs the packages of all wires
+
+        return Response(document(tuple(self._wires)), media_type="application/json")
 
 
 def _shown(path: str) -> str:

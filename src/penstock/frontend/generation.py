@@ -38,6 +38,8 @@ class ChoiceUpdate(NamedTuple):
     offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
     prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
+    ids: Sequence[int] = ()  # of the new tokens that count
+    stopped: str | None = None  # the stop string that ended the choice
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class Generation:
     """Yields the updates of all prompts of one call.
 
     `operation` names the kind of call in metrics. `start` is the time on `clock` when the call was received. Choices
-    are numbered prompt by prompt.
+    are numbered prompt by prompt. `request_id` is for the log.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class Generation:
         metrics: ModelMetrics,
         operation: str,
         start: float,
+        request_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.request_id = request_id
         self._client = model.client
         self._metrics = metrics
         self._operation = operation
@@ -202,7 +206,7 @@ class Generation:
         began = choice.tokens
         if delta.offset != began:
             raise GenerationFailed(f"the engine sent token {delta.offset} of a choice, but token {began} was expected")
-        text, offsets, keep, reason = _read(choice, part, delta)
+        text, offsets, keep, reason, stopped = _read(choice, part, delta)
         if reason is not None and delta.finish_reason is None:
             self._client.finish(delta.request_id, delta.choice, reason, keep)
         count = len(delta.token_ids)
@@ -220,7 +224,8 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs)
+        ids = delta.token_ids[: max(keep - began, 0)]
+        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, ids, stopped)
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True
@@ -244,10 +249,10 @@ def _output_text(model: ServedModel, part: PromptPart) -> OutputText:
 
 def _read(
     choice: _Choice, part: PromptPart, delta: TokenDelta
-) -> tuple[str, tuple[int, ...], int, FinishReason | None]:
-    """(text of a delta, offsets of its tokens, tokens of the choice so far, finish reason or None)."""
+) -> tuple[str, tuple[int, ...], int, FinishReason | None, str | None]:
+    """(text of a delta, offsets of its tokens, tokens of the choice so far, finish reason or None, stop string)."""
     if part.prompt_only:
-        return "", (), 0, "length"
+        return "", (), 0, "length", None
     ids, reason = delta.token_ids, delta.finish_reason
     hides_last = delta.stop_token is not None and not part.include_stop  # a stop token is counted but not shown
     text, stopped, keep, offsets = choice.text.push(ids[:-1] if hides_last else ids)
@@ -256,7 +261,7 @@ def _read(
         text, stopped = text + rest.text, rest.stopped
     choice.characters += len(text)
     if stopped is not None:
-        return text, offsets, keep, "stop"
+        return text, offsets, keep, "stop", stopped
     if hides_last and ids:
-        return text, (*offsets, choice.characters), keep + 1, reason
-    return text, offsets, keep, reason
+        return text, (*offsets, choice.characters), keep + 1, reason, None
+    return text, offsets, keep, reason, None

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import orjson
+from msgspec.structs import replace
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.grammar import GrammarSource, check_grammar
@@ -17,8 +18,11 @@ from penstock.frontend.served import ServedModel
 from penstock.messages import FinishReason, Grammar
 from penstock.text import GrammarError
 from penstock.text.calls import CallLimits, Conversation, MessageParser, Part, ToolOutputError
+from penstock.text.calls.budget import Answer, thinking_of
 from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
 from penstock.text.grammars.schema import read_schema
+
+ANY_TEXT = Grammar("any", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +37,33 @@ class ToolUse:
 
 
 async def reply_grammar(
-    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
+    model: ServedModel,
+    use: ToolUse,
+    source: GrammarSource | None,
+    prompt_end: str,
+    body_size: int,
+    budget: int | None = None,
 ) -> Grammar | None:
-    """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`.
+    """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`. With a
+    `budget`, so many of its tokens may be reasoning.
 
     `body_size` is the size of the request's body in bytes. Raises APIError 400 if a tool's schema cannot be held
     although a call is required.
     """
+    grammar = await _grammar(model, use, source, prompt_end, body_size)
+    reasoning = model.conversation.reasoning
+    if budget is None or reasoning is None:
+        return grammar
+    tools = bool(use.schemas) and model.conversation.tools is not None
+    if grammar is not None and not grammar.trigger and not tools:
+        return grammar  # the answer begins with the first token
+    answer: Answer = "text" if not tools else "either" if use.choice == "auto" else "call"
+    return replace(grammar or ANY_TEXT, thinking=thinking_of(reasoning, prompt_end, budget, answer=answer))
+
+
+async def _grammar(
+    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
+) -> Grammar | None:
     conversation = model.conversation
     if not use.schemas or conversation.tools is None:
         if source is None:
@@ -49,7 +73,8 @@ async def reply_grammar(
     if source is not None and not required and source.kind != "json_schema":
         raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
     answer = None if required else source
-    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), body_size)
+    # A byte of a schema takes about four times as long as a character to tokenise.
+    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), 4 * body_size)
     try:
         return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
     except APIError as error:

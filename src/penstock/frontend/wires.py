@@ -1,10 +1,12 @@
 """The wires: the APIs that the server speaks. The package of a wire is imported when a request needs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
+
+from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call
@@ -14,27 +16,23 @@ Kind = Literal["generate", "answer", "raw"]
 
 
 class WireRoute(NamedTuple):
-    """One route: a method, a path in Starlette's form, and the name of the function in the wire's package."""
+    """One route: a method, a path in Starlette's form, and the name of the function in the wire's package.
+
+    Several routes may have the same method and path. A request goes to the first one whose `when` is true, else to the
+    first one without `when`.
+    """
 
     method: str
     path: str
     kind: Kind
     function: str
+    when: Callable[[Scope], bool] | None = None
     public: bool = False  # a file of a page: answered without an API key, and to a reader who comes from another site
     logged: bool = True  # False: successful requests are not in the log
 
 
-class Answer(NamedTuple):
-    """An answer that is not JSON with status 200."""
-
-    body: bytes
-    status: int = 200
-    content_type: bytes = b"application/json"
-    headers: Mapping[str, str] = MappingProxyType({})
-
-
 class Wire:
-    """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> bytes`."""
+    """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> Answer`."""
 
     def __init__(self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...]) -> None:
         self.name = name
@@ -58,15 +56,21 @@ OPENAI = Wire(
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
 )
+
+
+def _takes_html(scope: Scope) -> bool:
+    """Whether a browser asks. Ollama's clients get another answer."""
+    return b"text/html" in (header(scope, b"accept") or b"")
+
+
 PAGES = Wire(
     "pages",
     lambda: import_module("penstock.frontend.pages"),
     (
-        WireRoute("GET", "/", "answer", "show_playground", public=True),
+        WireRoute("GET", "/", "answer", "show_playground", _takes_html, public=True),
         WireRoute("GET", "/dashboard", "answer", "show_dashboard", public=True),
         WireRoute("GET", "/docs", "answer", "show_docs", public=True),
         WireRoute("GET", "/pages/{version}/{folder}/{file}", "answer", "show_file", public=True, logged=False),
-        WireRoute("GET", "/openapi.json", "answer", "show_openapi"),
         WireRoute("GET", "/server_info", "answer", "show_server"),
         WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
     ),

@@ -10,6 +10,8 @@ from penstock.messages import GenerateRequest, RequestRejected, check_sampling
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 
+MAX_CHOICES = 1024  # each has a copy of the prompt's token ids
+
 
 def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int) -> None:
     """Raise RequestRejected for a request that is malformed or longer than the model allows."""
@@ -51,9 +53,8 @@ def check_memory(request: GenerateRequest, config: SchedulerConfig, cache: KVCac
 
 
 def _check_choices(request: GenerateRequest, config: SchedulerConfig) -> None:
-    most = config.max_num_seqs + config.max_waiting
-    if not 1 <= request.n <= most:
-        raise RequestRejected(f"n={request.n}: ask for 1 to {most} choices")
+    if not 1 <= request.n <= MAX_CHOICES:
+        raise RequestRejected(f"n={request.n}: ask for 1 to {MAX_CHOICES} choices")
     if request.first_choice < 0:
         raise RequestRejected(f"first_choice={request.first_choice}: choices are numbered from 0")
     if request.output_ids and request.n != 1:

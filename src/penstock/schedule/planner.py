@@ -77,6 +77,7 @@ class Planner:
                 reserved = (len(running) - index - 1) * per_decode
                 self._extend(sequence, step.budget - decodes - reserved, step)
         step.budget -= decodes
+        step.decodes += decodes
 
     def _continue_known(self, step: StepDraft, outstanding: int) -> None:
         """Plan work for running sequences whose tokens are all known, a share of them for each outstanding plan."""

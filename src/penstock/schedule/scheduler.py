@@ -7,7 +7,6 @@ from penstock.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
-    QueueFull,
     RequestRejected,
     SequenceResult,
     StepPlan,
@@ -35,7 +34,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 
@@ -48,7 +47,7 @@ class Scheduler:
         config: SchedulerConfig,
         capacity: Capacity,
         *,
-        policy: QueuePolicy = by_priority,
+        policy: QueuePolicy = by_due_time,
         log: EventLog | None = None,
         incarnation: int = 0,
     ) -> None:
@@ -67,13 +66,13 @@ class Scheduler:
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
-        self._steps = self._computed_tokens = 0
+        self._steps = self._computed_tokens = self._decode_tokens = 0
         self._record(Started(config, capacity, incarnation))
 
     # -- requests come and go ---------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest, now: float) -> list[TokenDelta]:
-        """Queue a request. Raises RequestRejected if it can never be served, QueueFull if it cannot be served now.
+        """Queue a request. Raises RequestRejected if it can never be served.
 
         Returns the deltas of choices that have ended already: a request that starts from the middle may bring all its
         tokens with it.
@@ -90,11 +89,6 @@ class Scheduler:
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
-            if self._live.not_started >= self._config.max_waiting:
-                raise QueueFull(
-                    f"{self._live.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
-                    f"retry later or raise max_waiting"
-                )
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._live.add(state)
@@ -169,6 +163,7 @@ class Scheduler:
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
         self._computed_tokens += step.num_tokens
+        self._decode_tokens += step.decodes
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
@@ -336,6 +331,7 @@ class Scheduler:
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
             computed_tokens=self._computed_tokens,
+            decode_tokens=self._decode_tokens,
             drafts=drafts.units,
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,

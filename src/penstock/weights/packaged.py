@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
 
-import penstock
 from penstock.weights.gguf_choice import HubError
 
 
@@ -81,7 +80,7 @@ EMBEDDED = "python-8m"  # a folder of Penstock itself
 
 def embedded_model() -> Path:
     """Returns the folder of the model that is part of Penstock. It completes Python code."""
-    return Path(penstock.__file__).parent / "assets" / EMBEDDED
+    return Path(__file__).parents[1] / "assets" / EMBEDDED
 
 
 def locate_packaged(name: str) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
+    Answer,
     ASGIApp,
     Headers,
     Message,
@@ -73,16 +74,18 @@ class Access:
         api_keys: Sequence[str],
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
-        encode_error: Callable[[APIError, str], bytes],
+        encode_error: Callable[[APIError, Scope | None], Answer],
+        retry_after: Callable[[], int],
         cors_origins: Sequence[str] = (),
         is_page: Callable[[bytes], bool] = lambda path: False,
         quiet: Collection[str] = (),
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
+        `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
+        not a request, `retry_after` the seconds after which a request that is one too many may come again.
         Pages of `cors_origins` may send requests. `is_page` says whether a raw path is of a file that everyone may
-        read. Successful requests to routes in `quiet` are not logged. `route_of` returns the template of a path,
-        `encode_error` the body of an error answer to a path.
+        read. Successful requests to routes in `quiet` are not logged.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -95,6 +98,7 @@ class Access:
         self._quiet = frozenset(quiet)
         self._route_of = route_of
         self._encode_error = encode_error
+        self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,7 +107,8 @@ class Access:
         info = RequestInfo(request_id.decode(), time.monotonic())
         scope["penstock.request"] = info
         origin = self._cors.allowed(scope)
-        answer = _ResponseTracker(send, [(b"x-request-id", request_id), *self._cors.headers(origin)])
+        ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
+        answer = _ResponseTracker(send, [*ids, *self._cors.headers(origin)])
         try:
             await self._admit(scope, receive, answer.send, origin)
         except Exception as error:
@@ -111,12 +116,8 @@ class Access:
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
-                await respond(
-                    answer.send,
-                    failure.status,
-                    self._encode_error(failure, scope["path"]),
-                    headers=failure.http_headers(),
-                )
+                encoded = self._encode_error(failure, scope)
+                await respond(answer.send, encoded.status, encoded.body, headers=failure.http_headers())
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
         finally:
@@ -136,7 +137,7 @@ class Access:
                 return
             if not self._keys and origin is None:
                 check_site(scope)
-            request_info(scope).tenant = self._tenant(header(scope, b"authorization"))
+            request_info(scope).tenant = self._tenant(_bearer(scope))
             await self._in_flight(scope, receive, send)
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +153,7 @@ class Access:
                 429,
                 f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",
                 code="too_many_requests",
-                retry_after=self.limits.retry_after,
+                retry_after=self._retry_after(),
             )
         self.lifecycle.begin()
         try:
@@ -173,16 +174,15 @@ class Access:
             )
             raise APIError(403, message, code="host_refused")
 
-    def _tenant(self, authorization: bytes | None) -> str:
+    def _tenant(self, key: bytes) -> str:
         """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
         if not self._keys:
             return ""
-        scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        digest = hashlib.sha256(key).digest()
         known = False
         for other in self._keys:  # no early exit, so that the time does not depend on the key
             known |= hmac.compare_digest(digest, other)
-        if not known or scheme.lower() != b"bearer":
+        if not known:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
         return digest.hex()[:16]
 
@@ -191,7 +191,7 @@ class Access:
         self._metrics.http_request("other", "other", error.status)
         fields = {"client": _address(client), "status": error.status, "error": error.message}
         _log.info("request", extra={"fields": fields})
-        return self._encode_error(error, "")
+        return self._encode_error(error, None).body
 
     def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
         code = _CLIENT_GONE if info.client_gone or status is None else status
@@ -212,6 +212,8 @@ class Access:
             "seconds": round(time.monotonic() - info.start, 4),
             "request_id": info.request_id,
         }
+        if info.answer_id:
+            fields["answer_id"] = info.answer_id
         _log.info("request", extra={"fields": fields})
 
 
@@ -233,6 +235,12 @@ class _ResponseTracker:
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
+
+
+def _bearer(scope: Scope) -> bytes:
+    """The key that a request has, in Authorization or in Anthropic's x-api-key. b"" if it has none."""
+    scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else (header(scope, b"x-api-key") or b"").strip()
 
 
 def _address(client: Sequence[Any] | None) -> str:

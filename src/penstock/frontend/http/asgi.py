@@ -1,8 +1,9 @@
 """ASGI types and functions that every route uses."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -14,6 +15,15 @@ Headers = list[tuple[bytes, bytes]]
 JSON = b"application/json"
 
 
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class RequestInfo:
     """Facts about a request that are not in its body. The request's scope carries them."""
@@ -21,6 +31,7 @@ class RequestInfo:
     request_id: str
     start: float  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key; "" without keys
+    answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
     client_gone: bool = False  # the client closed the connection before the answer was complete
 
 

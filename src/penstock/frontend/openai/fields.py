@@ -162,6 +162,8 @@ class ChatFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None  # vLLM's name for it; -1: no budget
     # refused unless they ask for nothing
     chat_template: Any = None
     functions: Any = None

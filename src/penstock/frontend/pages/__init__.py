@@ -3,17 +3,13 @@
 from penstock.frontend.describe import Operation
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.pages.files import show_dashboard, show_docs, show_file, show_playground
-from penstock.frontend.pages.openapi import show_openapi
 from penstock.frontend.pages.server import show_load, show_server
 
 OPERATIONS = {
-    "show_playground": Operation(
-        summary="The playground for browsers; `Ollama is running` for others", answer="text/html"
-    ),
+    "show_playground": Operation(summary="The playground", answer="text/html"),
     "show_dashboard": Operation(summary="The dashboard", answer="text/html"),
     "show_docs": Operation(summary="A page that shows this document", answer="text/html"),
     "show_file": Operation(summary="A file of a page", answer="*/*"),
-    "show_openapi": Operation(summary="This document"),
     "show_server": Operation(summary="The model, defaults of sampling parameters, and limits"),
     "show_load": Operation(summary="Counters, gauges and latencies, as the dashboard reads them"),
 }
@@ -25,7 +21,6 @@ __all__ = [
     "show_docs",
     "show_file",
     "show_load",
-    "show_openapi",
     "show_playground",
     "show_server",
 ]

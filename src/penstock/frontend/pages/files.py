@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
-from penstock.frontend.wires import Answer
+from penstock.frontend.http.asgi import Answer
 
 _FOLDERS = ("shared", "playground", "dashboard", "docs", "vendor")
 _TYPES = {
@@ -80,11 +80,7 @@ def _page_file(name: str, content: bytes, version: str) -> PageFile:
 
 
 async def show_playground(body: bytes, context: RequestContext) -> Answer:
-    """Answers browsers with the playground, and programs as Ollama does: they ask whether a server is there."""
-    vary = {"vary": "accept, accept-encoding"}
-    if "text/html" not in _header(context, b"accept"):
-        return Answer(b"Ollama is running", content_type=b"text/plain; charset=utf-8", headers=vary)
-    return _page("playground", context, vary)
+    return _page("playground", context, {"vary": "accept, accept-encoding"})
 
 
 async def show_dashboard(body: bytes, context: RequestContext) -> Answer:

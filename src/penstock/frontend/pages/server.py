@@ -4,11 +4,11 @@ import time
 
 import orjson
 
-from penstock import __version__
 from penstock.frontend.call import RequestContext
 from penstock.messages import SamplingParams
 from penstock.messages.limits import MAX_ADDITIVE_PENALTY, MAX_BIAS, MAX_STOP_TOKENS, REPETITION_RANGE
 from penstock.observe.histogram import Histogram
+from penstock.version import __version__
 
 _DEFAULTS = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens"),
@@ -57,6 +57,7 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
 async def show_load(body: bytes, context: RequestContext) -> bytes:
     """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
     client, metrics = context.model.client, context.metrics
+    assert metrics is not None
     stats, info = client.stats(), client.info
     serves = client.healthy and not client.restarting
     return orjson.dumps(

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock import __version__
-from penstock.frontend.call import RequestContext
 from penstock.frontend.describe import Operation
-from penstock.frontend.wires import WIRES, Wire, WireRoute
+from penstock.frontend.wires import Wire, WireRoute
+from penstock.version import __version__
 
 _PROBES = {
     "/livez": "200 unless the engine has ended for good",
@@ -20,6 +19,7 @@ _PROBES = {
     "/ping": "200 while new requests are accepted",
     "/version": "The server's version",
     "/metrics": "Metrics for Prometheus",
+    "/openapi.json": "This document",
 }
 _ERROR = {
     "type": "object",
@@ -38,14 +38,10 @@ _ERROR = {
 }
 
 
-async def show_openapi(body: bytes, context: RequestContext) -> bytes:
-    """Answers with the document."""
-    return _document()
-
-
 @cache
-def _document() -> bytes:
-    described = [(wire, route, _operation(wire, route)) for wire in WIRES for route in wire.routes]
+def document(wires: tuple[Wire, ...]) -> bytes:
+    """Returns the document of a server with these wires, as JSON."""
+    described = [(wire, route, _operation(wire, route)) for wire in wires for route in wire.routes]
     requests = {operation.request for _, _, operation in described if operation.request is not None}
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -53,11 +49,12 @@ def _document() -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for wire, route, operation in described:
         path = re.sub(r":\w+}", "}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _fields(wire, route, operation, schema_of)
+        # Of routes with the same path, the first wire's is described: the others are for clients that name themselves.
+        paths.setdefault(path, {}).setdefault(route.method.lower(), _fields(wire, route, operation, schema_of))
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
         answers = {"200": {"description": summary, "content": {kind: {}}}}
-        if path not in ("/version", "/metrics"):
+        if path in ("/livez", "/readyz", "/health", "/ping"):
             answers["503"] = {"description": "The server cannot serve now", "content": {kind: {}}}
         paths[path] = {
             "get": {
