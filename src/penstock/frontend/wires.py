@@ -27,6 +27,8 @@ class WireRoute(NamedTuple):
     kind: Kind
     function: str
     when: Callable[[Scope], bool] | None = None
+    public: bool = False  # a file of a page: answered without an API key, and to a reader who comes from another site
+    logged: bool = True  # False: successful requests are not in the log
 
 
 class Wire:
@@ -45,6 +47,11 @@ class Wire:
 def _names_version(scope: Scope) -> bool:
     """True for Anthropic's clients."""
     return header(scope, b"anthropic-version") is not None
+
+
+def _takes_html(scope: Scope) -> bool:
+    """Whether a browser asks. Ollama's clients get another answer."""
+    return b"text/html" in (header(scope, b"accept") or b"")
 
 
 OPENAI = Wire(
@@ -96,4 +103,16 @@ RERANK = Wire(
         WireRoute("POST", "/classify", "answer", "classify"),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK)
+PAGES = Wire(
+    "pages",
+    lambda: import_module("penstock.frontend.pages"),
+    (
+        WireRoute("GET", "/", "answer", "show_playground", _takes_html, public=True),
+        WireRoute("GET", "/dashboard", "answer", "show_dashboard", public=True),
+        WireRoute("GET", "/docs", "answer", "show_docs", public=True),
+        WireRoute("GET", "/pages/{version}/{folder}/{file}", "answer", "show_file", public=True, logged=False),
+        WireRoute("GET", "/server_info", "answer", "show_server"),
+        WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK, PAGES)
