@@ -92,7 +92,7 @@ class ModelRunner:
         self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
         self.pages = pages
         self.max_outstanding = 1 if device.shared else config.depth
-        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session))
+        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)
         rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
         shared = device.shared
         self._batch = ResidentBatch(
