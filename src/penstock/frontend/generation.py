@@ -39,19 +39,20 @@ class ChoiceUpdate(NamedTuple):
     offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
     prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
-    ids: Sequence[int] = ()  # of the new tokens that count
+    token_ids: tuple[int, ...]  # the new tokens; those beyond `tokens` are not part of the choice
     stopped: str | None = None  # the stop string that ended the choice
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a call so far."""
+    """Counts of a call so far."""
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    first_token_seconds: float = 0.0  # from the call's arrival to its first token
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
 
 
@@ -188,6 +189,7 @@ class Generation:
         if not progress.held:
             self.usage.cached_tokens += delta.cached_tokens
             waited = self._clock() - self._start
+            self.usage.first_token_seconds = self.usage.first_token_seconds or waited
             self._metrics.request_prefilled(self._operation, len(request.prompt_ids), waited)
         wants_prompt = request.sampling.prompt_logprobs is not None and len(request.prompt_ids) > 1
         if wants_prompt and delta.choice != 0 and not delta.error:
@@ -233,8 +235,9 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        ids = delta.token_ids[: max(keep - began, 0)]
-        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, ids, stopped)
+        return ChoiceUpdate(
+            choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, delta.token_ids, stopped
+        )
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True
