@@ -221,6 +221,18 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--tokens-out": _OUTPUT,
         "--json": _OUTPUT,
     },
+    "top": {
+        "URL": (
+            ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
+            ("", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
+            ("https://127.0.0.1:1", "is a server running there?"),
+        ),
+        "--once": (),
+        "--interval": (("often", "give a number from 0.2 to 3600"), ("0", "from 0.2"), ("nan", "from 0.2")),
+        "--api-key": (),
+    },
     "bench serve": {
         "--url": (
             ("127.0.0.1:8000", "write --url http://127.0.0.1:8000"),
