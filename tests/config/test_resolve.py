@@ -53,6 +53,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         enable_prefix_caching=False,
         max_waiting=5,
         max_waiting_tokens=6,
+        target_itl=25.0,
         threads=1,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
@@ -72,6 +73,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         tool_format="hermes",
         reasoning_format="none",
         drain_timeout=1.5,
+        request_timeout=20.0,
+        first_token_timeout=2.5,
         generation_config="none",
     )
     assert resolved.engine == EngineConfig(
@@ -91,6 +94,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         enable_prefix_caching=False,
         max_waiting=5,
         max_waiting_tokens=6,
+        target_itl=25.0,
         threads=1,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
@@ -118,6 +122,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         tool_format="hermes",
         reasoning_format="none",
         drain_timeout=1.5,
+        request_timeout=20.0,
+        first_token_timeout=2.5,
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}

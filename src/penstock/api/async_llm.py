@@ -48,7 +48,8 @@ class AsyncLLM:
         prepared = prepare(model, settings)
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
-        client = await launch(replace(resolved.engine, log_level="warning"), in_process=True)
+        engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)  # the caller has the memory
+        client = await launch(engine, in_process=True)
         served = ServedModel(
             name=resolved.server.served_model_name,
             client=client,
@@ -58,7 +59,7 @@ class AsyncLLM:
             reasoning_format=resolved.server.reasoning_format,
             defaults=prepared.generation,
         )
-        limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)  # the caller has the memory
+        limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)
         return cls(served, limits, resolved.server.seed)
 
     @property

@@ -23,4 +23,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = "auto"  # how it marks its reasoning
     max_in_flight: int = 2048  # requests being answered; more get 429
+    request_timeout: float | None = None  # of a request in seconds, at most; None: no limit
+    first_token_timeout: float | None = None
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -41,6 +41,7 @@ class Site:
             tenant=request_info(scope).tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
+            start=request_info(scope).start,
             seed=self.seed,
         )
 
