@@ -110,6 +110,18 @@ def test_the_model_learns_any_linear_machine() -> None:
         assert model.seconds(size) == pytest.approx(true_seconds(size), rel=0.05)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.6])
+def test_it_knows_how_far_steps_stray(noise: float) -> None:
+    rng = random.Random(4)
+    model, above = StepModel(), 0
+    for number in range(600):
+        size = StepSize(8, rng.randrange(16, 512), 1000.0)
+        seconds = true_seconds(size) * (1 + noise * rng.random())
+        above += number >= 200 and seconds > model.spread * model.seconds(size)
+        model.note(size, seconds)
+    assert above / 400 == pytest.approx(0.1, abs=0.05) if noise else model.spread < 1.06
+
+
 def test_one_long_step_does_not_spoil_it() -> None:
     model = StepModel()
     for _ in range(50):

@@ -9,8 +9,6 @@ from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.sequence import Request, Sequence
 from penstock.schedule.step_model import StepModel, StepSize
 
-MARGIN = 1.15  # times the expected time until the first token
-
 
 def late_requests(
     live: LiveRequests, cache: KVCache, config: SchedulerConfig, model: StepModel, now: float
@@ -66,4 +64,4 @@ def _seconds(
     steps = max(1, math.ceil(total / max(room, 1)))
     pairs = tokens * (len(sequence.tokens) - tokens / 2) + ahead * ahead / 2
     step = model.seconds(StepSize(decodes))
-    return MARGIN * (model.seconds(StepSize(decodes, total, pairs)) + (steps - 1) * step)
+    return model.spread * (model.seconds(StepSize(decodes, total, pairs)) + (steps - 1) * step)

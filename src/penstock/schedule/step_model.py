@@ -14,6 +14,9 @@ OUTLIER = 3.0  # times the expected time: a longer step counts as this
 LEAST_MEASURED = 3  # steps with prompts, before which nothing is known
 FIRST_CHUNK = 32  # tokens of prompts in a step whose time is not known yet
 GROWTH = 2.0  # times the largest chunk of late: a larger one would be a guess
+SPREAD = (1.05, 2.0)  # limits of StepModel.spread
+SPREAD_SHARE = 0.9  # of steps with prompts that take less than `spread` times the expected time
+SPREAD_PACE = 0.05  # by which a step moves it
 LEAST_CHUNK = 16  # tokens of prompts in a step, so that a prompt advances whatever the target
 
 
@@ -49,12 +52,17 @@ class StepModel:
     def __init__(self) -> None:
         self._plain, self._mixed = _Sums(), _Sums()
         self._factors: tuple[float, ...] | None = None
+        self.spread = 1.2  # times the expected time: what most steps with prompts take less than
         self._largest = 0.0  # tokens of prompts in a step, of late
 
     def note(self, size: StepSize, seconds: float) -> None:
         sums = self._mixed if size.tokens else self._plain
-        if sums.count > LEAST_MEASURED:
-            seconds = min(seconds, OUTLIER * self.seconds(size))
+        if sums.count > LEAST_MEASURED and (expected := self.seconds(size)):
+            if size.tokens:
+                longer = seconds > self.spread * expected
+                self.spread += SPREAD_PACE * (SPREAD_SHARE if longer else SPREAD_SHARE - 1)
+                self.spread = min(max(self.spread, SPREAD[0]), SPREAD[1])
+            seconds = min(seconds, OUTLIER * expected)
         sums.add(_features(size), seconds)
         self._factors = None
         if size.tokens:
