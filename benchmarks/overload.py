@@ -8,6 +8,9 @@ Capacity is the rate of answers with as many clients as can wait. Then requests 
   first come, first served, where the client counts those that are in time;
 - at ten times the capacity, without deadlines, where most are refused.
 
+`useful_tokens` is the share of all computed tokens that were for answers in time. Unlike goodput over capacity, it does
+not depend on what else the machine does meanwhile.
+
 The load client has the lowest priority; its share of the processors is reported. Prompts are random token ids.
 """
 
@@ -171,6 +174,14 @@ async def session(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
+async def computed_tokens(http: aiohttp.ClientSession, server: Server) -> float:
+    """Tokens that the engine has computed so far, for whatever became of them."""
+    async with http.get(server.url + "/metrics") as answer:
+        found = re.search(r"^penstock_engine_computed_tokens_total{.*} ([\d.e+]+)$", await answer.text(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 async def capacity_of(server: Server, clients: int, seconds: float) -> float:
     async with session(server) as http:
         load = Load(http, server)
@@ -185,8 +196,9 @@ async def deadline_run(
     """Returns figures, and the answers in time for each second, by the time at which their requests came."""
     async with session(server) as http:
         load = Load(http, server, **fields)
-        start = time.monotonic()
+        before, start = await computed_tokens(http, server), time.monotonic()
         await load.open(rate, seconds, server)
+        computed = await computed_tokens(http, server) - before
     counted = [answer for answer in load.answers if seconds / 4 <= answer.sent - start < seconds]
     span = seconds * 3 / 4
     points = [0.0] * int(seconds / BUCKET)
@@ -198,6 +210,7 @@ async def deadline_run(
         "requests": len(counted),
         "in_time": sum(answer.in_time for answer in counted),
         "goodput": round(sum(answer.in_time for answer in counted) / span, 2),
+        "useful_tokens": round(sum(answer.in_time for answer in load.answers) * (PROMPT + OUTPUT - 1) / computed, 3),
         "begun_but_late": sum(answer.complete and not answer.in_time for answer in counted),
         "dropped": sum(answer.status == 504 for answer in counted),
         "refused": sum(answer.status == 429 for answer in counted),

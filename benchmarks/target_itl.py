@@ -23,7 +23,7 @@ from penstock.engine.launch import launch
 from penstock.messages import GenerateRequest, SamplingParams
 from penstock.weights.packaged import SMOLLM2
 
-READERS, PROMPT, LONG, ALONE = 32, 64, 8000, 24  # ALONE: tokens of each reader before the prompt joins
+READERS, PROMPT, ALONE = 32, 64, 24  # ALONE: tokens of each reader before the prompt joins
 
 
 class Run(NamedTuple):
@@ -72,12 +72,12 @@ async def first_token(client: StreamingClient, asked: GenerateRequest) -> float:
     return time.perf_counter() - start
 
 
-async def measure(model: Path, target_ms: float, threads: int) -> tuple[Run, float]:
+async def measure(model: Path, target_ms: float, length: int, threads: int) -> tuple[Run, float]:
     """Returns the run, and the seconds of the prompt by itself in the same engine."""
     config = EngineConfig(
         model=str(model),
         name="bench",
-        max_model_len=LONG + 64,
+        max_model_len=8192,
         max_num_seqs=READERS + 1,
         max_num_batched_tokens=512,
         kv_cache_dtype="int8",
@@ -89,7 +89,7 @@ async def measure(model: Path, target_ms: float, threads: int) -> tuple[Run, flo
     client = await launch(config)
     source, vocab = random.Random(0), client.info.vocab_size
     try:
-        prompt = random_prompt(LONG, vocab, source)
+        prompt = random_prompt(length, vocab, source)
         by_itself = await first_token(client, request("by-itself", prompt, 1))
         readers = Readers(client, source)
         while len(readers.gaps) < READERS * ALONE:
@@ -125,15 +125,16 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--model", type=Path, help="a folder or a GGUF file; default: SmolLM2-135M-Instruct")
     arguments.add_argument("--target-ms", type=float, default=0.0, help="0: three times the readers' gap alone")
+    arguments.add_argument("--prompt", type=int, default=8000, help="tokens of the prompt that joins, at most 8100")
     arguments.add_argument("--runs", type=int, default=1)
     arguments.add_argument("--threads", type=int, default=1)
     args = arguments.parse_args()
     model = args.model or SMOLLM2.locate()
     off, on, target = [], [], args.target_ms
     for _ in range(args.runs):
-        off.append(asyncio.run(measure(model, 0.0, args.threads)))
+        off.append(asyncio.run(measure(model, 0.0, args.prompt, args.threads)))
         target = target or round(3e3 * median(off[0][0].alone))
-        on.append(asyncio.run(measure(model, target, args.threads)))
+        on.append(asyncio.run(measure(model, target, args.prompt, args.threads)))
     rows = {"off": figures(off, 0.0), "on": figures(on, target)}
     loss = 1 - rows["on"]["throughput"] / rows["off"]["throughput"]
     result = {
@@ -141,7 +142,7 @@ def main() -> None:
         "model": model.name,
         "threads": args.threads,
         "readers": READERS,
-        "prompt": LONG,
+        "prompt": args.prompt,
         "runs": args.runs,
         **rows,
         "throughput_loss": round(loss, 3),

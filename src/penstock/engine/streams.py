@@ -79,10 +79,10 @@ class Stream:
         self._buffer.push(delta)
         self._news.set()
 
-    def reject(self, error: Exception) -> None:
+    def reject(self, message: str) -> None:
         """The engine has refused the request."""
         self._refused = True
-        self.fail(error)
+        self.fail(RequestRejected(message))
 
     @property
     def has_tokens(self) -> bool:
@@ -317,7 +317,10 @@ class Streams:
                 self._leave_queue(stream, started=True)
         for rejected in step.rejected:
             if (stream := self._find(rejected.request_id)) is not None:
-                stream.reject((DeadlineExceeded if rejected.late else RequestRejected)(rejected.message))
+                if rejected.late:  # others of its choices may still run: `close` returns their names
+                    stream.fail(DeadlineExceeded(rejected.message))
+                else:
+                    stream.reject(rejected.message)
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             self._answer(reply)
