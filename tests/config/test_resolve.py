@@ -38,6 +38,10 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        tls_certificate="cert.pem",
+        tls_key="key.pem",
+        cors_origin=["https://app.example.com"],
+        wires="ollama, openai",
         seed=7,
         device="cpu",
         deterministic=True,
@@ -72,9 +76,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
         request_timeout=20.0,
         first_token_timeout=2.5,
+        log_format="json",
+        otlp_endpoint="http://localhost:4318",
         generation_config="none",
     )
     assert resolved.engine == EngineConfig(
@@ -102,6 +109,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         distributed_executor="process",
         depth=2,
         step_deadline=3.0,
+        log_format="json",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
@@ -109,6 +117,10 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        tls_certificate="cert.pem",
+        tls_key="key.pem",
+        cors_origin=("https://app.example.com",),
+        wires=("ollama", "openai"),
         seed=7,
         max_body_bytes=1 << 20,
         max_answer_bytes=2 << 20,
@@ -121,9 +133,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
+        thinking_budget=100,
         drain_timeout=1.5,
         request_timeout=20.0,
         first_token_timeout=2.5,
+        log_format="json",
+        otlp_endpoint="http://localhost:4318",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}

@@ -431,7 +431,21 @@ def test_stats() -> None:
     assert (stats.blocks_total, stats.blocks_held) == ((64, 64), (4, 4))
     assert stats.kv_usage == 4 / 64
     sim.run()
-    assert sim.scheduler.stats().blocks_cached[0] > 0
+    stats = sim.scheduler.stats()
+    assert stats.blocks_cached[0] > 0
+    assert (stats.prefill_tokens, stats.decode_tokens) == (3 * 8, 3 * 3)  # the first token of each is the prefill's
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_decode_is_not_a_prefill_however_short(depth: int) -> None:
+    sim = simulation(depth=depth)
+    for name, length in (("a", 1), ("b", 40), ("c", 17)):
+        sim.add(request(name, length, 5))
+        sim.run()
+    stats = sim.scheduler.stats()
+    assert stats.prefill_tokens + stats.prefix_hits == 1 + 40 + 17
+    # At depth 2 a step is planned before it is known that the last token has come.
+    assert 3 * 4 <= stats.decode_tokens <= 3 * (4 + depth - 1)
 
 
 def test_every_delta_names_the_engines_life() -> None:

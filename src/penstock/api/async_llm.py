@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.api.outputs import OutputBuilder, RequestOutput
 from penstock.api.params import SamplingParams
-from penstock.cli.prepare import prepare
+from penstock.cli.prepare import prepare, served_model
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError
@@ -48,17 +48,10 @@ class AsyncLLM:
         prepared = prepare(model, settings)
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
-        engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)  # the caller has the memory
+        # The caller has the memory, so these limits are open.
+        engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)
         client = await launch(engine, in_process=True)
-        served = ServedModel(
-            name=resolved.server.served_model_name,
-            client=client,
-            tokenizer=Tokenizer.load(prepared.path),
-            created=int(time.time()),
-            tool_format=resolved.server.tool_format,
-            reasoning_format=resolved.server.reasoning_format,
-            defaults=prepared.generation,
-        )
+        served = served_model(prepared, client)
         limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)
         return cls(served, limits, resolved.server.seed)
 
@@ -110,7 +103,14 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         name = secrets.token_hex(12) if name is None else name
         context = RequestContext(
-            self._model, self._limits, name, int(time.time()), path={}, headers=(), seed=self._seed
+            self._model,
+            self._limits,
+            name,
+            int(time.time()),
+            path={},
+            headers=(),
+            metrics=self._metrics,
+            seed=self._seed,
         )
         try:
             call = await read(orjson.dumps(fields), context)

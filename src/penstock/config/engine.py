@@ -43,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes, if there are several ranks
     event_log: str = ""  # the file that the scheduler's events are written to; empty: none
     incarnation: int = 1
+    log_format: Literal["text", "json"] = "text"
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
 

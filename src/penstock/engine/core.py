@@ -101,7 +101,7 @@ class EngineCore:
         try:
             return self._executor.prepare(grammar)
         except Exception as error:
-            log.exception("the grammar of request %s cannot be prepared", request.request_id)
+            _log_failure("the grammar of request %s cannot be prepared", request.request_id)
             del self._backlog[request.request_id]
             self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
             return False
@@ -176,7 +176,7 @@ class EngineCore:
         except RequestRejected as error:
             self._out.rejected.append(Rejected(request_id, str(error)))
         except Exception as error:
-            log.exception("request %s could not be added", request_id)
+            _log_failure("request %s could not be added", request_id)
             self._scheduler.abort(request_id, self._clock())
             self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
 
@@ -207,3 +207,8 @@ def _late(seconds: float) -> str:
         "the request was dropped before its prompt was computed: its first token would have come "
         f"{max(seconds, 0.01):.2f} s after its deadline; send it with a longer timeout, or when fewer requests wait"
     )
+
+
+def _log_failure(message: str, request_id: str) -> None:
+    """Log the exception being handled. A request's name is its answer's id and a number."""
+    log.exception(message, request_id, extra={"fields": {"answer_id": request_id.rpartition("-")[0]}})

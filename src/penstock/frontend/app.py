@@ -1,7 +1,7 @@
 """The ASGI application: its routes, and the layers around them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from starlette.applications import Starlette
@@ -13,56 +13,63 @@ from starlette.routing import BaseRoute, Route
 from penstock.config import ServerConfig
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
-from penstock.frontend.http.asgi import ASGIApp, Receive, Scope, Send
+from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.routes import ENGINE_ENDED, Site, route_app
+from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
-from penstock.frontend.wires import OPENAI, WIRES
+from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
+from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def create_app(
-    model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None
+    model: ServedModel,
+    config: ServerConfig,
+    metrics: Metrics,
+    limits: RequestLimits | None = None,
+    tracer: Tracer | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model.
 
     With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The app's
-    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet.
+    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
+    `tracer`, requests that generate are traced.
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
     lifecycle = Lifecycle()
-    wire_of = {_shown(route.path): wire for wire in WIRES for route in wire.routes}
-    routes = [
-        Route(route.path, route_app(site, wire, route), methods=[route.method])
-        for wire in WIRES
-        for route in wire.routes
-    ]
-    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *routes])
+    metrics.in_flight = lambda: lifecycle.in_flight
+    wires = [wire for wire in WIRES if wire.name in config.wires]
+    paths = path_apps(site, wires)
+    shown_paths = {_shown(path): app for path, app in paths.items()}
+    routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
+    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics, wires).routes(), *routes])
     rest.router.redirect_slashes = False
     template = _templates(rest.router.routes)
 
-    def encode_error(error: APIError, path: str) -> bytes:
-        encoded: bytes = wire_of.get(template(path), OPENAI).package.encode_error(error)
+    def encode_error(error: APIError, scope: Scope | None) -> Answer:
+        at = None if scope is None else shown_paths.get(template(scope["path"]))
+        wire = OPENAI if at is None or scope is None else at.wire(scope)
+        encoded: Answer = wire.package.encode_error(error)
         return encoded
 
     async def answer_error(request: Request, error: Exception) -> Response:
         known = as_api_error(_routing_error(request, error) if isinstance(error, HTTPException) else error, 0)
-        body = encode_error(known, request.url.path)
-        response = Response(body, known.status, media_type="application/json")
+        encoded = encode_error(known, request.scope)
+        response = Response(encoded.body, encoded.status, media_type="application/json")
         response.raw_headers += known.http_headers()
         return response
 
     for kind in (APIError, HTTPException, Exception):
         rest.add_exception_handler(kind, answer_error)
     return Access(
-        _Dispatch(routes, rest),
+        _Dispatch(paths, rest),
         lifecycle=lifecycle,
         metrics=metrics,
         limits=limits,
@@ -70,6 +77,9 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        cors_origins=config.cors_origin,
+        is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
+        quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
         retry_after=model.client.queue.retry_after,
     )
 
@@ -77,8 +87,8 @@ def create_app(
 class _Dispatch:
     """Sends POST requests of fixed paths straight to their routes. Starlette's layers would add work to every chunk."""
 
-    def __init__(self, routes: Sequence[Route], rest: ASGIApp) -> None:
-        self._posts = {route.path: route.app for route in routes if route.methods == {"POST"} and "{" not in route.path}
+    def __init__(self, paths: Mapping[str, PathApp], rest: ASGIApp) -> None:
+        self._posts = {path: app for path, app in paths.items() if "POST" in app.methods and "{" not in path}
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,10 +99,11 @@ class _Dispatch:
 class _Probes:
     """Routes about the server itself. They never run inference."""
 
-    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
         self._model = model
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._wires = wires
 
     def routes(self) -> list[Route]:
         return [
@@ -102,6 +113,7 @@ class _Probes:
             Route("/ping", self._ready, methods=["GET", "POST"]),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
+            Route("/openapi.json", self._show_openapi),
         ]
 
     async def _live(self, request: Request) -> Response:
@@ -123,10 +135,22 @@ class _Probes:
         body, content_type = self._metrics.render(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
 
+    async def _show_openapi(self, request: Request) -> Response:
+        from penstock.frontend.openapi import document  # needs the packages of all wires
+
+        return Response(document(tuple(self._wires)), media_type="application/json")
+
 
 def _shown(path: str) -> str:
     """A route's path for people: without the types of its parameters."""
     return re.sub(r":\w+}", "}", path)
+
+
+def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
+    """Returns a function that says whether a raw path is one of `paths`, whose parameters are plain file names."""
+    patterns = "|".join(re.sub(r"\\{\w+\\}", r"[A-Za-z0-9._-]+", re.escape(path)) for path in paths)
+    found = re.compile(patterns.encode()).fullmatch
+    return lambda path: found(path) is not None
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
@@ -154,8 +178,9 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
     match error.status_code:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
-            here = ", ".join(sorted(path for path in known if path.encode() not in OPEN_PATHS and "{" not in path))
-            code, message = "not_found", f"there is no route {path}; the routes are {here}"
+            shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
+            near = [other for other in shown if other.split("/")[1:2] == path.split("/")[1:2]]
+            code, message = "not_found", f"there is no route {path}; the routes are {', '.join(near or shown)}"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
             if allowed := (error.headers or {}).get("Allow"):

@@ -26,7 +26,7 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
 )
-from penstock.messages.request import GenerateRequest, Grammar, SamplingParams
+from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
     "BlockCopy",
@@ -45,6 +45,7 @@ __all__ = [
     "KVGroup",
     "MemoryRow",
     "NewSequence",
+    "PoolingParams",
     "Queue",
     "QueueFull",
     "RequestRejected",
@@ -54,6 +55,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepTiming",
+    "Thinking",
     "TokenDelta",
     "TokenLogprobs",
     "Work",

@@ -61,7 +61,8 @@ class Scheduler:
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
-        self._cache = KVCache(capacity, config.enable_prefix_caching)
+        self._pools = capacity.pools
+        self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
@@ -73,7 +74,7 @@ class Scheduler:
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
-        self._steps = self._computed_tokens = 0
+        self._steps = self._computed_tokens = self._decode_tokens = 0
         self._record(Started(config, capacity, incarnation))
 
     # -- requests come and go ---------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ class Scheduler:
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config, self._vocab_size)
+        check_request(request, self._config, self._vocab_size, pools=self._pools)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
         place = self._policy(request, state.arrival)
         for i in range(request.n):
@@ -188,6 +189,7 @@ class Scheduler:
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
         self._computed_tokens += step.num_tokens
+        self._decode_tokens += step.decodes
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
@@ -242,6 +244,8 @@ class Scheduler:
                 reason = "length"  # nothing was to be sampled
         else:
             sequence.expected = len(tokens)
+        if given.pooled:
+            reason = "stop"
         if not ids and reason is None:
             return None
         if len(ids) > len(tokens) - length:  # it ended before the last of several accepted tokens
@@ -260,13 +264,14 @@ class Scheduler:
             length - sequence.num_prompt,
             ids,
             reason,
-            ids[-1] if reason == "stop" else None,
+            ids[-1] if ids and reason == "stop" else None,
             state.cached_tokens,
             logprobs,
             prompt_logprobs,
             "",
             timing,
             self._incarnation,
+            given.pooled,
         )
 
     def _confirm(self, sequence: Sequence, work: Work, given: SequenceResult) -> None:
@@ -355,6 +360,7 @@ class Scheduler:
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
             computed_tokens=self._computed_tokens,
+            decode_tokens=self._decode_tokens,
             drafts=drafts.units,
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,
