@@ -130,6 +130,16 @@ class Decoder:
         logits = self._kernels.linear.logits(normed, self._head)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 
+    def vectors(self, hidden: Hidden) -> Tensor:
+        """Returns the last hidden states, normed, [rows, hidden] for rows of what `forward` returned. Raises ValueError
+        on a stage without the head."""
+        spec = self._spec
+        if hidden.attended is None or self._norm is None:
+            raise ValueError("this pipeline stage has no head: only the last stage computes vectors")
+        states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
+        normed: Tensor = self._kernels.rms_norm(states, addend, self._norm, spec.norm_eps, spec.norm_offset)[0]
+        return normed
+
     def _embed(self, step: StepInput) -> Tensor:
         if step.hidden is not None:
             return step.hidden

@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.families import ModelSpec
 from penstock.families.encoder import BidirectionalSpec
 from penstock.kernels.linear import Linear
+from penstock.models.pooling import finished, pool
 from penstock.models.rope import inverse_frequencies
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -121,7 +122,7 @@ class Encoder:
         pooled = pool(hidden, lengths, self._pooling.mode)
         if self._encoder.classifier is not None:
             return self._classify(pooled.to(hidden.dtype)).float()
-        return F.normalize(pooled, dim=-1) if self._pooling.normalize else pooled
+        return finished(pooled, self._pooling)
 
     def _last_norms(self, layer: _Layer, x: Tensor, texts: Texts, rotation: Any) -> Tensor:
         assert layer.attention_norm is not None
@@ -190,17 +191,6 @@ class Encoder:
         if weight is None:
             return None
         return Norm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps)
-
-
-def pool(hidden: Tensor, lengths: Sequence[int], mode: str) -> Tensor:
-    """Returns fp32 [texts, hidden] of the hidden states of texts that lie one after the other."""
-    ends = torch.tensor(lengths).cumsum(0)
-    if mode == "cls":
-        return hidden[ends - torch.tensor(lengths)].float()
-    if mode == "last":
-        return hidden[ends - 1].float()
-    each = hidden.float().split(list(lengths))
-    return torch.stack([text.mean(0) if mode == "mean" else text.amax(0) for text in each])
 
 
 def _positions(texts: Texts) -> Tensor:
