@@ -27,6 +27,9 @@ def embed(model: str | None, texts: Sequence[str], flags: Flags) -> None:
     from penstock.cli.prepare import prepare
     from penstock.text import Tokenizer
 
+    for number, text in enumerate(texts, 1):
+        if text != "-":
+            _check(number, text)
     prepared = prepare(MINILM.name if model is None else model, flags, pools=True)
     pooling = prepared.spec.pooling
     assert pooling is not None
@@ -36,8 +39,7 @@ def embed(model: str | None, texts: Sequence[str], flags: Flags) -> None:
 
     def tokens() -> Iterator["TextTokens"]:
         for number, text in enumerate(_texts(texts), 1):
-            if not text.strip() or len(text) > MAX_CHARS:
-                raise ValueError(f"text {number} has {len(text)} characters: it must have 1 to {MAX_CHARS}, not blank")
+            _check(number, text)
             whole = tokenizer.encode_text(prompt + text)
             if len(whole.ids) > config.max_model_len:
                 print(
@@ -51,6 +53,13 @@ def embed(model: str | None, texts: Sequence[str], flags: Flags) -> None:
     except BrokenPipeError:  # the reader has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _check(number: int, text: str) -> None:
+    if not text.strip() or len(text) > MAX_CHARS:
+        raise ValueError(
+            f"text {number} is {text[:20]!r}, of {len(text)} characters; it must have 1 to {MAX_CHARS}, not only blanks"
+        )
 
 
 def _texts(given: Sequence[str]) -> Iterator[str]:

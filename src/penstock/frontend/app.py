@@ -1,7 +1,7 @@
 """The ASGI application: its routes, and the layers around them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from starlette.applications import Starlette
@@ -18,31 +18,38 @@ from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
-from penstock.frontend.wires import OPENAI, WIRES
+from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
+from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def create_app(
-    model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None
+    model: ServedModel,
+    config: ServerConfig,
+    metrics: Metrics,
+    limits: RequestLimits | None = None,
+    tracer: Tracer | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model.
 
     With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The app's
-    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet.
+    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
+    `tracer`, requests that generate are traced.
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
-    paths = path_apps(site, [wire for wire in WIRES if wire.name in config.wires])
+    wires = [wire for wire in WIRES if wire.name in config.wires]
+    paths = path_apps(site, wires)
     shown_paths = {_shown(path): app for path, app in paths.items()}
     routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
-    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *routes])
+    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics, wires).routes(), *routes])
     rest.router.redirect_slashes = False
     template = _templates(rest.router.routes)
 
@@ -70,6 +77,9 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        cors_origins=config.cors_origin,
+        is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
+        quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
         retry_after=model.client.queue.retry_after,
     )
 
@@ -89,10 +99,11 @@ class _Dispatch:
 class _Probes:
     """Routes about the server itself. They never run inference."""
 
-    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
         self._model = model
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._wires = wires
 
     def routes(self) -> list[Route]:
         return [
@@ -102,6 +113,7 @@ class _Probes:
             Route("/ping", self._ready, methods=["GET", "POST"]),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
+            Route("/openapi.json", self._show_openapi),
         ]
 
     async def _live(self, request: Request) -> Response:
@@ -123,10 +135,22 @@ class _Probes:
         body, content_type = self._metrics.render(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
 
+    async def _show_openapi(self, request: Request) -> Response:
+        from penstock.frontend.openapi import document  # needs the packages of all wires
+
+        return Response(document(tuple(self._wires)), media_type="application/json")
+
 
 def _shown(path: str) -> str:
     """A route's path for people: without the types of its parameters."""
     return re.sub(r":\w+}", "}", path)
+
+
+def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
+    """Returns a function that says whether a raw path is one of `paths`, whose parameters are plain file names."""
+    patterns = "|".join(re.sub(r"\\{\w+\\}", r"[A-Za-z0-9._-]+", re.escape(path)) for path in paths)
+    found = re.compile(patterns.encode()).fullmatch
+    return lambda path: found(path) is not None
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
@@ -154,8 +178,9 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
     match error.status_code:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
-            here = ", ".join(sorted(path for path in known if path.encode() not in OPEN_PATHS and "{" not in path))
-            code, message = "not_found", f"there is no route {path}; the routes are {here}"
+            shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
+            near = [other for other in shown if other.split("/")[1:2] == path.split("/")[1:2]]
+            code, message = "not_found", f"there is no route {path}; the routes are {', '.join(near or shown)}"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
             if allowed := (error.headers or {}).get("Allow"):

@@ -11,7 +11,17 @@ from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, ClientGone, invalid
 from penstock.frontend.generation import Generation
-from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send, header, request_info, respond
+from penstock.frontend.http.asgi import (
+    Answer,
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+    header,
+    request_info,
+    respond,
+    trace_headers,
+)
 from penstock.frontend.http.body import read_body
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
@@ -20,6 +30,7 @@ from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import Tracer
 
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
@@ -33,6 +44,7 @@ class Site:
     metrics: ModelMetrics
     seed: int | None
     bodies: BodyBuffers
+    tracer: Tracer | None = None
 
     def context(self, scope: Scope) -> RequestContext:
         info = request_info(scope)
@@ -126,16 +138,21 @@ class _GenerateRoute(_Route):
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
         if site.model.pooling is not None:
             raise _gives_vectors(site.model, site.model.pooling)
+        if site.tracer is not None:
+            info.trace = site.tracer.begin(trace_headers(scope), info.start)
         site.model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held)
             async with while_connected(receive):
-                call = cast(Call, await read(body, site.context(scope)))
+                call = cast(Call | Answer, await read(body, site.context(scope)))
                 del body
                 held.release()
+                if isinstance(call, Answer):
+                    await _send_answer(call, send)
+                    return
                 generation = Generation(
-                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id
+                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
                 )
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
@@ -171,8 +188,12 @@ class _AnswerRoute(_Route):
             held.release()
         if isinstance(made, bytes):
             made = Answer(made)
-        headers = [(name.encode(), value.encode()) for name, value in made.headers.items()]
-        await respond(send, made.status, made.body, made.content_type, headers)
+        await _send_answer(made, send)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    await respond(send, answer.status, answer.body, answer.content_type, headers)
 
 
 def _has_body(scope: Scope) -> bool:
