@@ -12,10 +12,12 @@ import json
 import random
 import statistics
 import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+import results
 
 from penstock.config import EngineConfig
 from penstock.engine.launch import launch
@@ -24,10 +26,13 @@ from penstock.text import Tokenizer
 from penstock.weights.packaged import MINILM
 
 PEER = Path(__file__).parent / "peers" / "embeddings.py"
-PEERS = {"float32": ("sentence-transformers", "onnxruntime", "openvino"), "bfloat16": ("sentence-transformers", "openvino")}
+PEERS = {
+    "float32": ("sentence-transformers", "onnxruntime", "openvino"),
+    "bfloat16": ("sentence-transformers", "openvino"),
+}
 AT_ONCE = 128
 SHORT = "a penstock feeds a turbine"
-WORDS = "the pipe that keeps a turbine under full head is called penstock and water runs down from lake".split()
+WORDS = ["the", "pipe", "that", "keeps", "a", "turbine", "under", "full", "head", "is", "called", "penstock", "lake"]
 
 Run = Callable[[list[str]], Awaitable[dict]]
 
@@ -43,8 +48,6 @@ def penstock(client: EngineClient, tokenizer: Tokenizer) -> Run:
     serial = iter(range(10**9))
 
     async def run(texts: list[str]) -> dict:
-        import time
-
         began = time.perf_counter()
         found: list[np.ndarray] = [np.empty(0)] * len(texts)
         todo = iter(range(len(texts)))
@@ -134,21 +137,28 @@ async def compare(options: argparse.Namespace, dtype: str) -> dict:
         statistics.median(min(many[name][i] for name in peers) / many["penstock"][i] for i in range(options.rounds)), 2
     )
     figures["short_times_best_peer"] = round(
-        statistics.median(min(short[name][i] for name in peers) / short["penstock"][i] for i in range(options.rounds)), 2
+        statistics.median(min(short[name][i] for name in peers) / short["penstock"][i] for i in range(options.rounds)),
+        2,
     )
-    print(json.dumps(figures, indent=1))
     return figures
 
 
+def versions(python: str) -> dict[str, str]:
+    """The peers' versions."""
+    names = ("sentence-transformers", "onnxruntime", "openvino", "torch", "transformers")
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
+    found: dict[str, str] = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", required=True)
+    parser = results.parser(__doc__)
+    parser.add_argument("--peer-python", required=True, help="of the environment that has the peers")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-tokens", type=int, default=512)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--json")
     options = parser.parse_args()
     figures = [asyncio.run(compare(options, dtype)) for dtype in options.dtypes]
     tokens = [len(Tokenizer.load(MINILM.locate()).encode_text(text).ids) for text in texts_of(options.texts, 1)]
@@ -161,8 +171,7 @@ def main() -> None:
         "step_tokens": options.step_tokens,
         "figures": figures,
     }
-    if options.json:
-        Path(options.json).write_text(json.dumps(given, indent=1) + "\n")
+    results.write(given, options.json, peers=versions(options.peer_python))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Embeds texts with another engine. Runs in an environment that has it; benchmarks/embeddings.py starts it.
 
-Reads requests, a JSON list of texts in each line, and answers with the seconds and a checksum of the vectors. Arguments:
-engine (sentence-transformers, onnxruntime, openvino), folder of the model, threads, dtype (float32, bfloat16).
+Each line of standard input is a JSON list of texts; the answer has the seconds, and the first numbers of the vectors.
+Arguments: engine (sentence-transformers, onnxruntime, openvino), folder of the model, threads, dtype.
 """
 
 import json

@@ -8,7 +8,13 @@ from langchain_openai import OpenAIEmbeddings
 from sentence_transformers import SentenceTransformer
 
 URL, MODEL, FOLDER = sys.argv[1], sys.argv[2], sys.argv[3]
-TEXTS = ["A penstock is a pipe.", "The pipe that feeds a turbine under full head. " * 9, "My dog is brown.", "x", "Ünïcode 你好"]
+TEXTS = [
+    "A penstock is a pipe.",
+    "The pipe that feeds a turbine under full head. " * 9,
+    "My dog is brown.",
+    "x",
+    "Ünïcode 你好",
+]
 
 
 def main() -> None:
