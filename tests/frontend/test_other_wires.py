@@ -157,7 +157,7 @@ async def test_ollamas_stream_that_fails(sites: Callable[..., Site]) -> None:
 
 
 async def test_wires_can_be_turned_off(make_site: Callable[..., Site]) -> None:
-    assert {wire.name for wire in WIRES} <= {*WIRE_NAMES}
+    assert tuple(wire.name for wire in WIRES) == WIRE_NAMES
     site = make_site(wires=("ollama",))
     assert (await site.http.get("/api/tags")).status_code == 200
     for path in ("/v1/messages", "/v1/chat/completions"):

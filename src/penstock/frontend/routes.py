@@ -171,9 +171,6 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 
 def _has_body(scope: Scope) -> bool:
-    """False for a GET, and for a DELETE that says so: Ollama's has a body."""
-    if scope["method"] != "DELETE":
-        return scope["method"] not in ("GET", "HEAD")
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
 
 

@@ -84,4 +84,37 @@ OLLAMA = Wire(
         WireRoute("DELETE", "/api/delete", "answer", "delete"),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA)
+TGI = Wire(
+    "tgi",
+    lambda: import_module("penstock.frontend.tgi"),
+    (
+        WireRoute("POST", "/", "generate", "read_any"),
+        WireRoute("POST", "/generate", "generate", "read_generate"),
+        WireRoute("POST", "/generate_stream", "generate", "read_stream"),
+        WireRoute("GET", "/info", "answer", "show_info"),
+    ),
+)
+_MODEL = "/v2/models/{model:path}"  # a name may have a slash
+KSERVE = Wire(
+    "kserve",
+    lambda: import_module("penstock.frontend.kserve"),
+    (
+        WireRoute("GET", "/v2", "answer", "show_server"),
+        WireRoute("POST", "/v2/repository/index", "answer", "list_repository"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/load", "answer", "load"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/unload", "answer", "unload"),
+        *(
+            route
+            for start in (_MODEL + "/versions/{version}", _MODEL)
+            for route in (
+                WireRoute("GET", start + "/ready", "answer", "is_ready"),
+                WireRoute("GET", start + "/stats", "answer", "show_stats"),
+                WireRoute("POST", start + "/infer", "generate", "read_infer"),
+                WireRoute("POST", start + "/generate", "generate", "read_generate"),
+                WireRoute("POST", start + "/generate_stream", "generate", "read_stream"),
+                WireRoute("GET", start, "answer", "show_model"),  # last: its path has those of the others
+            )
+        ),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, TGI, KSERVE)

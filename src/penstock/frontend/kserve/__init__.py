@@ -1,0 +1,28 @@
+"""The wire of KServe's open inference protocol, version 2, with Triton's extensions."""
+
+from penstock.frontend.kserve.errors import encode_error
+from penstock.frontend.kserve.generate import read_generate, read_stream
+from penstock.frontend.kserve.infer import read_infer
+from penstock.frontend.kserve.models import (
+    is_ready,
+    list_repository,
+    load,
+    show_model,
+    show_server,
+    show_stats,
+    unload,
+)
+
+__all__ = [
+    "encode_error",
+    "is_ready",
+    "list_repository",
+    "load",
+    "read_generate",
+    "read_infer",
+    "read_stream",
+    "show_model",
+    "show_server",
+    "show_stats",
+    "unload",
+]
