@@ -138,6 +138,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"
         )
+    if values["tls_key"] and not values["tls_certificate"]:
+        raise ConfigError(
+            f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
+            "set --tls-certificate, or leave it out"
+        )
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "

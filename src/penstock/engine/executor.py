@@ -1,5 +1,6 @@
 """The executor that runs a model in the engine's own process."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,6 +45,12 @@ class InProcessExecutor:
         self.submit = self.result = _not_started
         if runner is not None:
             runner.close()
+
+
+def import_runtime() -> None:
+    """Imports what `start` needs, torch above all. An error is not raised here: `start` meets it again."""
+    with contextlib.suppress(Exception):
+        import penstock.runtime.loading.cpu  # noqa: F401
 
 
 def _not_started(*_: object) -> NoReturn:

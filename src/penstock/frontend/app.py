@@ -20,23 +20,29 @@ from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import OPENAI, WIRES
 from penstock.observe.metrics import Metrics
+from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def create_app(
-    model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None
+    model: ServedModel,
+    config: ServerConfig,
+    metrics: Metrics,
+    limits: RequestLimits | None = None,
+    tracer: Tracer | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model.
 
     With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The app's
-    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet.
+    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
+    `tracer`, requests that generate are traced.
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
     paths = path_apps(site, [wire for wire in WIRES if wire.name in config.wires])

@@ -43,7 +43,7 @@ class Chat:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prediction_ids: tuple[int, ...] = ()
-    thinking_budget: int | None = None  # most tokens of reasoning in the answer; None: any number
+    thinking_budget: int | None = None  # checked; None: the server's own
 
 
 class PreparedChat(NamedTuple):
@@ -71,7 +71,8 @@ async def prepare_chat(context: RequestContext, chat: Chat, body_size: int) -> P
     if use.schemas or model.conversation.reasoning is not None:
         reader = ReplyReader(model, use, prompt.end, options.n, limits)
         shown = model.conversation.shown(tools=bool(use.schemas))
-    grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, chat.thinking_budget)
+    budget = model.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
+    grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, budget)
     (part,) = make_parts(
         context,
         options,

@@ -11,6 +11,7 @@ from penstock.frontend.errors import GenerationFailed
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError, FinishReason, GenerateRequest, RequestRejected, TokenDelta, row_size
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import RequestTrace
 from penstock.text import OutputText
 
 _FAILED = ("error", "abort")
@@ -88,7 +89,7 @@ class Generation:
     """Yields the updates of all prompts of one call.
 
     `operation` names the kind of call in metrics. `start` is the time on `clock` when the call was received. Choices
-    are numbered prompt by prompt. `request_id` is for the log.
+    are numbered prompt by prompt. `request_id` is for the log, `trace` takes what a trace of the request has.
     """
 
     def __init__(
@@ -99,9 +100,13 @@ class Generation:
         operation: str,
         start: float,
         request_id: str = "",
+        trace: RequestTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.request_id = request_id
+        self._trace = trace
+        if trace is not None:
+            trace.call(operation, [part.request for part in parts])
         self._client = model.client
         self._metrics = metrics
         self._operation = operation
@@ -133,13 +138,15 @@ class Generation:
                         yield next_update
             if any(progress.unfinished for progress in self._progress):
                 raise EngineError("the engine ended the request before it was complete; send it again")
-        except RequestRejected:
-            reason = None  # the request never began
-            raise
-        except Exception:
-            reason = "error"
+        except Exception as error:
+            reason = None if isinstance(error, RequestRejected) else "error"  # None: the request never began
+            if self._trace is not None:
+                self._trace.error = type(error).__name__
             raise
         finally:
+            if self._trace is not None:
+                used = self.usage
+                self._trace.usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
             if reason is not None:
                 self._metrics.choices_cut_short(reason, sum(progress.unfinished for progress in self._progress))
 
@@ -199,6 +206,8 @@ class Generation:
         part = progress.part
         if delta.timing is not None:
             self._metrics.engine_timed(delta.timing)
+            if self._trace is not None:
+                self._trace.engine_timed(delta.timing, self._clock() if delta.token_ids else choice.last)
             self.usage.accepted_prediction_tokens += delta.timing.accepted_prediction
             self.usage.rejected_prediction_tokens += delta.timing.rejected_prediction
         if choice.ended:
@@ -226,12 +235,15 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        ids = delta.token_ids
-        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, ids, stopped)
+        return ChoiceUpdate(
+            choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, delta.token_ids, stopped
+        )
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True
         progress.unfinished -= 1
+        if self._trace is not None:
+            self._trace.reasons.append(reason)
         self._metrics.choice_finished(self._operation, reason, choice.tokens, choice.last - choice.first)
         if not progress.unfinished:
             self._metrics.request_finished(self._operation, self._clock() - self._start)

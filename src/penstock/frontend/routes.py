@@ -10,7 +10,17 @@ from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, ClientGone
 from penstock.frontend.generation import Generation
-from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send, header, request_info, respond
+from penstock.frontend.http.asgi import (
+    Answer,
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+    header,
+    request_info,
+    respond,
+    trace_headers,
+)
 from penstock.frontend.http.body import read_body
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
@@ -19,6 +29,7 @@ from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import Tracer
 
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
@@ -32,6 +43,7 @@ class Site:
     metrics: ModelMetrics
     seed: int | None
     bodies: BodyBuffers
+    tracer: Tracer | None = None
 
     def context(self, scope: Scope) -> RequestContext:
         info = request_info(scope)
@@ -122,6 +134,8 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        if site.tracer is not None:
+            info.trace = site.tracer.begin(trace_headers(scope), info.start)
         site.model.client.queue.check()
         held = site.bodies.hold()
         try:
@@ -134,7 +148,7 @@ class _GenerateRoute(_Route):
                     await _send_answer(call, send)
                     return
                 generation = Generation(
-                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id
+                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
                 )
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)

@@ -138,9 +138,10 @@ def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> 
 
 
 def check_budget(given: int | None, param: str, model: ServedModel) -> int | None:
-    """Returns how many tokens of an answer may be reasoning; None: any number. Raises APIError 400."""
+    """Returns how many tokens of an answer may be reasoning; None: as the server allows. Raises APIError 400 that names
+    the parameter. -1 asks for no budget."""
     if given is None or given == -1:
-        return model.thinking_budget
+        return None
     if given < 0:
         raise invalid(f"{param} is {digits(given)}; it must be 0 or more, or -1 for the server's own", param)
     if model.conversation.reasoning is None:

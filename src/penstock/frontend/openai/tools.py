@@ -60,13 +60,12 @@ def message_calls(calls: Sequence[MessageToolCall], where: str, limits: RequestL
 
 
 def read_budget(fields: ChatFields, model: ServedModel) -> int | None:
-    """Returns how many tokens of an answer may be reasoning; None: any number. Raises APIError 400."""
-    name, given = "thinking_budget", fields.thinking_budget
-    if given is None:
-        name, given = "thinking_token_budget", fields.thinking_token_budget
-    elif fields.thinking_token_budget not in (None, given):
-        raise invalid("thinking_budget and thinking_token_budget differ; send one of them", name)
-    return check_budget(given, name, model)
+    """Returns how many tokens of an answer may be reasoning; None: as the server allows. Raises APIError 400."""
+    if fields.thinking_budget is None:
+        return check_budget(fields.thinking_token_budget, "thinking_token_budget", model)
+    if fields.thinking_token_budget not in (None, fields.thinking_budget):
+        raise invalid("thinking_budget and thinking_token_budget differ; send one of them", "thinking_budget")
+    return check_budget(fields.thinking_budget, "thinking_budget", model)
 
 
 def delta_fields(part: Part) -> dict[str, Any]:
