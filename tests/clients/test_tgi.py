@@ -33,9 +33,12 @@ def test_details_and_those_of_a_stream_are_the_same(client: InferenceClient) -> 
     assert "".join(token.text for token in details.tokens) == whole.generated_text
     assert "".join(token.text for token in details.prefill) and details.prefill[0].logprob is None
     assert all(token.logprob < 0 for token in details.prefill[1:] + details.tokens)
-    assert [top[0].id for top in details.top_tokens] == [token.id for token in details.tokens]
+    assert [top[0]["id"] for top in details.top_tokens] == [token.id for token in details.tokens]
     events = list(client.text_generation(PROMPT, stream=True, **fields))
-    assert [event.token for event in events] == details.tokens
+    assert [(event.token.id, event.token.logprob) for event in events] == [
+        (token.id, token.logprob) for token in details.tokens
+    ]
+    assert "".join(event.token.text for event in events) == whole.generated_text  # stop strings may delay text
     assert [event.index for event in events] == list(range(1, len(events) + 1))
     assert [event.generated_text for event in events] == [None] * (len(events) - 1) + [whole.generated_text]
     last = events[-1].details
