@@ -16,6 +16,7 @@ BEFORE: Mapping[str, Sequence[str]] = {
     "pull --revision": ("acme/tiny",),
     "rm --revision": ("acme/tiny",),
     "bench quality TEXT": ("python-8m",),
+    "embed TEXT": ("all-minilm-l6-v2",),
 }
 NOT_SHOWN = ("--api-key", "--system")  # values that no error shows: a secret, a text that may be long
 
@@ -75,6 +76,14 @@ SHARED: Mapping[str, Wrong] = {
     "--device": (("gpu", "give auto, cpu or cuda"), ("", "give auto, cpu or cuda")),
     "--distributed-executor": (("threads", "give auto, process or ray"), ("", "give auto, process or ray")),
     "--drain-timeout": _SECONDS,
+    "--cors-origin": (
+        ("*", "each origin must be named"),
+        ("app.example.com", "give scheme://host[:port]"),
+        ("https://app.example.com/", "without a path"),
+        ("https://app.example.com:443", "give https://app.example.com"),
+        ("null", "give scheme://host[:port]"),
+        ("", "give scheme://host[:port]"),
+    ),
     "--dtype": (("float16", "give float32 or bfloat16"), ("", "give float32 or bfloat16")),
     "--enable-prefix-caching": SWITCH,
     "--enforce-eager": SWITCH,
@@ -168,6 +177,10 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
+    "embed": {
+        "MODEL": (*_MODEL, ("smollm2-135m", "name an embedding model")),
+        "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
+    },
     "list": {"--json": SWITCH},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),

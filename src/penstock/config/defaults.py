@@ -161,6 +161,10 @@ def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
         count = max(GPU_STEP_TOKENS, inputs.values["max_num_seqs"])
         return Default(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
     count = max(STEP_TOKENS, inputs.values["max_num_seqs"])
+    pooling = inputs.facts.pooling
+    if pooling is not None and pooling.encoder:
+        longest = inputs.values.get("max_model_len") or inputs.facts.max_position
+        return Default(max(count, longest), "an encoder computes a text in one step")
     return Default(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
 
@@ -210,6 +214,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "tls_certificate": _constant("", "HTTP without TLS"),
         "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
+        "cors_origin": _constant((), "only pages of the server itself may use it"),
         "seed": _constant(None, "each request draws its own"),
         "generation_config": _constant("model", "the values that the model recommends"),
         "device": _device,

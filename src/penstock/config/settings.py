@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from penstock.config.origins import read_origins
 from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
 from penstock.config.texts import check_key, check_revision
@@ -90,6 +91,9 @@ class Settings(BaseModel):
     tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
     tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    cors_origin: Annotated[tuple[str, ...], BeforeValidator(read_origins)] | None = Field(
+        None, description="Web origins whose pages may use the server, with commas between them"
+    )
     wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
         None, description="The APIs that the server speaks, with commas between them"
     )

@@ -8,6 +8,7 @@ from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
+from penstock.observe.model_metrics import ModelMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class RequestContext:
     created: int  # seconds since the epoch
     path: Mapping[str, str]  # the parameters in the path
     headers: Sequence[tuple[bytes, bytes]]  # as ASGI has them
+    metrics: ModelMetrics  # of the model
     start: float = 0.0  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed

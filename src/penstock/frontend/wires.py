@@ -27,6 +27,8 @@ class WireRoute(NamedTuple):
     kind: Kind
     function: str
     when: Callable[[Scope], bool] | None = None
+    public: bool = False  # a file of a page: answered without an API key, and to a reader who comes from another site
+    logged: bool = True  # False: successful requests are not in the log
 
 
 class Wire:
@@ -47,6 +49,11 @@ def _names_version(scope: Scope) -> bool:
     return header(scope, b"anthropic-version") is not None
 
 
+def _takes_html(scope: Scope) -> bool:
+    """Whether a browser asks. Ollama's clients get another answer."""
+    return b"text/html" in (header(scope, b"accept") or b"")
+
+
 OPENAI = Wire(
     "openai",
     lambda: import_module("penstock.frontend.openai"),
@@ -55,6 +62,7 @@ OPENAI = Wire(
         WireRoute("POST", "/v1/chat/completions", "generate", "read_chat"),
         WireRoute("GET", "/v1/models", "answer", "list_models"),
         WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model"),
+        WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
@@ -117,4 +125,27 @@ KSERVE = Wire(
         ),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA, TGI, KSERVE)
+RERANK = Wire(
+    "rerank",
+    lambda: import_module("penstock.frontend.rerank"),
+    (
+        WireRoute("POST", "/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v1/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v2/rerank", "answer", "rerank_v2"),
+        WireRoute("POST", "/score", "answer", "score"),
+        WireRoute("POST", "/classify", "answer", "classify"),
+    ),
+)
+PAGES = Wire(
+    "pages",
+    lambda: import_module("penstock.frontend.pages"),
+    (
+        WireRoute("GET", "/", "answer", "show_playground", _takes_html, public=True),
+        WireRoute("GET", "/dashboard", "answer", "show_dashboard", public=True),
+        WireRoute("GET", "/docs", "answer", "show_docs", public=True),
+        WireRoute("GET", "/pages/{version}/{folder}/{file}", "answer", "show_file", public=True, logged=False),
+        WireRoute("GET", "/server_info", "answer", "show_server"),
+        WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, TGI, KSERVE, RERANK, PAGES)

@@ -7,7 +7,7 @@ import msgspec
 
 class GrammarFields(msgspec.Struct, forbid_unknown_fields=True):
     type: str
-    value: msgspec.Raw
+    value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
