@@ -143,7 +143,7 @@ class _GenerateRoute(_Route):
         site.model.client.queue.check()
         held = site.bodies.hold()
         try:
-            body = await read_body(scope, receive, site.limits, held)
+            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 call = cast(Call | Answer, await read(body, site.context(scope)))
                 del body
@@ -178,7 +178,9 @@ class _AnswerRoute(_Route):
         answer = getattr(self._wire.package, self._function)
         held = self._site.bodies.hold()
         try:
-            body = await read_body(scope, receive, self._site.limits, held) if _has_body(scope) else b""
+            body = b""
+            if _has_body(scope):
+                body = await read_body(scope, receive, self._site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 made: bytes | Answer = await answer(body, self._site.context(scope))
         except ClientGone:

@@ -34,8 +34,12 @@ class WireRoute(NamedTuple):
 class Wire:
     """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> Answer`."""
 
-    def __init__(self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...]) -> None:
+    def __init__(
+        self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...], *, any_type: bool = False
+    ) -> None:
+        """`any_type`: bodies may have any content type, or none, as clients of this API send none."""
         self.name = name
+        self.any_type = any_type
         self.routes = routes
         self._load = load
 
@@ -91,6 +95,7 @@ OLLAMA = Wire(
         WireRoute("POST", "/api/pull", "answer", "pull"),
         WireRoute("DELETE", "/api/delete", "answer", "delete"),
     ),
+    any_type=True,
 )
 TGI = Wire(
     "tgi",
