@@ -132,6 +132,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
     "list": {"--json": ()},
+    "models": {"--json": (), "--markdown": ()},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),
         "--revision": (),
