@@ -45,7 +45,9 @@ def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
     vocabulary = {s.name for p in spec.parameters if p.kind == "vocabulary" for s in p.sources}
     for parameter in spec.parameters:
         name = parameter.name
-        everywhere = "norm" in name or ".router." in name or ".shared.gate." in name or name == "positions.weight"
+        everywhere = (
+            "norm" in name or ".router." in name or ".shared.gate." in name or name == "embedding.positions.weight"
+        )
         copies = split.tensor if everywhere else 1
         for source in parameter.sources:
             twice = spec.tie_embeddings and split.pipeline > 1 and source.name in vocabulary

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from penstock.messages import GenerateRequest, Grammar, SamplingParams
+from penstock.messages import GenerateRequest, Grammar, SamplingParams, Thinking
 from tests.checkpoints import write_tiny_checkpoint
 from tests.invariance import test_batch_invariance as batches
-from tests.runtime.byte_tokens import END, OTHER_END, grammars, text_of
+from tests.runtime.byte_tokens import END, OTHER_END, ByteTokens, grammars, text_of
 
 PATTERN = "((ab|cd|12|ba){2}){10,12}"
+THINKING = Thinking(9, "ab", "d" * 3, opened=True)
 LETTERS = (97, 98, 99, 100, 49, 50)
 
 
 def repeating(seed: int) -> GenerateRequest:
-    """A prompt that repeats itself, for a small model that goes on repeating. Every second request has a grammar."""
+    """A prompt that repeats itself, for a small model that goes on repeating. Every second request has a grammar, and
+    every fifth one a budget of thinking."""
     choose = random.Random(seed)
     phrase = [choose.choice(LETTERS) for _ in range(6)]
     sampling = SamplingParams(
@@ -28,6 +30,8 @@ def repeating(seed: int) -> GenerateRequest:
         logprobs=1 if seed % 4 == 0 else None,
     )
     grammar = Grammar("regex", PATTERN) if seed % 2 else None
+    if seed % 5 == 0:
+        grammar = Grammar("any", "", thinking=THINKING)
     return GenerateRequest(
         request_id=str(seed),
         prompt_ids=tuple(phrase * 4),
@@ -51,6 +55,11 @@ def test_speculation_changes_no_token_beside_grammars(tmp_path: Path, monkeypatc
     expected, scores = machine.run([wave], seqs=32), machine.logprobs
     with_grammar = [request for request in wave if request.grammar is not None]
     for request in with_grammar:
+        assert request.grammar is not None
+        if request.grammar.kind == "any":
+            tokens = expected[request.request_id][:12]
+            assert b"ddd" in b"".join(map(ByteTokens().token_bytes, tokens))
+            continue
         assert re.fullmatch(PATTERN, text_of(expected[request.request_id]))
     for method in ("ngram", "suffix"):
         for how in ({}, {"blocks": 40, "budget": 64}):

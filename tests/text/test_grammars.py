@@ -241,7 +241,7 @@ def test_a_trigger_ends_where_the_grammar_begins() -> None:
 
     def allowed(output: list[int]) -> set[int]:
         matcher, words = matchers.matcher(Grammar("regex", "[a-c]+", "<tool>"), output), np.zeros((1, 9), np.int32)
-        if not matcher.restricts:
+        if matcher.free(0):
             return set(range(262))
         matchers.fill([(matcher, ())], words)
         return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()) & set(range(262))
@@ -272,7 +272,7 @@ def test_masks_after_drafts_are_those_after_tokens(trigger: str) -> None:
             if after.error:
                 break
             one[:] = -1
-            if after.restricts:
+            if not after.free(0):
                 matchers.fill([(after, ())], one)
             assert (words[line + i - 1] == one[0]).all(), (text, i)
             after.take(text[i : i + 1])

@@ -33,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from
     num_speculative_tokens: int = 0  # drafts of one sequence in a step, at most; 0: none
     max_waiting: int = 1024  # requests queued before new ones are refused
+    max_waiting_tokens: int = 1 << 20  # of the prompts of these
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # of each rank; 0: its share of the cores its process may use
     tensor_parallel_size: int = 1
@@ -41,6 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes, if there are several ranks
     event_log: str = ""  # the file that the scheduler's events are written to; empty: none
     incarnation: int = 1
+    log_format: Literal["text", "json"] = "text"
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
 

@@ -42,6 +42,10 @@ class HFConfig:
         """Whether the field is there and null: in some families that is another thing than absent."""
         return name in self._fields and self._fields[name] is None
 
+    def names(self) -> list[str]:
+        """The fields that are there."""
+        return list(self._fields)
+
     def integer(self, name: str, default: int | object = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

@@ -5,11 +5,13 @@ from this alone.
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.config.facts import PageShape
+from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
-ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
+_TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
+EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,19 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class EncoderSpec:
+    """What all layers of an encoder share, and how its text becomes vectors. Norms are LayerNorm, and a norm or a
+    matrix has a bias if there is a parameter of its name."""
+
+    activation: EncoderActivation
+    gated: bool = False  # `up` has two halves: activation(first) * second
+    norm_first: bool = False  # norms before attention and MLP, not after; layer 0 has no norm before attention
+    first_position: int = 0  # the row of `positions` for a text's first token
+    segments: bool = False  # the tokens of a pair's second text have type 1, all others type 0
+    classifier: EncoderActivation | None = None  # the activation after `classifier.dense`
+
+
+@dataclass(frozen=True)
 class TensorSource:
     """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or its rows from
     `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and columns of the
@@ -105,12 +120,15 @@ class Parameter:
     @property
     def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
-        head are the vocabulary's; a router, a shared expert's gate and learned positions stay in full precision."""
+        head are the vocabulary's; a router's, a shared expert's gate, learned positions and an encoder's tables, which
+        are the matrices outside its layers, stay in full precision."""
         if len(self.shape) == 1:
             return "vector"
+        if self.name.startswith(_TABLES):
+            return "table"
         if self.name in ("embedding.weight", "head.weight"):
             return "vocabulary"
-        if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "positions.weight":
+        if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
             return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
 
@@ -138,7 +156,7 @@ def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int], expe
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only language model, or one rank's part of it (see shard.py).
+    """A decoder-only language model, or one rank's part of it (see shard.py); with `encoder`, an encoder.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
     is the number of tokens that a query of group g sees, itself included; 0 is all. A rank has all groups, also those
@@ -160,7 +178,7 @@ class ModelSpec:
     residual_scale: float = 1.0  # what attention and the MLP add to the residual is multiplied by it
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits are bounded: softcap * tanh(logit / softcap); 0: not
-    learned_positions: bool = False  # `positions.weight` [max_position, hidden] is added to the embedding
+    learned_positions: bool = False  # `embedding.positions.weight` [max_position, hidden] is added to the embedding
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
@@ -169,6 +187,8 @@ class ModelSpec:
     base_prefix: str = ""  # of tensor names; some checkpoints leave it out
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
+    encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder
+    pooling: PoolingFacts | None = None  # the model gives vectors instead of text
 
     @property
     def vocabulary(self) -> int:

@@ -1,13 +1,14 @@
-"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the API dialect."""
+"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the wire."""
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import orjson
+from msgspec.structs import replace
 
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.grammar import GrammarSource, check_grammar
@@ -17,8 +18,11 @@ from penstock.frontend.served import ServedModel
 from penstock.messages import FinishReason, Grammar
 from penstock.text import GrammarError
 from penstock.text.calls import CallLimits, Conversation, MessageParser, Part, ToolOutputError
+from penstock.text.calls.budget import Answer, thinking_of
 from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
 from penstock.text.grammars.schema import read_schema
+
+ANY_TEXT = Grammar("any", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +37,33 @@ class ToolUse:
 
 
 async def reply_grammar(
-    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
+    model: ServedModel,
+    use: ToolUse,
+    source: GrammarSource | None,
+    prompt_end: str,
+    body_size: int,
+    budget: int | None = None,
 ) -> Grammar | None:
-    """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`.
+    """Returns the grammar of a chat's output: of its tools' calls, and of its answer, which is `source`. With a
+    `budget`, so many of its tokens may be reasoning.
 
     `body_size` is the size of the request's body in bytes. Raises APIError 400 if a tool's schema cannot be held
     although a call is required.
     """
+    grammar = await _grammar(model, use, source, prompt_end, body_size)
+    reasoning = model.conversation.reasoning
+    if budget is None or reasoning is None:
+        return grammar
+    tools = bool(use.schemas) and model.conversation.tools is not None
+    if grammar is not None and not grammar.trigger and not tools:
+        return grammar  # the answer begins with the first token
+    answer: Answer = "text" if not tools else "either" if use.choice == "auto" else "call"
+    return replace(grammar or ANY_TEXT, thinking=thinking_of(reasoning, prompt_end, budget, answer=answer))
+
+
+async def _grammar(
+    model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
+) -> Grammar | None:
     conversation = model.conversation
     if not use.schemas or conversation.tools is None:
         if source is None:
@@ -49,7 +73,8 @@ async def reply_grammar(
     if source is not None and not required and source.kind != "json_schema":
         raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
     answer = None if required else source
-    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), body_size)
+    # A byte of a schema takes about four times as long as a character to tokenise.
+    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), 4 * body_size)
     try:
         return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
     except APIError as error:
@@ -142,10 +167,55 @@ class ReplyReader:
         calls = self._choices[choice].called and reason == "stop" and self._use.choice != "named"
         return "tool_calls" if calls else reason
 
+    def called(self, choice: int) -> bool:
+        """True if the choice has a call so far."""
+        return self._choices[choice].called
+
     @property
     def reasoning_tokens(self) -> int | None:
         """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
         return sum(state.reasoning_tokens for state in self._choices) if self._counts else None
+
+
+class ReadableOutput(Protocol):
+    """New output of a choice, or all of it."""
+
+    @property
+    def choice(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def offsets(self) -> Sequence[int]: ...
+
+
+def read_parts(reader: ReplyReader | None, output: ReadableOutput, *, ended: bool) -> list[Part]:
+    """Returns the parts of output. Without a reader, all text is content."""
+    if reader is not None:
+        return reader.read(output.choice, output.text, output.offsets, ended=ended)
+    return [Part("content", output.text)] if output.text else []
+
+
+@dataclass(slots=True)
+class Block:
+    """Adjacent content or reasoning, or a call."""
+
+    kind: Literal["content", "reasoning", "call"]
+    text: str  # of a call: its arguments
+    name: str = ""
+    id: str = ""
+
+
+def join_parts(parts: Iterable[Part]) -> list[Block]:
+    """Returns the blocks of a whole message."""
+    blocks: list[Block] = []
+    for part in parts:
+        if part.kind == "call":
+            blocks.append(Block("call", "", part.text, part.id))
+        elif part.kind == "arguments" or (blocks and blocks[-1].kind == part.kind):
+            blocks[-1].text += part.text
+        else:
+            blocks.append(Block(part.kind, part.text))
+    return blocks
 
 
 class _Choice:

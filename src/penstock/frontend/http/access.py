@@ -7,12 +7,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
+    Answer,
     ASGIApp,
+    Headers,
     Message,
     Receive,
     RequestInfo,
@@ -22,6 +24,7 @@ from penstock.frontend.http.asgi import (
     request_info,
     respond,
 )
+from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
 from penstock.observe.metrics import Metrics
@@ -71,11 +74,18 @@ class Access:
         api_keys: Sequence[str],
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
-        encode_error: Callable[[APIError], bytes],
+        encode_error: Callable[[APIError, Scope | None], Answer],
+        retry_after: Callable[[], int],
+        cors_origins: Sequence[str] = (),
+        is_page: Callable[[bytes], bool] = lambda path: False,
+        quiet: Collection[str] = (),
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
-        `route_of` returns the template of a path, `encode_error` the body of an error answer.
+        `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
+        not a request, `retry_after` the seconds after which a request that is one too many may come again.
+        Pages of `cors_origins` may send requests. `is_page` says whether a raw path is of a file that everyone may
+        read. Successful requests to routes in `quiet` are not logged.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -83,8 +93,12 @@ class Access:
         self.limits = limits
         self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in api_keys)
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
+        self._cors = Cors(cors_origins)
+        self._is_page = is_page
+        self._quiet = frozenset(quiet)
         self._route_of = route_of
         self._encode_error = encode_error
+        self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,29 +106,38 @@ class Access:
         request_id = _request_id(header(scope, b"x-request-id"))
         info = RequestInfo(request_id.decode(), time.monotonic())
         scope["penstock.request"] = info
-        answer = _ResponseTracker(send, request_id)
+        origin = self._cors.allowed(scope)
+        ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
+        answer = _ResponseTracker(send, [*ids, *self._cors.headers(origin)])
         try:
-            await self._admit(scope, receive, answer.send)
+            await self._admit(scope, receive, answer.send, origin)
         except Exception as error:
             failure = as_api_error(error, self.limits.retry_after)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
-                await respond(answer.send, failure.status, self._encode_error(failure), headers=failure.http_headers())
+                encoded = self._encode_error(failure, scope)
+                await respond(answer.send, encoded.status, encoded.body, headers=failure.http_headers())
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
         finally:
             self._record(scope, info, answer.status)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: Send, origin: bytes | None) -> None:
+        """`origin` is that of the page that sends the request, if it is an allowed one."""
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        if raw_path in OPEN_PATHS:
+        if origin is not None and is_preflight(scope):
+            await answer_preflight(scope, send)
+        elif raw_path in OPEN_PATHS:
             await self._app(scope, receive, send)
         else:
             self._check_host(header(scope, b"host"))
-            if not self._keys:
+            if self._is_page(raw_path):
+                await self._app(scope, receive, send)
+                return
+            if not self._keys and origin is None:
                 check_site(scope)
-            request_info(scope).tenant = self._tenant(header(scope, b"authorization"))
+            request_info(scope).tenant = self._tenant(_bearer(scope))
             await self._in_flight(scope, receive, send)
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +153,7 @@ class Access:
                 429,
                 f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",
                 code="too_many_requests",
-                retry_after=self.limits.retry_after,
+                retry_after=self._retry_after(),
             )
         self.lifecycle.begin()
         try:
@@ -151,16 +174,15 @@ class Access:
             )
             raise APIError(403, message, code="host_refused")
 
-    def _tenant(self, authorization: bytes | None) -> str:
+    def _tenant(self, key: bytes) -> str:
         """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
         if not self._keys:
             return ""
-        scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        digest = hashlib.sha256(key).digest()
         known = False
         for other in self._keys:  # no early exit, so that the time does not depend on the key
             known |= hmac.compare_digest(digest, other)
-        if not known or scheme.lower() != b"bearer":
+        if not known:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
         return digest.hex()[:16]
 
@@ -169,14 +191,22 @@ class Access:
         self._metrics.http_request("other", "other", error.status)
         fields = {"client": _address(client), "status": error.status, "error": error.message}
         _log.info("request", extra={"fields": fields})
-        return self._encode_error(error)
+        return self._encode_error(error, None).body
 
     def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
         code = _CLIENT_GONE if info.client_gone or status is None else status
         route = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(method, route, code)
-        if route.encode() in OPEN_PATHS or not _log.isEnabledFor(logging.INFO):
+        if info.trace is not None:
+            info.trace.attributes |= {"http.request.method": method, "http.route": route}
+            info.trace.attributes |= {"penstock.request_id": info.request_id, "gen_ai.response.id": info.answer_id}
+            info.trace.end(code)
+        if (
+            route.encode() in OPEN_PATHS
+            or (route in self._quiet and code == 200)
+            or not _log.isEnabledFor(logging.INFO)
+        ):
             return
         fields = {
             "client": _address(scope.get("client")),
@@ -186,27 +216,35 @@ class Access:
             "seconds": round(time.monotonic() - info.start, 4),
             "request_id": info.request_id,
         }
+        if info.answer_id:
+            fields["answer_id"] = info.answer_id
         _log.info("request", extra={"fields": fields})
 
 
 class _ResponseTracker:
-    """Adds the request's id to a response, and tracks its status and whether it is complete."""
+    """Adds headers to a response, and tracks its status and whether it is complete."""
 
-    __slots__ = ("_request_id", "_send", "complete", "status")
+    __slots__ = ("_headers", "_send", "complete", "status")
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
-        self._request_id = request_id
+        self._headers = headers
         self.status: int | None = None
         self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
+
+
+def _bearer(scope: Scope) -> bytes:
+    """The key that a request has, in Authorization or in Anthropic's x-api-key. b"" if it has none."""
+    scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else (header(scope, b"x-api-key") or b"").strip()
 
 
 def _address(client: Sequence[Any] | None) -> str:

@@ -23,9 +23,9 @@ class Matcher(Protocol):
 
     error: str  # why it cannot go on; empty: it can
 
-    @property
-    def restricts(self) -> bool:
-        """Whether some tokens are not allowed next. False once the output has ended, and before a trigger."""
+    def free(self, tokens: int) -> bool:
+        """Whether every token is allowed next, and also after `tokens` more, whatever they are. True once the output
+        has ended, and while no trigger or limit is near."""
         ...
 
     def take(self, token_ids: Sequence[int]) -> None:
@@ -106,7 +106,7 @@ class GrammarRows:
             if state is not None and each.sample:
                 drafts = each.draft_ids[: int(work.units.drafts[unit])]
                 rows.append(GrammarRow(each.seq, unit, int(first[unit]), state, drafts))
-                late = late or state.awaited > 0
+                late = late or (state.awaited > 0 and not state.matcher.free(state.awaited + len(drafts)))
                 state.awaited += 1
         return rows, late
 
@@ -121,7 +121,7 @@ class GrammarRows:
 
         A sequence that cannot go on joins `errors`.
         """
-        restricted = [row for row in rows if row.drafts or row.state.matcher.restricts]
+        restricted = [row for row in rows if not row.state.matcher.free(len(row.drafts))]
         if not restricted:
             return None
         masks, count = self._masks, sum(1 + len(row.drafts) for row in restricted)

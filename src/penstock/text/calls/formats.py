@@ -122,6 +122,9 @@ class ChannelFormat:
     call: str  # pattern of a header of a tool call, with the group `name`
     reasoning: str  # pattern of a header of reasoning
     call_header: str  # the header of a call to {name}, without `message`
+    thoughts: str = "analysis"  # the channels' names
+    calls: str = "commentary"
+    answer: str = "final"
     id_style: str = "call"
     found_by: tuple[tuple[str, ...], ...] = ()
 

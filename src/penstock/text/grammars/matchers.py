@@ -4,16 +4,19 @@ llguidance computes the masks, several at once in its own threads. A grammar is 
 every sequence then gets a copy, which takes microseconds. All of this is loaded by the first grammar.
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.messages import Grammar
+from penstock.messages import Grammar, Thinking
 from penstock.text.grammars.compile import compile_grammar, first_line
+from penstock.text.grammars.thinking import Markers, Step, Thinker
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,59 +54,86 @@ class Trigger:
 
 
 class _Compiled(NamedTuple):
-    matcher: "LLMatcher"
+    matcher: "LLMatcher | None"  # None: any text
     trigger: Trigger | None
 
 
 class GrammarMatcher:
     """See runtime's Matcher."""
 
-    __slots__ = ("_ended", "_stops", "_tail", "_trigger", "_vocabulary", "error", "matcher")
+    __slots__ = ("_ended", "_stops", "_tail", "_thinker", "_trigger", "_vocabulary", "error", "matcher")
 
-    def __init__(self, compiled: _Compiled, vocabulary: Sequence[bytes], stops: frozenset[int]) -> None:
-        self.matcher = compiled.matcher.deep_copy()
-        self.error = first_line(self.matcher.get_error())
+    def __init__(
+        self, compiled: _Compiled, vocabulary: Sequence[bytes], stops: frozenset[int], thinker: Thinker | None
+    ) -> None:
+        self.matcher = None if compiled.matcher is None else compiled.matcher.deep_copy()
+        self.error = "" if self.matcher is None else first_line(self.matcher.get_error())
         self._trigger = compiled.trigger
         self._vocabulary = vocabulary
-        self._stops = stops
+        self._stops = stops if compiled.matcher is not None else frozenset[int]()  # without a grammar nothing ends
+        self._thinker = thinker
         self._tail = b""
         self._ended = False
 
-    @property
-    def restricts(self) -> bool:
-        return not self._ended and (self._trigger is None or bool(self._trigger.left_out(self._tail)))
+    def free(self, tokens: int) -> bool:
+        if self._ended:
+            return True
+        if self._thinker is not None and not self._thinker.free(tokens):
+            return False
+        if self._trigger is None:
+            return self.matcher is None
+        return not tokens and (self._waits(self._trigger, self._thinker) or not self._trigger.left_out(self._tail))
 
-    def look_ahead(self, drafts: Sequence[int]) -> list[list[int]]:
+    @staticmethod
+    def _waits(trigger: Trigger, thinker: Thinker | None) -> bool:
+        """Whether the trigger is not looked for: a tool call in reasoning is none."""
+        return thinker is not None and thinker.on and trigger.text != thinker.end_marker
+
+    def look_ahead(self, drafts: Sequence[int]) -> tuple[list[list[int]], dict[int, Step]]:
         """What is left out for the next token, and for those after each draft, as far as the grammar is not in force:
-        up to the trigger, or after the end."""
+        up to the trigger, or after the end. And where reasoning must end: the only tokens that may come."""
         free: list[list[int]] = []
-        trigger, tail, ended = self._trigger, self._tail, self._ended
-        for token_id in (*drafts, -1):
-            if ended:
-                free.append([])
-                continue
-            if trigger is None:
+        only: dict[int, Step] = {}
+        trigger, tail, ended, held = self._trigger, self._tail, self._ended, False
+        thinker = None if self._thinker is None else self._thinker.copy()
+        for place, token_id in enumerate((*drafts, -1)):
+            if thinker is not None and thinker.allowed is not None and not ended:
+                only[place] = thinker.allowed
+            waits = trigger is None or self._waits(trigger, thinker)
+            held = held or (trigger is None and self.matcher is not None and not ended)
+            if not held:
+                free.append([] if trigger is None or waits or ended else trigger.left_out(tail))
+            elif thinker is None:
                 break
-            free.append(trigger.left_out(tail))
-            text = tail + self._bytes_of(token_id)
-            ended = token_id in self._stops
-            trigger, tail = (None, b"") if text.endswith(trigger.text) else (trigger, text[-len(trigger.text) :])
-        return free
+            text = self._bytes_of(token_id)
+            if thinker is not None:
+                thinker.take(text)
+            if trigger is not None and not waits:
+                text = tail + text
+                trigger, tail = (None, b"") if text.endswith(trigger.text) else (trigger, text[-len(trigger.text) :])
+                if trigger is None and thinker is not None:
+                    thinker.answer()
+            ended = ended or token_id in self._stops
+        return free, only
 
     def take(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             if self._ended or self.error:
                 return
-            if self._trigger is not None:
-                self._look(self._trigger, token_id)
-            elif not self.matcher.consume_token(token_id):
+            trigger = self._trigger
+            waits = trigger is not None and self._waits(trigger, self._thinker)
+            if self._thinker is not None:
+                self._thinker.take(self._bytes_of(token_id))
+            if trigger is not None:
+                if not waits:
+                    self._look(trigger, token_id)
+            elif self.matcher is not None and not self.matcher.consume_token(token_id):
                 self.fail(f"the request's grammar cannot be followed beyond token {token_id}")
-            if token_id in self._stops:
-                self._ended = True
+            self._ended = token_id in self._stops
 
     def fail(self, what: str = "") -> None:
         """Note that the matcher cannot go on."""
-        reason = first_line(self.matcher.get_error())
+        reason = "" if self.matcher is None else first_line(self.matcher.get_error())
         self.error = ": ".join(part for part in (what or "the request's grammar is too complex", reason) if part)
 
     def _look(self, trigger: Trigger, token_id: int) -> None:
@@ -111,6 +141,8 @@ class GrammarMatcher:
         text = self._tail + self._bytes_of(token_id)
         if text.endswith(trigger.text):
             self._trigger = None
+            if self._thinker is not None:
+                self._thinker.answer()
         else:
             self._tail = text[-len(trigger.text) :]
 
@@ -135,28 +167,35 @@ class GrammarMatchers:
         self._compiled: OrderedDict[Grammar, Future[_Compiled]] = OrderedDict()
         self._bytes = 0
         self._vocabulary: list[bytes] = []
+        self._text: Tokenizer | None = None  # the model's
         self._tokenizer: LLTokenizer | None = None
+        self._known_markers: dict[tuple[str, str, tuple[str, ...]], Markers] = {}
         self._executor: LLExecutor | None = None
 
     def prepare(self, grammar: Grammar) -> bool:
         return self._future(grammar).done()
 
     def matcher(self, grammar: Grammar, output_ids: Sequence[int]) -> GrammarMatcher:
-        matcher = GrammarMatcher(self._future(grammar).result(), self._vocabulary, self._stops)
+        compiled = self._future(grammar).result()
+        thinker = None
+        if grammar.thinking is not None:
+            strict = compiled.matcher is not None and compiled.trigger is None
+            thinker = Thinker(self._markers(grammar.thinking), grammar.thinking, strict=strict)
+        matcher = GrammarMatcher(compiled, self._vocabulary, self._stops, thinker)
         matcher.take(output_ids)
         return matcher
 
     def fill(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]], words: NDArray[np.int32]) -> None:
         size = words.shape[1] * words.itemsize
         constrained: list[tuple[LLMatcher, int, list[int]]] = []
+        forced: list[tuple[int, Step]] = []  # lines of masks with the only tokens that they allow
         line = 0
         for matcher, drafts in wanted:
-            free = matcher.look_ahead(drafts)
+            free, only = matcher.look_ahead(drafts)
+            forced += [(line + place, step) for place, step in only.items()]
             for i, left_out in enumerate(free):
-                mask = np.full(words.shape[1] * 32, 1, np.uint8)
-                mask[left_out] = 0
-                words[line + i] = np.packbits(mask, bitorder="little").view(np.int32)
-            if len(free) <= len(drafts):
+                words[line + i] = _mask(words.shape[1], left_out, other=1)
+            if len(free) <= len(drafts) and matcher.matcher is not None:
                 constrained.append((matcher.matcher, line + len(free), list(drafts[len(free) :])))
             line += 1 + len(drafts)
         plain = [(matcher, at) for matcher, at, drafts in constrained if not drafts]
@@ -167,8 +206,10 @@ class GrammarMatchers:
             self._threaded().unsafe_compute_mask_ptr(plain, words.ctypes.data, size, len(words))
         if drafted:
             self._threaded().unsafe_compute_mask_ptr_with_draft_token(drafted, words.ctypes.data, size, len(words))
+        for line, step in forced:
+            words[line] = _mask(words.shape[1], step, other=0)
         for matcher, _ in wanted:
-            if matcher.matcher.is_error() and not matcher.error:
+            if matcher.matcher is not None and matcher.matcher.is_error() and not matcher.error:
                 matcher.fail()
 
     def _threaded(self) -> "LLExecutor":
@@ -180,6 +221,7 @@ class GrammarMatchers:
 
     def _future(self, grammar: Grammar) -> "Future[_Compiled]":
         """The compiled grammar, perhaps not yet done."""
+        grammar = replace(grammar, thinking=None) if grammar.thinking is not None else grammar
         future = self._compiled.get(grammar)
         if future is None:
             future = self._compiled[grammar] = self._compiler.submit(self._compile, grammar)
@@ -193,23 +235,49 @@ class GrammarMatchers:
 
     def _compile(self, grammar: Grammar) -> _Compiled:
         """In the compiler's thread."""
-        if self._tokenizer is None:
+        if self._text is None:
             self._read_vocabulary()
-        assert self._tokenizer is not None
+        if grammar.kind == "any":
+            return _Compiled(None, None)
+        if self._tokenizer is None:
+            self._tokenizer = self._of_llguidance()
         matcher = compile_grammar(self._tokenizer, grammar)
         trigger = Trigger(grammar.trigger.encode(), self._vocabulary) if grammar.trigger else None
         return _Compiled(matcher, trigger)
 
-    def _read_vocabulary(self) -> None:
-        from llguidance import LLTokenizer
+    def _markers(self, thinking: Thinking) -> Markers:
+        """The markers of a budget, whose grammar has been compiled. A model has a few of them."""
+        key = (thinking.begin, thinking.end, thinking.answers)
+        if key not in self._known_markers:
+            tokenizer = self._text
+            assert tokenizer is not None, "compiling a grammar reads the vocabulary"
+            encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+            self._known_markers[key] = Markers(thinking, encode, tokenizer.special_ids)
+        return self._known_markers[key]
 
+    def _read_vocabulary(self) -> None:
         tokenizer = self._load()
         known = min(tokenizer.vocab_size, self._vocab_size)
         vocabulary = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (self._vocab_size - known)
-        special = sorted(i for i in tokenizer.special_ids.union(self._eos_token_ids) if i < self._vocab_size)
-        tokens: Any = _Tokens(tokenizer, vocabulary, special, self._eos_token_ids[0])
-        self._tokenizer = LLTokenizer(tokens, eos_token=self._eos_token_ids)
         self._vocabulary = vocabulary
+        self._text = tokenizer
+
+    def _of_llguidance(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        tokenizer = self._text
+        assert tokenizer is not None
+        special = sorted(i for i in tokenizer.special_ids.union(self._eos_token_ids) if i < self._vocab_size)
+        tokens: Any = _Tokens(tokenizer, self._vocabulary, special, self._eos_token_ids[0])
+        return LLTokenizer(tokens, eos_token=self._eos_token_ids)
+
+
+def _mask(words: int, token_ids: Sequence[int], *, other: int) -> NDArray[np.int32]:
+    """A mask of so many words in which these tokens differ from all others, whose bits are `other`."""
+    bits = np.full(words * 32, other, np.uint8)
+    bits[list(token_ids)] = 1 - other
+    mask: NDArray[np.int32] = np.packbits(bits, bitorder="little").view(np.int32)
+    return mask
 
 
 class _Tokens:

@@ -1,0 +1,26 @@
+"""Budgets of thinking: the texts that the engine counts between, by a model's format of reasoning."""
+
+from typing import Literal
+
+from penstock.messages import Thinking
+from penstock.text.calls.formats import ChannelFormat, ReasoningFormat
+
+Answer = Literal["text", "call", "either"]
+
+
+def thinking_of(
+    reasoning: ReasoningFormat | ChannelFormat, prompt_end: str, budget: int, *, answer: Answer = "text"
+) -> Thinking:
+    """Returns a budget of so many tokens. `prompt_end` is the end of the prompt, which may begin the reasoning.
+
+    In a format with channels, `answer` says which of them may follow: a model could otherwise go on to think.
+    """
+    answers: tuple[str, ...] = ()
+    if isinstance(reasoning, ReasoningFormat):
+        begin, end = reasoning.markers
+    else:
+        start, channel = f"{reasoning.starts[0]}assistant", reasoning.starts[1]
+        begin, end = f"{channel}{reasoning.thoughts}{reasoning.message}", reasoning.ends[0]
+        text, call = f"{start}{channel}{reasoning.answer}{reasoning.message}", f"{start}{channel}{reasoning.calls}"
+        answers = {"text": (text,), "call": (call,), "either": (text, call)}[answer]
+    return Thinking(budget, begin, end, prompt_end.rstrip().endswith(begin), answers)
