@@ -137,6 +137,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "smollm3_every_fourth": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "smollm3_window": (
         "SmolLM3",
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
@@ -167,6 +168,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {"logit_scale": 0.7, "num_hidden_layers": 4, "sliding_window": 16}),
     "glm": ("Glm", {"head_dim": 24}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "head_dim": 24,
+        },
+    ),
+    "glm4_moe_grouped": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "attention_bias": True,
+        },
+    ),
     "starcoder2": ("Starcoder2", {"sliding_window": None}),
     "starcoder2_window": ("Starcoder2", {"sliding_window": 16, "use_bias": False}),
     "gpt2": ("GPT2", _GPT2),
@@ -257,6 +282,10 @@ def randomise(model: Any, seed: int, *, norm_mean: float) -> None:
                 parameter.copy_(mean + 0.2 * noise)
             else:
                 parameter.copy_(noise * 1.5 / math.sqrt(parameter.shape[-1]))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                generator = torch.Generator().manual_seed(seed * 1000 + len(name))
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def split_checkpoint(folder: Path, shards: int) -> None:

@@ -46,7 +46,7 @@ def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
     for parameter in spec.parameters:
         name = parameter.name
         everywhere = (
-            "norm" in name or ".router." in name or ".shared.gate." in name or name == "learned_positions.weight"
+            "norm" in name or ".router." in name or ".shared.gate." in name or name == "embedding.positions.weight"
         )
         copies = split.tensor if everywhere else 1
         for source in parameter.sources:

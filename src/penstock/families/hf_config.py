@@ -38,13 +38,13 @@ class HFConfig:
         """The raw value; None if it is absent or null."""
         return self._fields.get(name)
 
-    def names(self) -> list[str]:
-        """The fields that are there."""
-        return list(self._fields)
-
     def is_null(self, name: str) -> bool:
         """Whether the field is there and null: in some families that is another thing than absent."""
         return name in self._fields and self._fields[name] is None
+
+    def names(self) -> list[str]:
+        """The fields that are there."""
+        return list(self._fields)
 
     def integer(self, name: str, default: int | object = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
         value = self._value(name, default)

@@ -208,7 +208,7 @@ class _Parameters:
         parameters = [stacked("embedding.weight", width, (f"{self.prefix}{names.embedding}.weight", vocab))]
         if names.positions:
             source = TensorSource(f"{self.prefix}{names.positions}.weight", 0, positions, names.first_position)
-            parameters.append(joined("learned_positions.weight", width, [source], ()))
+            parameters.append(joined("embedding.positions.weight", width, [source], ()))
         for index, layer in enumerate(layers):
             parameters += self.of_layer(f"layers.{index}.", f"{self.prefix}{names.layers}{index}.", layer)
         parameters += self._norm("norm", f"{self.prefix}{names.norm}")

@@ -14,6 +14,7 @@ from penstock.families.decoders.falcon import falcon
 from penstock.families.decoders.gemma import gemma, gemma2
 from penstock.families.decoders.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.decoders.glm import glm, glm4
+from penstock.families.decoders.glm4_moe import glm4_moe
 from penstock.families.decoders.gpt2 import gpt2
 from penstock.families.decoders.gpt_neox import gpt_neox
 from penstock.families.decoders.granite import granite
@@ -61,6 +62,7 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Cohere2ForCausalLM": cohere2,
         "GlmForCausalLM": glm,
         "Glm4ForCausalLM": glm4,
+        "Glm4MoeForCausalLM": glm4_moe,
         "Starcoder2ForCausalLM": starcoder2,
         "GPT2LMHeadModel": gpt2,
         "GPTNeoXForCausalLM": gpt_neox,

@@ -216,7 +216,7 @@ def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range
         return [_take_rows(parameter, vocabulary)] if place.first else []
     if parameter.name == "head.weight":
         return [_take_rows(parameter, vocabulary)] if place.last else []
-    if parameter.name == "learned_positions.weight":
+    if parameter.name == "embedding.positions.weight":
         return [parameter] if place.first else []
     if parameter.name in ("norm.weight", "norm.bias"):
         return [parameter] if place.last else []

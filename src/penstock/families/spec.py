@@ -9,7 +9,7 @@ from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
-_TABLES = ("tokens.", "positions.", "types.", "classifier.")
+_TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
 
@@ -128,7 +128,7 @@ class Parameter:
             return "table"
         if self.name in ("embedding.weight", "head.weight"):
             return "vocabulary"
-        if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "learned_positions.weight":
+        if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
             return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
 
@@ -178,7 +178,7 @@ class ModelSpec:
     residual_scale: float = 1.0  # what attention and the MLP add to the residual is multiplied by it
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # logits are bounded: softcap * tanh(logit / softcap); 0: not
-    learned_positions: bool = False  # `positions.weight` [max_position, hidden] is added to the embedding
+    learned_positions: bool = False  # `embedding.positions.weight` [max_position, hidden] is added to the embedding
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()

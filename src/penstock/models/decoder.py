@@ -90,7 +90,7 @@ class Decoder:
             return kernels.linear.pack(parameters.pop(name)) if name in parameters else None
 
         self._embedding = packed("embedding.weight")
-        self._positions = packed("learned_positions.weight")
+        self._positions = packed("embedding.positions.weight")
         self._norm = (
             LayerParameters(parameters, "", kernels).norm("norm", spec) if "norm.weight" in parameters else None
         )
