@@ -19,6 +19,11 @@ MODEL = typer.Argument(
     help="A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: the default model.",
     autocompletion=completion.model_names,
 )
+EMBEDDER = typer.Argument(
+    metavar="MODEL",
+    help="An embedding model, named as elsewhere. Default: all-minilm-l6-v2.",
+    autocompletion=completion.model_names,
+)
 PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.", autocompletion=completion.model_names)
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
@@ -112,6 +117,23 @@ def plan(
     command(_one_model(model, named), hardware, link, json_file, flags)
 
 
+@app.command(
+    short_help="Print the embeddings of texts.",
+    help="Print the embedding of each TEXT as a line of JSON. Without TEXT, or with -, each line of standard input is "
+    "a text.",
+)
+@takes(ENGINE)
+def embed(
+    *,
+    model: Annotated[str | None, EMBEDDER] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What to embed; -: standard input.")] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.embed import embed as command
+
+    command(model, texts or ["-"], flags)
+
+
 add_model_commands(app)
 
 
@@ -161,6 +183,22 @@ def batch(
     from penstock.cli.batch import batch as command
 
     sys.exit(command(requests, answers, named, flags))
+
+
+@app.command(
+    short_help="Watch what a running server does.",
+    help="Show a running server's batch, rates, latencies, cache and memory, from its metrics. Ctrl-C ends it.",
+)
+def top(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")] = "http://127.0.0.1:8000",
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval, and end.")] = False,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, max=3600, help="Between two looks.")] = 1.0,
+    api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key to send.")] = None,
+) -> None:
+    from penstock.cli.top.command import top as command
+
+    command(url, once, interval, api_key)
 
 
 @app.command(

@@ -10,6 +10,7 @@ from penstock.messages import Capacity, Grammar, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
 
 if TYPE_CHECKING:
+    from penstock.runtime.encoder_runner import EncoderRunner
     from penstock.runtime.runner import ModelRunner
 
 
@@ -18,7 +19,7 @@ class InProcessExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | EncoderRunner | None = None
         self.submit: Callable[[StepPlan], None] = _not_started
         self.result: Callable[[], StepResult] = _not_started
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import APIError, ClientGone
+from penstock.frontend.errors import APIError, ClientGone, invalid
 from penstock.frontend.generation import Generation
 from penstock.frontend.http.asgi import (
     Answer,
@@ -56,6 +57,7 @@ class Site:
             tenant=info.tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
+            metrics=self.metrics,
             seed=self.seed,
             start=request_info(scope).start,
         )
@@ -134,12 +136,14 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        if site.model.pooling is not None:
+            raise _gives_vectors(site.model, site.model.pooling)
         if site.tracer is not None:
             info.trace = site.tracer.begin(trace_headers(scope), info.start)
         site.model.client.queue.check()
         held = site.bodies.hold()
         try:
-            body = await read_body(scope, receive, site.limits, held)
+            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 call = cast(Call | Answer, await read(body, site.context(scope)))
                 del body
@@ -160,6 +164,13 @@ class _GenerateRoute(_Route):
             held.release()
 
 
+def _gives_vectors(model: ServedModel, pooling: PoolingFacts) -> APIError:
+    what, routes = "labels texts", "/classify, /score or /rerank"
+    if pooling.task == "embed":
+        what, routes = "embeds texts", "/v1/embeddings, /score or /rerank"
+    return invalid(f"model {model.name!r} {what} and generates none; use {routes}", "model", "model_not_supported")
+
+
 class _AnswerRoute(_Route):
     """A route that gives one answer, without streaming."""
 
@@ -167,8 +178,11 @@ class _AnswerRoute(_Route):
         answer = getattr(self._wire.package, self._function)
         held = self._site.bodies.hold()
         try:
-            body = await read_body(scope, receive, self._site.limits, held) if _has_body(scope) else b""
-            made: bytes | Answer = await answer(body, self._site.context(scope))
+            body = b""
+            if _has_body(scope):
+                body = await read_body(scope, receive, self._site.limits, held, any_type=self._wire.any_type)
+            async with while_connected(receive):
+                made: bytes | Answer = await answer(body, self._site.context(scope))
         except ClientGone:
             request_info(scope).client_gone = True
             return
@@ -185,9 +199,6 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 
 def _has_body(scope: Scope) -> bool:
-    """False for a GET, and for a DELETE that says so: Ollama's has a body."""
-    if scope["method"] != "DELETE":
-        return scope["method"] not in ("GET", "HEAD")
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
 
 

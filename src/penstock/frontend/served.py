@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
 from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
 from penstock.text.calls import Conversation
+
+_NO_NAMES = (None, "dummy", "tgi")  # huggingface_hub sends these texts when its user names no model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    pooling: PoolingFacts | None = None  # of a model that gives vectors; it generates no text
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
     conversation: Conversation = field(init=False, compare=False)
@@ -42,7 +46,7 @@ class ServedModel:
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""
-        if name is not None and name != self.name and name not in self.aliases:
+        if name not in _NO_NAMES and name != self.name and name not in self.aliases:
             shown = name if len(name) <= 100 else name[:100] + "..."
             message = f"model {shown!r} is not served here; this server has {self.name!r}"
             raise APIError(404, message, param="model", code="model_not_found")
