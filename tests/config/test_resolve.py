@@ -38,6 +38,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        tls_certificate="cert.pem",
+        tls_key="key.pem",
         cors_origin=["https://app.example.com"],
         wires="ollama, openai",
         seed=7,
@@ -76,6 +78,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         thinking_budget=100,
         drain_timeout=1.5,
         log_format="json",
+        otlp_endpoint="http://localhost:4318",
         generation_config="none",
     )
     assert resolved.engine == EngineConfig(
@@ -110,6 +113,8 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        tls_certificate="cert.pem",
+        tls_key="key.pem",
         cors_origin=("https://app.example.com",),
         wires=("ollama", "openai"),
         seed=7,
@@ -127,6 +132,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         thinking_budget=100,
         drain_timeout=1.5,
         log_format="json",
+        otlp_endpoint="http://localhost:4318",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}

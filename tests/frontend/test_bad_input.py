@@ -289,11 +289,12 @@ async def test_a_wrong_token_is_told_with_its_place(site: Site) -> None:
 
 
 async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
-    there = await site.http.post("/v1/embeddings", json={"input": "x"})
+    there = await site.http.post("/v1/embedding", json={"input": "x"})
     assert there.status_code == 404
-    message = there.json()["error"]["message"]
-    assert message.startswith("there is no route /v1/embeddings; the routes are /")
-    assert " /tokenize, /v1/chat/completions, /v1/completions, /v1/" in message
+    assert (
+        "there is no route /v1/embedding; the routes are /v1/chat/completions, /v1/completions, "
+        in (there.json()["error"]["message"])
+    )
     got = await site.http.get("/v1/completions")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
     assert got.json()["error"]["message"] == "/v1/completions does not take GET; send POST"

@@ -101,7 +101,14 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         name = secrets.token_hex(12) if name is None else name
         context = RequestContext(
-            self._model, self._limits, name, int(time.time()), path={}, headers=(), seed=self._seed
+            self._model,
+            self._limits,
+            name,
+            int(time.time()),
+            path={},
+            headers=(),
+            metrics=self._metrics,
+            seed=self._seed,
         )
         try:
             call = await read(orjson.dumps(fields), context)

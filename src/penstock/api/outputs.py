@@ -64,7 +64,7 @@ class OutputBuilder:
     def add(self, update: ChoiceUpdate) -> None:
         output = self.result.outputs[update.choice]
         output.text += update.text
-        output.token_ids += update.ids
+        output.token_ids += update.token_ids
         del output.token_ids[update.tokens :]  # a stop string may begin in tokens that came before
         output.finish_reason = update.finish_reason
         if self._k is not None and output.logprobs is not None:

@@ -25,7 +25,7 @@ def cost_model(prepared: "PreparedModel", hardware: "Hardware") -> CostModel:
         weight_bytes=lru_cache(lambda tokens: float(matmul_bytes(facts, engine, tokens))),
         block_bytes=block_bytes(facts, engine),
         layer_flops=2.0 * facts.parameters_per_token,
-        head_flops=2.0 * facts.vocab_size * facts.hidden_size,
+        head_flops=0.0 if facts.pooling else 2.0 * facts.vocab_size * facts.hidden_size,
     )
     cpus = os.sched_getaffinity(0)
     return CostModel(

@@ -19,6 +19,11 @@ MODEL = typer.Argument(
     help="A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: the default model.",
     autocompletion=completion.model_names,
 )
+EMBEDDER = typer.Argument(
+    metavar="MODEL",
+    help="An embedding model, named as elsewhere. Default: all-minilm-l6-v2.",
+    autocompletion=completion.model_names,
+)
 PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
 NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.", autocompletion=completion.model_names)
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
@@ -110,6 +115,23 @@ def plan(
     from penstock.cli.plan import plan as command
 
     command(_one_model(model, named), hardware, link, json_file, flags)
+
+
+@app.command(
+    short_help="Print the embeddings of texts.",
+    help="Print the embedding of each TEXT as a line of JSON. Without TEXT, or with -, each line of standard input is "
+    "a text.",
+)
+@takes(ENGINE)
+def embed(
+    *,
+    model: Annotated[str | None, EMBEDDER] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What to embed; -: standard input.")] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.embed import embed as command
+
+    command(model, texts or ["-"], flags)
 
 
 add_model_commands(app)

@@ -129,6 +129,12 @@ SERVER: Flags = {
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],
     "api_key": Annotated[str | None, typer.Option(help="Key that clients must send. Better set PENSTOCK_API_KEY.")],
+    "tls_certificate": Annotated[
+        str | None, typer.Option(metavar="FILE", help="Certificate and its chain in PEM: serve HTTPS, and no HTTP.")
+    ],
+    "tls_key": Annotated[
+        str | None, typer.Option(metavar="FILE", help="The certificate's key in PEM. Default: in the same file.")
+    ],
     "allow_insecure_bind": Annotated[
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
@@ -140,7 +146,7 @@ SERVER: Flags = {
     "wires": Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, pages. Default: all."
+            metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, rerank, pages. Default: all."
         ),
     ],
     "seed": Annotated[
@@ -200,6 +206,10 @@ SERVER: Flags = {
     ],
     "log_format": Annotated[
         str | None, typer.Option(help="text, or json: one object a line, for log collectors. Default: text.")
+    ],
+    "otlp_endpoint": Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send a trace of each request to this OpenTelemetry collector, over HTTP."),
     ],
     "event_log": Annotated[
         str | None,

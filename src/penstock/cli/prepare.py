@@ -132,13 +132,20 @@ def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFac
     return tuple(rank.without_codes() for rank in facts)
 
 
-def prepare(model: str | None, flags: Flags) -> PreparedModel:
-    """Finds the model and resolves every setting. Starts no process and reads only the headers of the weights.
+def prepare(model: str | None, flags: Flags, *, pools: bool = False) -> PreparedModel:
+    """Finds the model and resolves every setting. Starts no process and reads only the headers of the weights. The
+    model must generate text or, with `pools`, give vectors.
 
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, CheckpointError, GgufError and HubError: ValueErrors
     that say what to change.
     """
-    return prepare_found(find_model(model, flags))
+    found = find_model(model, flags)
+    name = model or found.path.name
+    if pools and found.spec.pooling is None:
+        raise ConfigError(f"{name} generates text and has no embeddings: name an embedding model")
+    if not pools and found.spec.pooling is not None:
+        raise ConfigError(f"{name} gives vectors, not text: use penstock embed or penstock serve")
+    return prepare_found(found)
 
 
 def prepare_found(found: FoundModel) -> PreparedModel:
@@ -171,6 +178,7 @@ def served_model(
         reasoning_format=server.reasoning_format,
         thinking_budget=server.thinking_budget,
         defaults=prepared.generation,
+        pooling=prepared.spec.pooling,
         costs=costs,
     )
 

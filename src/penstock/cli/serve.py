@@ -81,12 +81,14 @@ async def _main(
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.address import url_of
+        from penstock.cli.checks import check_tls
         from penstock.cli.machine import cost_model
         from penstock.cli.prepare import served_model
         from penstock.frontend import create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.metrics import Metrics
         from penstock.observe.reporting import reporting
+        from penstock.observe.tracing import Tracer
         from penstock.text import Tokenizer
 
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
@@ -101,7 +103,12 @@ async def _main(
     with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
         client = await connecting
     served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware))
-    app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
+    metrics = Metrics(CollectorRegistry(), dropped_lines)
+    tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
+    app = create_app(served, server, metrics, tracer=tracer)
+    tls = check_tls(server)
+    if tls is not None:
+        metrics.certificate_end = lambda: tls.certificate.not_after
 
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
@@ -118,13 +125,19 @@ async def _main(
             )
         if served.thinking_budget is not None and served.conversation.reasoning is None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
-        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
+        if tls is not None:
+            log.info("TLS certificate: %s", tls.certificate)
+        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock, tls=tls is not None), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
-        await serve_http(app, sock, client, ready=ready)
+        try:
+            await serve_http(app, sock, client, tls=tls, ready=ready)
+        finally:
+            if tracer is not None:
+                tracer.close()
 
 
 def _show_memory(resolved: "Resolved") -> None:

@@ -161,6 +161,10 @@ def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
         count = max(GPU_STEP_TOKENS, inputs.values["max_num_seqs"])
         return Default(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
     count = max(STEP_TOKENS, inputs.values["max_num_seqs"])
+    pooling = inputs.facts.pooling
+    if pooling is not None and pooling.encoder:
+        longest = inputs.values.get("max_model_len") or inputs.facts.max_position
+        return Default(max(count, longest), "an encoder computes a text in one step")
     return Default(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
 
@@ -207,6 +211,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
         "api_key": _constant(None, "no key is required"),
+        "tls_certificate": _constant("", "HTTP without TLS"),
+        "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "cors_origin": _constant((), "only pages of the server itself may use it"),
         "seed": _constant(None, "each request draws its own"),
@@ -237,6 +243,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
         "log_format": _constant("text", "for people"),
+        "otlp_endpoint": _constant("", "no traces are sent"),
         "event_log": _constant("", "no events are written"),
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
         "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),

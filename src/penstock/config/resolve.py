@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
 from penstock.config.device_limits import check_device_settings, check_flashinfer_settings
+from penstock.config.encoders import check_encoder
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
@@ -125,6 +126,9 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but {seqs} sequences "
             f"decode one token each in a step; set --max-num-batched-tokens {seqs} or more"
         )
+    pooling = inputs.facts.pooling
+    if pooling is not None and pooling.encoder:
+        check_encoder(values, sources, inputs.hardware.device, inputs.split)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
         raise ConfigError(
             f"--quantization-group ({sources['quantization_group']}) is {values['quantization_group']}, but only int4 "
@@ -137,6 +141,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         raise ConfigError(
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"
+        )
+    if values["tls_key"] and not values["tls_certificate"]:
+        raise ConfigError(
+            f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
+            "set --tls-certificate, or leave it out"
         )
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(

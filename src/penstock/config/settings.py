@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from penstock.config.origins import read_origins
 from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
+from penstock.config.texts import check_key, check_revision
 
 
 def _no_bool(value: Any) -> Any:
@@ -76,13 +77,19 @@ class Settings(BaseModel):
     served_model_name: str | None = Field(
         None, min_length=1, description="The names clients ask for, with commas between them"
     )
-    revision: str | None = Field(None, min_length=1, description="Branch, tag or commit of a hub id")
+    revision: Annotated[str, Field(min_length=1), BeforeValidator(check_revision)] | None = Field(
+        None, description="Branch, tag or commit of a hub id"
+    )
 
     host: str | None = Field(None, min_length=1, description="Address to listen on")
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port; 0 takes any that is free"
     )
-    api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
+    api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
+        None, description="Key that clients must send"
+    )
+    tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
+    tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
     cors_origin: Annotated[tuple[str, ...], BeforeValidator(read_origins)] | None = Field(
         None, description="Web origins whose pages may use the server, with commas between them"
@@ -145,6 +152,9 @@ class Settings(BaseModel):
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
     )
     log_format: Literal["text", "json"] | None = Field(None, description="Lines of the log: text, or JSON objects")
+    otlp_endpoint: str | None = Field(
+        None, min_length=1, description="URL of an OpenTelemetry collector that gets a trace of each request"
+    )
     event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
     max_body_size: Bytes | None = Field(None, description="Largest body of an HTTP request: 4MiB, ...")

@@ -36,7 +36,7 @@ class CollectedChoice:
         self._text.write(update.text)
         self.finish_reason = update.finish_reason
         self.stopped = update.stopped
-        self.ids += update.ids
+        self.ids += update.token_ids[: update.tokens - len(self.ids)]
         self.offsets += update.offsets
         if update.logprobs:
             self.logprobs += update.logprobs
@@ -51,8 +51,8 @@ class Codec(Protocol):
 
     stream_type: bytes  # content type of a stream
 
-    def opening(self) -> bytes:
-        """The bytes that start a stream."""
+    def opening(self, usage: Usage) -> bytes:
+        """The bytes that start a stream. `usage` holds the counts so far."""
         ...
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
@@ -86,7 +86,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
         ]
-        begin = codec.opening() + await _chunk(codec, first, generation.usage)
+        begin = codec.opening(generation.usage) + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
         end = await _send_rest(updates, generation, codec, send, retry_after)

@@ -20,23 +20,29 @@ from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
+from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def create_app(
-    model: ServedModel, config: ServerConfig, metrics: Metrics, limits: RequestLimits | None = None
+    model: ServedModel,
+    config: ServerConfig,
+    metrics: Metrics,
+    limits: RequestLimits | None = None,
+    tracer: Tracer | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model.
 
     With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The app's
-    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet.
+    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
+    `tracer`, requests that generate are traced.
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies)
+    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
     wires = [wire for wire in WIRES if wire.name in config.wires]
@@ -172,8 +178,9 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
     match error.status_code:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
-            here = ", ".join(sorted(path for path in known if path.encode() not in OPEN_PATHS and "{" not in path))
-            code, message = "not_found", f"there is no route {path}; the routes are {here}"
+            shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
+            near = [other for other in shown if other.split("/")[1:2] == path.split("/")[1:2]]
+            code, message = "not_found", f"there is no route {path}; the routes are {', '.join(near or shown)}"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
             if allowed := (error.headers or {}).get("Allow"):

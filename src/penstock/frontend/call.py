@@ -21,9 +21,9 @@ class RequestContext:
     created: int  # seconds since the epoch
     path: Mapping[str, str]  # the parameters in the path
     headers: Sequence[tuple[bytes, bytes]]  # as ASGI has them
+    metrics: ModelMetrics  # of the model
     start: float = 0.0  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
-    metrics: ModelMetrics | None = None  # of the model; None: the request did not come over HTTP
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
 
     def salt(self, client_salt: str | None) -> str:

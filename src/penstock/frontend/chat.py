@@ -26,6 +26,7 @@ class ChatMessages:
     add_generation_prompt: bool = True
     continues: bool = False  # the answer goes on where the last message ends
     add_special_tokens: bool = False
+    earlier_ids: tuple[int, ...] = ()  # tokens before the messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ async def encode_messages(context: RequestContext, prompt: ChatMessages, body_si
     if reserved := _TEMPLATE_OWN & prompt.variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
-    return await encode_chat(
+    encoded = await encode_chat(
         context.model,
         prompt.messages,
         add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
@@ -103,3 +104,4 @@ async def encode_messages(context: RequestContext, prompt: ChatMessages, body_si
         tools=prompt.tools,
         body_size=body_size,
     )
+    return encoded._replace(ids=prompt.earlier_ids + encoded.ids)

@@ -17,6 +17,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_header_bytes: int = 64 << 10  # of the target and all headers
     max_headers: int = 128
     max_prompts: int = 64  # in one completion request
+    max_inputs: int = 2048  # texts in one request for embeddings, scores or labels
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20

@@ -42,6 +42,7 @@ class LocalRequests:
             created=int(time.time()),
             path={},
             headers=(),
+            metrics=self._metrics,
             tenant=tenant,
             seed=self._seed,
         )

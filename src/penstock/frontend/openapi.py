@@ -98,7 +98,7 @@ def _fields(
     fields: dict[str, Any] = {
         "tags": [wire.name],
         "summary": operation.summary,
-        "operationId": f"{wire.name}.{route.function}",
+        "operationId": _id(wire, route),
         "responses": {
             "200": {"description": "The answer", "content": answer},
             "default": {
@@ -118,6 +118,12 @@ def _fields(
             content["example"] = operation.example
         fields["requestBody"] = {"required": True, "content": {"application/json": content}}
     return fields
+
+
+def _id(wire: Wire, route: WireRoute) -> str:
+    """A name that no other route has: a function may have several paths."""
+    first = next(other for other in wire.routes if other.function == route.function)
+    return f"{wire.name}.{route.function}" + ("" if route is first else route.path.replace("/", "."))
 
 
 def _parameters(path: str) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import APIError, ClientGone
+from penstock.frontend.errors import APIError, ClientGone, invalid
 from penstock.frontend.generation import Generation
-from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send, header, request_info, respond
+from penstock.frontend.http.asgi import (
+    Answer,
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+    header,
+    request_info,
+    respond,
+    trace_headers,
+)
 from penstock.frontend.http.body import read_body
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
@@ -19,6 +30,7 @@ from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import Tracer
 
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
@@ -32,6 +44,7 @@ class Site:
     metrics: ModelMetrics
     seed: int | None
     bodies: BodyBuffers
+    tracer: Tracer | None = None
 
     def context(self, scope: Scope) -> RequestContext:
         info = request_info(scope)
@@ -123,16 +136,23 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        if site.model.pooling is not None:
+            raise _gives_vectors(site.model, site.model.pooling)
+        if site.tracer is not None:
+            info.trace = site.tracer.begin(trace_headers(scope), info.start)
         site.model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held)
             async with while_connected(receive):
-                call = cast(Call, await read(body, site.context(scope)))
+                call = cast(Call | Answer, await read(body, site.context(scope)))
                 del body
                 held.release()
+                if isinstance(call, Answer):
+                    await _send_answer(call, send)
+                    return
                 generation = Generation(
-                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id
+                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
                 )
                 if call.stream:
                     await stream(generation, call.codec, send, site.limits.retry_after)
@@ -144,6 +164,13 @@ class _GenerateRoute(_Route):
             held.release()
 
 
+def _gives_vectors(model: ServedModel, pooling: PoolingFacts) -> APIError:
+    what, routes = "labels texts", "/classify, /score or /rerank"
+    if pooling.task == "embed":
+        what, routes = "embeds texts", "/v1/embeddings, /score or /rerank"
+    return invalid(f"model {model.name!r} {what} and generates none; use {routes}", "model", "model_not_supported")
+
+
 class _AnswerRoute(_Route):
     """A route that gives one answer, without streaming."""
 
@@ -152,7 +179,8 @@ class _AnswerRoute(_Route):
         held = self._site.bodies.hold()
         try:
             body = await read_body(scope, receive, self._site.limits, held) if _has_body(scope) else b""
-            made: bytes | Answer = await answer(body, self._site.context(scope))
+            async with while_connected(receive):
+                made: bytes | Answer = await answer(body, self._site.context(scope))
         except ClientGone:
             request_info(scope).client_gone = True
             return
@@ -160,8 +188,12 @@ class _AnswerRoute(_Route):
             held.release()
         if isinstance(made, bytes):
             made = Answer(made)
-        headers = [(name.encode(), value.encode()) for name, value in made.headers.items()]
-        await respond(send, made.status, made.body, made.content_type, headers)
+        await _send_answer(made, send)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    await respond(send, answer.status, answer.body, answer.content_type, headers)
 
 
 def _has_body(scope: Scope) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
+from pydantic_core import from_json
 
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.limits import RequestLimits
@@ -116,6 +117,15 @@ def check_arguments(arguments: str, where: str, limits: RequestLimits) -> str:
     return arguments
 
 
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object. If the answer's limit cut them, those that are complete."""
+    try:
+        arguments = from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
 def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
     """Returns the template's variables for an effort to reason. Raises APIError 400 for an unknown one."""
     if effort is None:
@@ -127,21 +137,21 @@ def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> 
     return {"reasoning_effort": effort}
 
 
-def check_budget(given: int | None, name: str, model: ServedModel) -> int | None:
+def check_budget(given: int | None, param: str, model: ServedModel) -> int | None:
     """Returns how many tokens of an answer may be reasoning; None: as the server allows. Raises APIError 400 that names
     the parameter. -1 asks for no budget."""
     if given is None or given == -1:
         return None
     if given < 0:
-        raise invalid(f"{name} is {digits(given)}; it must be 0 or more, or -1 for the server's own", name)
+        raise invalid(f"{param} is {digits(given)}; it must be 0 or more, or -1 for the server's own", param)
     if model.conversation.reasoning is None:
         raise invalid(
-            f"{name} is not supported: this model has no known form of reasoning; leave it out, or start the server "
+            f"{param} is not supported: this model has no known form of reasoning; leave it out, or start the server "
             "with --reasoning-format",
-            name,
+            param,
             "unsupported_parameter",
         )
     most = 2**31 - 1 if model.thinking_budget is None else model.thinking_budget
     if given > most:
-        raise invalid(f"{name} is {digits(given)}; this server's limit is {most}: lower it", name)
+        raise invalid(f"{param} is {digits(given)}; this server's limit is {most}: lower it", param)
     return given

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
-#   generate: async (body: bytes, context: RequestContext) -> Call
+#   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
 #   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET and DELETE
 #   raw:      async (scope, receive, send, context: RequestContext) -> None
 Kind = Literal["generate", "answer", "raw"]
@@ -44,6 +44,16 @@ class Wire:
         return self._load()
 
 
+def _names_version(scope: Scope) -> bool:
+    """True for Anthropic's clients."""
+    return header(scope, b"anthropic-version") is not None
+
+
+def _takes_html(scope: Scope) -> bool:
+    """Whether a browser asks. Ollama's clients get another answer."""
+    return b"text/html" in (header(scope, b"accept") or b"")
+
+
 OPENAI = Wire(
     "openai",
     lambda: import_module("penstock.frontend.openai"),
@@ -52,17 +62,47 @@ OPENAI = Wire(
         WireRoute("POST", "/v1/chat/completions", "generate", "read_chat"),
         WireRoute("GET", "/v1/models", "answer", "list_models"),
         WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model"),
+        WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
     ),
 )
-
-
-def _takes_html(scope: Scope) -> bool:
-    """Whether a browser asks. Ollama's clients get another answer."""
-    return b"text/html" in (header(scope, b"accept") or b"")
-
-
+ANTHROPIC = Wire(
+    "anthropic",
+    lambda: import_module("penstock.frontend.anthropic"),
+    (
+        WireRoute("POST", "/v1/messages", "generate", "read_message"),
+        WireRoute("POST", "/v1/messages/count_tokens", "answer", "count_tokens"),
+        WireRoute("GET", "/v1/models", "answer", "list_models", _names_version),
+        WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model", _names_version),
+    ),
+)
+OLLAMA = Wire(
+    "ollama",
+    lambda: import_module("penstock.frontend.ollama"),
+    (
+        WireRoute("GET", "/", "answer", "greet"),
+        WireRoute("POST", "/api/chat", "generate", "read_chat"),
+        WireRoute("POST", "/api/generate", "generate", "read_generate"),
+        WireRoute("GET", "/api/tags", "answer", "list_models"),
+        WireRoute("GET", "/api/ps", "answer", "list_running"),
+        WireRoute("GET", "/api/version", "answer", "show_version"),
+        WireRoute("POST", "/api/show", "answer", "show_model"),
+        WireRoute("POST", "/api/pull", "answer", "pull"),
+        WireRoute("DELETE", "/api/delete", "answer", "delete"),
+    ),
+)
+RERANK = Wire(
+    "rerank",
+    lambda: import_module("penstock.frontend.rerank"),
+    (
+        WireRoute("POST", "/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v1/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v2/rerank", "answer", "rerank_v2"),
+        WireRoute("POST", "/score", "answer", "score"),
+        WireRoute("POST", "/classify", "answer", "classify"),
+    ),
+)
 PAGES = Wire(
     "pages",
     lambda: import_module("penstock.frontend.pages"),
@@ -75,4 +115,4 @@ PAGES = Wire(
         WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
     ),
 )
-WIRES = (OPENAI, PAGES)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK, PAGES)

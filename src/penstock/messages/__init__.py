@@ -17,7 +17,7 @@ from penstock.messages.plan import (
     Work,
 )
 from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, Queue, QueueFull, RequestRejected
-from penstock.messages.request import GenerateRequest, Grammar, SamplingParams, Thinking
+from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
     "BlockCopy",
@@ -35,6 +35,7 @@ __all__ = [
     "KVGroup",
     "MemoryRow",
     "NewSequence",
+    "PoolingParams",
     "Queue",
     "QueueFull",
     "RequestRejected",

@@ -37,6 +37,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
     timing: RequestTiming | None = None
     incarnation: int = 0  # of the engine; a delta of an earlier one is refused
+    pooled: bytes = b""  # float32 numbers: the vector of a request with `pooling`, in its only delta
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

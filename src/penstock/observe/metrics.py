@@ -31,6 +31,7 @@ class Metrics:
         """`dropped_lines` returns the number of log lines dropped so far."""
         self.registry = registry
         self.in_flight: Callable[[], int] = lambda: 0  # the number of requests being answered
+        self.certificate_end: Callable[[], float] | None = None  # of TLS, in seconds since the epoch; None: no TLS
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
         self._dropped_lines = dropped_lines
@@ -63,6 +64,11 @@ class Metrics:
         yield answered
         text = "Requests being answered, those that wait included."
         yield GaugeMetricFamily("penstock_http_requests_in_flight", text, value=self.in_flight())
+        text = "When the TLS certificate expires, in seconds since the epoch."
+        expires = GaugeMetricFamily("penstock_tls_certificate_not_after_seconds", text, labels=[])
+        if self.certificate_end is not None:
+            expires.add_metric([], self.certificate_end())
+        yield expires
         text = "Log lines dropped because standard error was full."
         yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
 

@@ -57,7 +57,8 @@ class Scheduler:
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
-        self._cache = KVCache(capacity, config.enable_prefix_caching)
+        self._pools = capacity.pools
+        self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._planner = Planner(config, capacity, self._cache, self._live, self._speculation)
@@ -79,7 +80,7 @@ class Scheduler:
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config, self._vocab_size)
+        check_request(request, self._config, self._vocab_size, pools=self._pools)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
         place = self._policy(request, state.arrival)
         for i in range(request.n):
@@ -218,6 +219,8 @@ class Scheduler:
                 reason = "length"  # nothing was to be sampled
         else:
             sequence.expected = len(tokens)
+        if given.pooled:
+            reason = "stop"
         if not ids and reason is None:
             return None
         if len(ids) > len(tokens) - length:  # it ended before the last of several accepted tokens
@@ -236,13 +239,14 @@ class Scheduler:
             length - sequence.num_prompt,
             ids,
             reason,
-            ids[-1] if reason == "stop" else None,
+            ids[-1] if ids and reason == "stop" else None,
             state.cached_tokens,
             logprobs,
             prompt_logprobs,
             "",
             timing,
             self._incarnation,
+            given.pooled,
         )
 
     def _confirm(self, sequence: Sequence, work: Work, given: SequenceResult) -> None:

@@ -198,6 +198,10 @@ class Access:
         route = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(method, route, code)
+        if info.trace is not None:
+            info.trace.attributes |= {"http.request.method": method, "http.route": route}
+            info.trace.attributes |= {"penstock.request_id": info.request_id, "gen_ai.response.id": info.answer_id}
+            info.trace.end(code)
         if (
             route.encode() in OPEN_PATHS
             or (route in self._quiet and code == 200)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from penstock.observe.tracing import RequestTrace
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,6 +34,7 @@ class RequestInfo:
     start: float  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key; "" without keys
     answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
+    trace: RequestTrace | None = None  # of a request that is traced
     client_gone: bool = False  # the client closed the connection before the answer was complete
 
 
@@ -48,6 +51,12 @@ async def respond(
     fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or ())]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
+
+
+def trace_headers(scope: Scope) -> dict[str, str]:
+    """The headers of W3C Trace Context."""
+    found = {name: header(scope, name) for name in (b"traceparent", b"tracestate")}
+    return {name.decode(): value.decode("latin-1") for name, value in found.items() if value is not None}
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

@@ -4,6 +4,7 @@ from penstock.frontend.describe import Operation
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.openai.chat import read_chat
 from penstock.frontend.openai.completions import read_completion
+from penstock.frontend.openai.embeddings import embeddings
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
@@ -36,6 +37,7 @@ OPERATIONS = {
 __all__ = [
     "OPERATIONS",
     "detokenize",
+    "embeddings",
     "encode_error",
     "list_models",
     "read_chat",

@@ -52,7 +52,6 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     source = read_grammar(fields)
     param, wanted = _max_tokens(fields)
     use = read_tools(fields, context.model, context.limits)
-    budget = read_budget(fields, context.model)
     if use.schemas and fields.ignore_eos:
         raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
     chat = Chat(
@@ -62,10 +61,10 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
         grammar=source,
         max_tokens=wanted,
         max_tokens_param=param,
+        thinking_budget=read_budget(fields, context.model),
         logprobs=k,
         prompt_logprobs=fields.prompt_logprobs,
         prediction_ids=() if fields.prediction is None else await _encode_prediction(fields.prediction, context),
-        thinking_budget=budget,
     )
     part, reader = await prepare_chat(context, chat, len(body))
     return Call((part,), ChatCodec(context, fields, part, reader), bool(fields.stream), "chat")
@@ -180,10 +179,10 @@ class ChatCodec:
         self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         """One event with the role for each choice."""
         role = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        tail = self._frame.tail(Usage(len(self._prompt_ids)))
+        tail = self._frame.tail(Usage(usage.prompt_tokens))
         return b"".join(head + role + tail for head in self._heads)
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
-from penstock.frontend.reply import ToolUse
+from penstock.frontend.reply import ToolUse, join_parts
 from penstock.frontend.served import ServedModel
 from penstock.frontend.tools import check_arguments, check_budget, check_calls, check_tools, use_tools
 from penstock.text.calls import Part
@@ -83,27 +83,17 @@ def delta_fields(part: Part) -> dict[str, Any]:
 
 def message_fields(parts: Iterable[Part]) -> dict[str, Any]:
     """Returns the `message` of a whole answer."""
-    content: list[str] = []
-    reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
-    arguments: list[list[str]] = []
-    for part in parts:
-        match part.kind:
-            case "content":
-                content.append(part.text)
-            case "reasoning":
-                reasoning.append(part.text)
-            case "call":
-                calls.append({"id": part.id, "type": "function", "function": {"name": part.text}})
-                arguments.append([])
-            case "arguments":
-                arguments[-1].append(part.text)
-    for call, fragments in zip(calls, arguments, strict=True):
-        call["function"]["arguments"] = "".join(fragments)
-    text = "".join(content)
+    blocks = join_parts(parts)
+    text = "".join(block.text for block in blocks if block.kind == "content")
+    reasoning = "".join(block.text for block in blocks if block.kind == "reasoning")
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.text}}
+        for block in blocks
+        if block.kind == "call"
+    ]
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
     if reasoning:
-        message |= dict.fromkeys(("reasoning_content", "reasoning"), "".join(reasoning))
+        message |= dict.fromkeys(("reasoning_content", "reasoning"), reasoning)
     if calls:
         message["tool_calls"] = calls
     return message
