@@ -52,7 +52,7 @@ class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     stream: bool | None = None
     options: Options | None = None
-    format: msgspec.Raw = msgspec.Raw(b"")
+    format: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
