@@ -98,6 +98,8 @@ SHARED: Mapping[str, Wrong] = {
     "--reasoning-format": (("xml", "auto"), ("", "auto")),
     "--speculation": (("on", "give auto, off, ngram or suffix"), ("", "give auto")),
     "--thinking-budget": (("many", "from 0 to 2147483647"), ("-1", "from 0 to 2147483647")),
+    "--watermark": (("red", "give none, green-list or gumbel"), ("", "give none"), ("gumbel", "WATERMARK_KEY")),
+    "--watermark-key": (("", "it is empty"),),
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
@@ -105,6 +107,13 @@ SHARED: Mapping[str, Wrong] = {
 }
 
 OWN: Mapping[str, Mapping[str, Wrong]] = {
+    "detect": {
+        "TEXT": (),
+        "--model": (),
+        "--watermark": (("red", "give none, green-list or gumbel"),),
+        "--config": ((NO_FILE, "name a YAML file"),),
+        "--json": _OUTPUT,
+    },
     "serve": {"MODEL": _MODEL, "--model": _MODEL},
     "run": {
         "MODEL": (("./no-such-model", "check the path"),),

@@ -136,6 +136,12 @@ SERVER: Flags = {
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],
+    "watermark": Annotated[
+        str | None, typer.Option(help="Mark outputs: green-list or gumbel (docs/watermarking.md). Default: none.")
+    ],
+    "watermark_key": Annotated[
+        str | None, typer.Option(help="Secret of the watermark. Better set PENSTOCK_WATERMARK_KEY.")
+    ],
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
     ],
@@ -198,6 +204,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "kv_cache_dtype": ("auto", "int8", "fp8"),
     "speculation": ("auto", "off", "ngram", "suffix"),
     "distributed_executor": ("auto", "process", "ray"),
+    "watermark": ("none", "green-list", "gumbel"),
     "tool_format": (
         "auto",
         "none",

@@ -230,6 +230,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_num_batched_tokens": _max_num_batched_tokens,
         "max_model_len": _max_model_len,
         "kv_cache_memory": _kv_cache_memory,
+        "watermark": _constant("none", "outputs are what the model gives"),
+        "watermark_key": _constant("", "nothing is marked"),
         "max_waiting": _constant(1024, "a longer queue would only time out"),
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),

@@ -32,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from
     num_speculative_tokens: int = 0  # drafts of one sequence in a step, at most; 0: none
+    watermark: Literal["none", "green-list", "gumbel"] = "none"
+    watermark_key: str = ""  # a secret
     max_waiting: int = 1024  # requests queued before new ones are refused
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # of each rank; 0: its share of the cores its process may use

@@ -17,6 +17,7 @@ from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.speculation import check_speculation
 from penstock.config.split import Split
+from penstock.config.wrong_setting import flag
 
 GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
 
@@ -137,6 +138,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"
         )
+    if (values["watermark"] == "none") != (not values["watermark_key"]):
+        given, other = ("watermark_key", "watermark") if values["watermark_key"] else ("watermark", "watermark_key")
+        what = "a key is given" if given == "watermark_key" else f"it is {values[given]}"
+        remedy = "set PENSTOCK_WATERMARK_KEY" if other == "watermark_key" else "set --watermark green-list or gumbel"
+        raise ConfigError(f"{flag(given)} ({sources[given]}): {what}, but {flag(other)} is not set; {remedy}")
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "

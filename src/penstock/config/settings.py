@@ -117,6 +117,10 @@ class Settings(BaseModel):
     num_speculative_tokens: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
         None, description="Speculative tokens of one sequence in a step, at most"
     )
+    watermark: Literal["none", "green-list", "gumbel"] | None = Field(None, description="Mark outputs")
+    watermark_key: Annotated[str, Field(min_length=16, max_length=1024)] | None = Field(
+        None, description="The secret of the watermark; detection needs it"
+    )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
