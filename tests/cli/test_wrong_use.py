@@ -12,8 +12,11 @@ import typer
 from penstock.cli.main import app
 from penstock.cli.options import ENGINE, SERVER
 from tests.cli.conftest import RunCommand
-from tests.cli.wrong_values import OWN, SHARED, Wrong
+from tests.cli.wrong_values import BEFORE, NOT_SHOWN, OWN, SHARED, SWITCH, Wrong
 
+REQUIRED: Mapping[str, Mapping[str, str]] = {  # right values of arguments that a command cannot do without
+    "batch": {"REQUESTS": "requests.jsonl", "ANSWERS": "answers.jsonl"},
+}
 MODELS = ("plan", "serve", "run", "bench throughput", "bench latency", "bench quality", "verify")
 
 
@@ -24,6 +27,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it is read from the environment only once
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "requests.jsonl").write_text('{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a"}}')
 
 
 def commands(command: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -58,6 +62,11 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
         assert word in said, (word, said)
 
 
+def shown_value(flag: str, value: str) -> str:
+    """What an error must show of a value."""
+    return "" if flag in NOT_SHOWN else value
+
+
 def table(wrong: Mapping[str, Wrong]) -> Iterator[tuple[str, str, str]]:
     for flag, values in wrong.items():
         for value, words in values:
@@ -74,9 +83,17 @@ def test_every_flag_and_argument_is_in_the_table() -> None:
         assert own == {*OWN[path]}, path
 
 
+def test_every_entry_has_wrong_values() -> None:
+    """Only a switch has none: any value of it is wrong, and another test gives each one."""
+    for path, command in COMMANDS.items():
+        for param in command.params:
+            values = OWN[path].get(label(param), SHARED.get(label(param)))
+            assert (values is SWITCH) == getattr(param, "is_flag", False), (path, label(param))
+
+
 @pytest.mark.parametrize(("flag", "value", "words"), table(SHARED))
 def test_a_wrong_setting(run_command: RunCommand, flag: str, value: str, words: str) -> None:
-    assert_one_line(run_command("plan", flag, value), flag, value, words)
+    assert_one_line(run_command("plan", flag, value), flag, shown_value(flag, value), words)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +112,24 @@ def test_a_setting_that_does_not_fit(run_command: RunCommand, flag: str, value: 
 def test_a_wrong_setting_of_each_command(run_command: RunCommand, path: str) -> None:
     for flag in sorted(shared(COMMANDS[path]) & {*SHARED} - {*OWN[path]}):
         for value, words in SHARED[flag][:1]:
-            assert_one_line(run_command(*path.split(), flag, value), flag, value, words)
+            required = REQUIRED.get(path, {}).values()
+            assert_one_line(run_command(*path.split(), *required, flag, value), flag, shown_value(flag, value), words)
 
 
 @pytest.mark.parametrize("path", OWN)
 def test_a_wrong_value(run_command: RunCommand, path: str) -> None:
     for flag, value, words in table(OWN[path]):
-        given = (flag, value) if flag.startswith("--") else (value,)
+        required = dict(REQUIRED.get(path, {}))
+        given = [flag, value] if flag.startswith("--") else []
+        if before := BEFORE.get(f"{path} {flag}"):
+            arguments = [*before, *(given or [value])]
+        else:
+            if not given:
+                required[flag] = value
+            arguments = [*required.values(), *given]
         shown = flag if flag.startswith("--") and flag != "--model" else ""
-        assert_one_line(run_command(*path.split(), *given), shown, value, words)
+        done = run_command(*path.split(), *arguments)
+        assert_one_line(done, shown, shown_value(flag, value), words)
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -150,18 +176,6 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
 )
 def test_a_wrong_command_line(run_command: RunCommand, line: str, words: tuple[str, ...]) -> None:
     assert_one_line(run_command(*line.split()), *words)
-
-
-@pytest.mark.parametrize("text", ["no-such-file.txt", "."])
-def test_a_text_that_cannot_be_read(run_command: RunCommand, text: str, embedded: str) -> None:
-    assert_one_line(run_command("bench", "quality", embedded, text), text, "name a text file")
-
-
-@pytest.fixture
-def embedded() -> str:
-    from penstock.weights.packaged import embedded_model
-
-    return str(embedded_model())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,18 @@ from collections.abc import Mapping, Sequence
 
 Wrong = Sequence[tuple[str, str]]  # a value, and words that the error has beside it
 
+SWITCH: Wrong = ()  # a test gives every switch a value
+# What stands before a wrong value, for those that need something there.
+BEFORE: Mapping[str, Sequence[str]] = {
+    "run PROMPT": ("python-8m",),
+    "run --system": ("python-8m", "def f(", "--raw"),
+    "pull --revision": ("acme/tiny",),
+    "rm --revision": ("acme/tiny",),
+    "bench quality TEXT": ("python-8m",),
+    "embed TEXT": ("all-minilm-l6-v2",),
+}
+NOT_SHOWN = ("--api-key", "--system")  # values that no error shows: a secret, a text that may be long
+
 NO_FILE = "no-such-folder/file"
 FOLDER = "."
 
@@ -23,6 +35,13 @@ _RANKS: Wrong = (("two", "give a whole number from 1 to 1024"), ("0", "from 1 to
 _SECONDS: Wrong = (("soon", "above 0 up to 86400"), ("0", "above 0"), ("nan", "above 0"), ("", "above 0"))
 _SIZE: Wrong = (("lots", "such as 4GiB"), ("-1", "such as 4GiB"), ("", "such as 4GiB"), ("9999999TiB", "from 1 to"))
 _EMPTY: Wrong = (("", "it is empty; give a value, or leave it out"),)
+_KEY: Wrong = (*_EMPTY, ("two words", "ASCII"), ("two\nlines", "ASCII"), ("schlüssel", "ASCII"), ("k" * 5000, "4096"))
+_REVISION: Wrong = (
+    *_EMPTY,
+    ("../main", "a branch, tag or commit"),
+    ("my branch", "without spaces"),
+    ("-x", "a branch"),
+)
 _OUTPUT: Wrong = (
     (NO_FILE, "there is no folder no-such-folder; name another file"),
     (FOLDER, "it is a folder; name another file"),
@@ -44,8 +63,8 @@ _MODEL: Wrong = (
 )
 
 SHARED: Mapping[str, Wrong] = {
-    "--allow-insecure-bind": (),
-    "--api-key": (("", "it is empty"),),
+    "--allow-insecure-bind": SWITCH,
+    "--api-key": _KEY,
     "--attention-backend": (
         ("flash", "give auto, triton or flashinfer"),
         ("", "give auto"),
@@ -53,15 +72,15 @@ SHARED: Mapping[str, Wrong] = {
     ),
     "--block-size": (("big", "give a whole number from 1 to 1024"), ("0", "1 to 1024"), ("1025", "1 to 1024")),
     "--config": ((NO_FILE, "name a YAML file"), (FOLDER, "is a directory; name a YAML file"), ("", "name a YAML file")),
-    "--deterministic": (),
+    "--deterministic": SWITCH,
     "--device": (("gpu", "give auto, cpu or cuda"), ("", "give auto, cpu or cuda")),
     "--distributed-executor": (("threads", "give auto, process or ray"), ("", "give auto, process or ray")),
     "--drain-timeout": _SECONDS,
     "--dtype": (("float16", "give float32 or bfloat16"), ("", "give float32 or bfloat16")),
-    "--enable-prefix-caching": (),
-    "--enforce-eager": (),
+    "--enable-prefix-caching": SWITCH,
+    "--enforce-eager": SWITCH,
     "--event-log": (*_OUTPUT[:2], *_EMPTY),
-    "--expert-parallel": (),
+    "--expert-parallel": SWITCH,
     "--generation-config": (("all", "give"), ("", "give")),
     "--gpu-memory-utilization": (
         ("90%", "give a number above 0 up to 1"),
@@ -71,6 +90,13 @@ SHARED: Mapping[str, Wrong] = {
     "--host": (("0.0.0.0", "--api-key"), *_EMPTY),
     "--kv-cache-dtype": (("int4", "give auto, int8 or fp8"), ("fp8", "set --kv-cache-dtype int8"), ("", "give auto")),
     "--kv-cache-memory": _SIZE,
+    "--log-format": (("xml", "give text or json"), ("", "give text or json")),
+    "--otlp-endpoint": (
+        ("localhost:4318", "write for example http://localhost:4318"),
+        ("http://", "is not a URL"),
+        ("http://localhost:port", "is not a URL"),
+        *_EMPTY,
+    ),
     "--max-body-size": _SIZE,
     "--max-choices": _COUNT,
     "--max-in-flight": _COUNT,
@@ -78,10 +104,12 @@ SHARED: Mapping[str, Wrong] = {
     "--max-model-len": (*_COUNT, ("2000000000", "made for at most")),
     "--max-num-batched-tokens": (*_COUNT, ("1", "or more")),
     "--max-num-seqs": _COUNT,
+    "--max-priority": (("high", "from 0 to 86400"), ("-1", "from 0 to 86400"), ("86401", "from 0 to 86400")),
     "--max-prompts": _COUNT,
     "--max-sequences": _COUNT,
     "--max-stop-strings": _COUNT,
     "--max-waiting": _COUNT,
+    "--max-waiting-tokens": _COUNT,
     "--pipeline-parallel-size": (*_RANKS, ("1000", "use")),
     "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
     "--quantization": (("int6", "give none, int8, int4 or fp8"), ("", "give none"), ("fp8", "--quantization int8")),
@@ -90,7 +118,7 @@ SHARED: Mapping[str, Wrong] = {
         ("some", "give 32, 64 or 128"),
         ("64", "--quantization int4"),
     ),
-    "--revision": (("main", "leave"), *_EMPTY),
+    "--revision": (("main", "leave"), *_REVISION),
     "--seed": (("random", "from 0 to 18446744073709551615"), ("-1", "from 0"), ("99999999999999999999", "from 0")),
     "--served-model-name": (("a,,b", "give one name"), ("a,a", "different ones"), *_EMPTY),
     "--max-answer-size": _SIZE,
@@ -103,6 +131,15 @@ SHARED: Mapping[str, Wrong] = {
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
+    "--tls-certificate": (
+        (NO_FILE, "cannot be read: No such file or directory; name a PEM file"),
+        (FOLDER, "Is a directory; name a PEM file"),
+        ("/dev/null", "is not a file"),
+        ("/etc/passwd", "holds no certificate in PEM"),
+        *_EMPTY,
+    ),
+    "--tls-key": ((NO_FILE, "there is no certificate; set --tls-certificate"), *_EMPTY),
+    "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }
 
@@ -117,7 +154,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
     "serve": {"MODEL": _MODEL, "--model": _MODEL},
     "run": {
         "MODEL": (("./no-such-model", "check the path"),),
-        "PROMPT": (),
+        "PROMPT": (("", "write at least a word"), (" ", "write at least a word")),
         "--model": _MODEL,
         "--max-tokens": (("many", "give a whole number from 1"), ("0", "from 1"), ("-1", "from 1")),
         "--temperature": (("hot", "give a number from 0 to 100"), ("-1", "from 0"), ("nan", "from 0")),
@@ -128,10 +165,10 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--presence-penalty": (("high", "from -2 to 2"), ("3", "to 2")),
         "--frequency-penalty": (("high", "from -2 to 2"), ("-3", "from -2")),
         "--seed": (("random", "give a whole number from 0"), ("-1", "from 0"), ("9" * 20, "to 18446744073709551615")),
-        "--system": (),
-        "--raw": (),
-        "--stats": (),
-        "--history": (),
+        "--system": (("Be brief.", "leave --system out"),),
+        "--raw": SWITCH,
+        "--stats": SWITCH,
+        "--history": SWITCH,
     },
     "plan": {
         "MODEL": _MODEL,
@@ -141,13 +178,21 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--json": _OUTPUT,
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
-    "list": {"--json": ()},
+    "embed": {
+        "MODEL": (*_MODEL, ("smollm2-135m", "name an embedding model")),
+        "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
+    },
+    "list": {"--json": SWITCH},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),
-        "--revision": (),
+        "--revision": _REVISION,
     },
-    "show": {"MODEL": _MODEL, "--revision": (), "--template": (), "--json": ()},
-    "rm": {"MODEL": (("./no-such-model", ""), ("python-8m", "part of Penstock")), "--revision": (), "--yes": ()},
+    "show": {"MODEL": _MODEL, "--revision": _REVISION, "--template": SWITCH, "--json": SWITCH},
+    "rm": {
+        "MODEL": (("./no-such-model", ""), ("python-8m", "part of Penstock")),
+        "--revision": _REVISION,
+        "--yes": SWITCH,
+    },
     "completion": {"SHELL": (("tcsh", "bash, zsh, fish"), ("", "bash, zsh, fish"))},
     "replay": {
         "FILE": (
@@ -156,14 +201,23 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
             ("", "give the file of penstock serve --event-log"),
         )
     },
+    "batch": {
+        "REQUESTS": (
+            (NO_FILE, "name a file of JSON lines"),
+            (FOLDER, "name a file of JSON lines"),
+            ("", "name a file of JSON lines"),
+        ),
+        "ANSWERS": _OUTPUT,
+        "--model": _MODEL,
+    },
     "bench throughput": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
     "bench latency": {"MODEL": _MODEL, "--cases": _CASES, "--runs": _RUNS, "--json": _OUTPUT},
     "bench quality": {
         "MODEL": _MODEL,
-        "TEXT": (),  # comes after MODEL: in test_wrong_use.py
+        "TEXT": ((NO_FILE, "name a text file"), (FOLDER, "name a text file")),
         "--windows": (("all", "from 1 to 1000000"), ("0", "from 1")),
         "--window-tokens": (("all", "from 2 to 10000000"), ("1", "from 2"), ("100000", "ask for at most")),
-        "--dense": (),
+        "--dense": SWITCH,
         "--tokens-in": ((NO_FILE, "name a file of --tokens-out"), (FOLDER, "is a directory"), ("", "--tokens-out")),
         "--tokens-out": _OUTPUT,
         "--json": _OUTPUT,
@@ -174,8 +228,8 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
             ("http://127.0.0.1:1", "is a server running there?"),
             ("", "write --url http://127.0.0.1:8000"),
         ),
-        "--model": (),
-        "--api-key": (),
+        "--model": _EMPTY,
+        "--api-key": _KEY,
         "--num-prompts": (("many", "from 1 to 1000000"), ("0", "from 1"), ("1000001", "to 1000000")),
         "--input-len": _LENGTH,
         "--output-len": _LENGTH,

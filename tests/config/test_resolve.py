@@ -38,6 +38,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        tls_certificate="cert.pem",
+        tls_key="key.pem",
+        wires="ollama, openai",
         seed=7,
         device="cpu",
         deterministic=True,
@@ -54,6 +57,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         watermark="gumbel",
         watermark_key="0123456789abcdef",
         max_waiting=5,
+        max_waiting_tokens=6,
         threads=1,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
@@ -68,11 +72,14 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_sequences=4,
         max_logprobs=0,
         max_stop_strings=1,
+        max_priority=3,
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
         thinking_budget=100,
         drain_timeout=1.5,
+        log_format="json",
+        otlp_endpoint="http://localhost:4318",
         generation_config="none",
     )
     assert resolved.engine == EngineConfig(
@@ -93,6 +100,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         watermark="gumbel",
         watermark_key="0123456789abcdef",
         max_waiting=5,
+        max_waiting_tokens=6,
         threads=1,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
@@ -100,6 +108,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         distributed_executor="process",
         depth=2,
         step_deadline=3.0,
+        log_format="json",
         event_log="events.jsonl",
     )
     assert resolved.server == ServerConfig(
@@ -107,6 +116,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         host="::1",
         port=0,
         api_key="secret",
+        tls_certificate="cert.pem",
+        tls_key="key.pem",
+        wires=("ollama", "openai"),
         seed=7,
         max_body_bytes=1 << 20,
         max_answer_bytes=2 << 20,
@@ -115,11 +127,14 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         max_sequences=4,
         max_logprobs=0,
         max_stop_strings=1,
+        max_priority=3,
         max_in_flight=9,
         tool_format="hermes",
         reasoning_format="none",
         thinking_budget=100,
         drain_timeout=1.5,
+        log_format="json",
+        otlp_endpoint="http://localhost:4318",
     )
     said = {name: source for name, (_, source) in resolved.provenance.items() if not source.startswith("default")}
     of_gpus = {"gpu_memory_utilization", "enforce_eager", "attention_backend"}

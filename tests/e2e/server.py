@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -39,10 +40,10 @@ def wait_for(condition, seconds: float, what: str):  # type: ignore[no-untyped-d
     raise AssertionError(f"waited {seconds} s for {what}")
 
 
-def status(url: str) -> int:
+def status(url: str, context: ssl.SSLContext | None = None) -> int:
     """The HTTP status of a GET; 0 where nothing answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)
@@ -60,13 +61,17 @@ def gauge(text: str, name: str) -> float:
 class Server:
     """A running server: its address and its processes."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, log: Path, context: ssl.SSLContext | None = None
+    ) -> None:
         self.process = process
-        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self.url = f"{'http' if context is None else 'https'}://127.0.0.1:{port}"
         self.log = log
+        self.context = context
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=PATIENCE)
+        return httpx.get(self.url + path, timeout=PATIENCE, verify=self.context or True)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=PATIENCE)
@@ -78,8 +83,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(log: Path, *flags: str, model: str = EMBEDDED, ready_within: float = 90) -> Iterator[Server]:
-    """`penstock serve` until the block ends. It must have left no process behind by then."""
+def serving(
+    log: Path,
+    *flags: str,
+    model: str = EMBEDDED,
+    ready_within: float = 90,
+    context: ssl.SSLContext | None = None,
+) -> Iterator[Server]:
+    """`penstock serve` until the block ends. It must have left no process behind by then. With `context` it is asked
+    over TLS."""
     port = free_port()
     command = [sys.executable, "-m", "penstock", "serve", model]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -91,14 +103,14 @@ def serving(log: Path, *flags: str, model: str = EMBEDDED, ready_within: float =
             env=environment,
             start_new_session=True,
         )
-    server = Server(process, port, log)
+    server = Server(process, port, log, context)
     engines: list[int] = []
     try:
 
         def ready() -> bool:
             if process.poll() is not None:
                 raise AssertionError(f"the server ended with {process.returncode}:\n{log.read_text()}")
-            return status(server.url + "/readyz") == 200
+            return status(server.url + "/readyz", context) == 200
 
         wait_for(ready, ready_within, f"the server to be ready; so far:\n{log.read_text()}")
         engines = children(process.pid)

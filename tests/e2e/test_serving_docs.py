@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 
 from penstock.cli.main import app
@@ -11,28 +10,6 @@ from penstock.frontend import RequestLimits
 from tests.e2e.server import Server
 
 DOC = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-SUFFIXES = {"counter": "_total", "gauge": "", "histogram": ""}
-
-
-def test_the_docs_list_the_metrics_that_the_server_has(server: Server) -> None:
-    families = list(text_string_to_metric_families(server.get("/metrics").text))
-    for prefix in ("penstock_", "gen_ai_"):
-        there = {family.name + SUFFIXES[family.type] for family in families if family.name.startswith(prefix)}
-        there = {name for name in there if not name.endswith("_created")}
-        assert set(re.findall(rf"`({prefix}\w+)`", DOC)) == there
-    ours = {family.name.removeprefix("penstock_") for family in families if family.name.startswith("penstock_")}
-    theirs = {family.name.removeprefix("vllm:") for family in families if family.name.startswith("vllm:")}
-    assert ours - theirs == {"http_requests", "log_lines_dropped"} and not theirs - ours
-
-
-def test_the_docs_tell_kinds_of_metrics_apart(server: Server) -> None:
-    kinds = {family.name: family.type for family in text_string_to_metric_families(server.get("/metrics").text)}
-    for kind in SUFFIXES:
-        table = DOC.partition(f"| {kind} | |")[2].partition("\n\n")[0]
-        names = re.findall(r"`(penstock_\w+)`", table)
-        assert names and all(
-            kinds[name.removesuffix("_total") if kind == "counter" else name] == kind for name in names
-        )
 
 
 def test_every_flag_and_variable_in_the_docs_exists() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from penstock.engine.link.wire import ControlReply, Ended, Rejected, Step
+from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
 from tests.schedule.simulated import request
@@ -18,9 +19,13 @@ def step(*deltas: TokenDelta, **fields: object) -> Step:
     return Step(EngineStats(), list(deltas), **fields)
 
 
+def queue() -> RequestQueue:
+    return RequestQueue(max_num_seqs=1, max_waiting=2, max_waiting_tokens=100, clock=lambda: 0.0)
+
+
 @pytest.fixture
 async def streams() -> Streams:
-    return Streams(incarnation=2, limit=3)
+    return Streams(incarnation=2, queue=queue())
 
 
 async def test_deltas_of_another_incarnation_are_refused_and_counted(streams: Streams) -> None:
@@ -83,13 +88,12 @@ async def test_a_reader_is_woken(streams: Streams) -> None:
     assert not streams.close(stream)
 
 
-async def test_rejections_carry_their_kind(streams: Streams) -> None:
-    for name, full, kind in (("a", False, RequestRejected), ("b", True, QueueFull)):
-        stream = streams.open(request(name))
-        streams.take(step(rejected=[Rejected(name, "no", full)]))
-        with pytest.raises(kind, match="no"):
-            await stream.read()
-        assert not streams.close(stream)
+async def test_a_rejection_ends_the_stream(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    streams.take(step(rejected=[Rejected("a", "no")]))
+    with pytest.raises(RequestRejected, match="no"):
+        await stream.read()
+    assert not streams.close(stream)
     assert not streams.busy
 
 
@@ -114,7 +118,7 @@ async def test_no_more_streams_than_the_limit(streams: Streams) -> None:
     with pytest.raises(QueueFull, match="3 requests are in progress"):
         streams.open(request("d"))
     with pytest.raises(RequestRejected, match="n=4"):
-        Streams(incarnation=2, limit=3).open(request("e", n=4))
+        Streams(incarnation=2, queue=queue()).open(request("e", n=4))
 
 
 async def test_replies_go_to_who_asked(streams: Streams) -> None:

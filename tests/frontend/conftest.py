@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.cli.address import bind, listen
 from penstock.config import ServerConfig
@@ -28,6 +28,15 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+REASONING_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ m.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ reasoning_effort }}{% endif %}"
+)
+KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_MARKERS = ("<|im_start|>", "<|im_end|>", "<|pad|>", *KIMI, "<|tool_calls_section_end|>")
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -158,3 +167,57 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """One token for each byte, so that characters outside ASCII are several, and some special tokens."""
+    backend = Backend(models.BPE({char: i for i, char in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken(text, special=True) for text in _MARKERS])
+    folder: Path = tmp_path_factory.mktemp("bytes")
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "eos_token": "<|im_end|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": REASONING_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
+    """sites(tool_format=, reasoning_format=, limits=). Equal ones share an app, and its process for grammars."""
+    made: dict[tuple[Any, ...], Site] = {}
+    served: list[ServedModel] = []
+
+    def site(
+        tools: str = "hermes", reasoning: str = "think", limits: RequestLimits | None = None, budget: int | None = None
+    ) -> Site:
+        key = (tools, reasoning, limits, budget)
+        if key not in made:
+            eos = byte_tokenizer.encode("<|im_end|>")[0]
+            engine = ScriptedClient(
+                lambda request, choice: [eos], vocab_size=byte_tokenizer.vocab_size, eos=eos, max_model_len=4096
+            )
+            model = ServedModel(
+                name=NAME,
+                client=engine,
+                tokenizer=byte_tokenizer,
+                created=1,
+                tool_format=tools,
+                reasoning_format=reasoning,
+                thinking_budget=budget,
+            )
+            served.append(model)
+            metrics = Metrics(CollectorRegistry())
+            app = create_app(model, ServerConfig(served_model_name=NAME), metrics, limits)
+            http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
+            made[key] = Site(app, engine, byte_tokenizer, metrics, http)
+        return made[key]
+
+    yield site
+    for model in served:
+        model.grammars.close()

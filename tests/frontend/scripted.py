@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     EngineError,
     EngineInfo,
@@ -49,6 +51,7 @@ class ScriptedClient:
         self.restarting = False
         self.restarts = 0
         self.closed = False
+        self.queue = RequestQueue(max_num_seqs=8, max_waiting=1024, max_waiting_tokens=1 << 20, clock=time.monotonic)
         self.gate: asyncio.Event | None = None  # set: deltas after the first of a request wait for it
         self.refusal: Exception | None = None
         self.dies_after: int | None = None  # deltas of a request, then EngineError

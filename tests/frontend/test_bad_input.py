@@ -70,7 +70,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     *[({"repetition_penalty": value}, "repetition_penalty") for value in (0, -1, HUGE, "1", True)],
     *[({"min_tokens": value}, "min_tokens") for value in (-1, 3, HUGE, 1.5, "1", True)],
     *[({"seed": value}, "seed") for value in (2**64, -(2**63) - 1, 10**4000, 1.5, "1", True)],
-    *[({"priority": value}, "priority") for value in (2**31, -HUGE, 1.5, "1", True)],
+    *[({"priority": value}, "priority") for value in (11, -11, -(2**31) + 1, -HUGE, 1.5, "1", True)],
     *[({"prompt_logprobs": value}, "prompt_logprobs") for value in (-1, 21, HUGE, "1", True)],
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     *[({"stop": value}, "stop") for value in ("", [""], ["a", ""], ["a"] * 17, "x" * 257, 5, True)],
@@ -292,8 +292,8 @@ async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     there = await site.http.post("/v1/embeddings", json={"input": "x"})
     assert there.status_code == 404
     assert there.json()["error"]["message"] == (
-        "there is no route /v1/embeddings; the routes are /detokenize, /tokenize, /v1/chat/completions, "
-        "/v1/completions, /v1/models"
+        "there is no route /v1/embeddings; the routes are /v1/chat/completions, /v1/completions, /v1/messages, "
+        "/v1/messages/count_tokens, /v1/models"
     )
     got = await site.http.get("/v1/completions")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")

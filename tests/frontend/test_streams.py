@@ -147,7 +147,7 @@ async def test_only_the_prompt(site: Site) -> None:
     ("refusal", "status", "code"),
     [
         (RequestRejected("the prompt needs 9 blocks, the pool has 8"), 400, "request_rejected"),
-        (QueueFull("1024 requests wait, which is the limit"), 429, "queue_full"),
+        (QueueFull("1024 requests wait, which is the limit", 7), 429, "queue_full"),
         (EngineError("the engine has died"), 503, "engine_unavailable"),
         (ZeroDivisionError("a bug"), 500, "internal_error"),
     ],

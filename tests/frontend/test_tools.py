@@ -1,92 +1,24 @@
 """Tools and reasoning of /v1/chat/completions: prompts, streams and whole answers, token by token."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client import CollectorRegistry
-from tokenizers import AddedToken, decoders, pre_tokenizers
-from tokenizers import Tokenizer as Backend
-from tokenizers import models as backends
 
-from penstock.config import ServerConfig
-from penstock.frontend import RequestLimits, ServedModel, create_app
+from penstock.frontend import RequestLimits
 from penstock.messages import Grammar, Thinking
-from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
-from tests.frontend.conftest import NAME, Site
-from tests.frontend.scripted import ScriptedClient
+from tests.frontend.conftest import KIMI, Site
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ m.content }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-    "{{ reasoning_effort }}{% endif %}"
-)
-KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>", *KIMI, "<|tool_calls_section_end|>")
 TOOL = {
     "type": "function",
     "function": {"name": "now", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}},
 }
 TEXT = '<think>\nHm, 🌧.\n</think>\n\nI look.\n<tool_call>\n{"name": "now", "arguments": {"a": "Köln 🌧"}}\n</tool_call>'
 MESSAGE = {"content": "I look.", "reasoning": "Hm, 🌧.", "calls": [("now", '{"a": "Köln 🌧"}')]}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """One token for each byte, so that characters outside ASCII are several, and some special tokens."""
-    backend = Backend(backends.BPE({char: i for i, char in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    folder: Path = tmp_path_factory.mktemp("bytes")
-    backend.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer.load(folder)
-
-
-@pytest.fixture(scope="module")
-def sites(tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
-    """sites(tool_format=, reasoning_format=, limits=). Equal ones share an app, and its process for grammars."""
-    made: dict[tuple[Any, ...], Site] = {}
-    models: list[ServedModel] = []
-
-    def site(
-        tools: str = "hermes", reasoning: str = "think", limits: RequestLimits | None = None, budget: int | None = None
-    ) -> Site:
-        key = (tools, reasoning, limits, budget)
-        if key not in made:
-            eos = tokenizer.encode("<|im_end|>")[0]
-            engine = ScriptedClient(
-                lambda request, choice: [eos], vocab_size=tokenizer.vocab_size, eos=eos, max_model_len=4096
-            )
-            model = ServedModel(
-                name=NAME,
-                client=engine,
-                tokenizer=tokenizer,
-                created=1,
-                tool_format=tools,
-                reasoning_format=reasoning,
-                thinking_budget=budget,
-            )
-            models.append(model)
-            metrics = Metrics(CollectorRegistry())
-            app = create_app(model, ServerConfig(served_model_name=NAME), metrics, limits)
-            http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
-            made[key] = Site(app, engine, tokenizer, metrics, http)
-        return made[key]
-
-    yield site
-    for model in models:
-        model.grammars.close()
 
 
 def message_of(events: list[Any]) -> dict[str, Any]:
@@ -208,7 +140,7 @@ async def test_finish_reasons_and_grammars(sites: Callable[..., Site], choice: A
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_budgets_of_thinking(sites: Callable[..., Site], tokenizer: Tokenizer) -> None:
+async def test_budgets_of_thinking(sites: Callable[..., Site], byte_tokenizer: Tokenizer) -> None:
     site = sites()
 
     async def asked(on: Site = site, **fields: Any) -> Grammar:

@@ -32,8 +32,14 @@ def test_json_lines() -> None:
     except ZeroDivisionError:
         log.exception("failed")
     first, second = map(json.loads, sink.getvalue().splitlines())
-    assert first["time"].endswith("+00:00")
-    expected = {"level": "info", "logger": "penstock.access", "message": "request done", "status": 200}
+    assert first["ts"].endswith("+00:00")
+    expected = {
+        "level": "info",
+        "process": "api",
+        "logger": "penstock.access",
+        "message": "request done",
+        "status": 200,
+    }
     assert expected.items() <= first.items()
     assert first["request_id"] == "a\nb"
     assert "ZeroDivisionError: a bug" in second["exception"]

@@ -1,11 +1,21 @@
 """Series under every name that somebody reads, with values that add up."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from penstock.engine.queue import RequestQueue
 from penstock.messages import EngineInfo, EngineStats, RequestTiming
+from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts
 from penstock.observe.histogram import Histogram
 from penstock.observe.metrics import Metrics
 from penstock.observe.model_metrics import ModelMetrics
@@ -34,6 +44,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.now = EngineStats()
+        self.queue = RequestQueue(max_num_seqs=8, max_waiting=4, max_waiting_tokens=100, clock=lambda: 0.0)
 
     def stats(self) -> EngineStats:
         return self.now
@@ -213,3 +224,85 @@ def test_histogram_buckets_are_cumulative_and_bounds_inclusive() -> None:
         histogram.observe(value, count)
     assert histogram.buckets() == [("0.1", 1.0), ("1.0", 4.0), ("+Inf", 5.0)]
     assert histogram.sum == pytest.approx(7.1)
+
+
+def test_the_parts_of_a_step_and_their_work(metrics: Metrics, engine: Engine) -> None:
+    costs = StepCosts(lambda tokens: 1000.0 + tokens, (10, 100), layer_flops=2.0, head_flops=5.0)
+    measured: list[int] = []
+    peak = IdlePeak(lambda: measured.append(1) or MachinePeak(1e6, 1e9))  # type: ignore[func-returns-value]
+    metrics.model("m", engine, CostModel(costs, peak))
+    engine.now = EngineStats(
+        steps=4,
+        running=3,
+        computed_tokens=100,
+        decode_tokens=30,
+        draft_tokens=10,
+        blocks_total=(9, 9),
+        blocks_held=(7, 2),
+    )
+    found = samples(metrics)
+    assert found["penstock_engine_prefill_tokens_total{model_name=m}"] == 60
+    assert found["penstock_engine_decode_tokens_total{model_name=m}"] == 30
+    assert found["penstock_engine_read_bytes_total{model_name=m}"] == 4 * (1025 + 70 + 200)
+    assert found["penstock_engine_flops_total{model_name=m}"] == 100 * 2 + 40 * 5
+    assert found["vllm:iteration_tokens_total_sum{model_name=m}"] == 100
+    assert not measured  # requests run
+    engine.now = EngineStats(steps=4, computed_tokens=100, decode_tokens=30, draft_tokens=10)
+    for _ in range(3):
+        found = samples(metrics)
+        time.sleep(0.05)  # a thread measures
+    assert measured == [1]
+    assert found["penstock_machine_read_bytes_per_second{model_name=m}"] == 1e6
+    assert found["penstock_machine_flops_per_second{model_name=m}"] == 1e9
+    assert found["penstock_engine_read_bytes_total{model_name=m}"] == 4 * (1025 + 70 + 200)
+
+
+def test_what_dashboards_for_older_vllm_read(metrics: Metrics, model: ModelMetrics, engine: Engine) -> None:
+    engine.now = EngineStats(blocks_total=(100,), blocks_held=(25,), prefix_queries=10, prefix_hits=6)
+    model.tokens_arrived(1, 0.0)
+    model.tokens_arrived(1, 0.02)
+    model.choice_finished("chat", "stop", 2, 0.02)
+    found = samples(metrics)
+    expected = {
+        "gpu_cache_usage_perc": 0.25,
+        "cpu_cache_usage_perc": 0,
+        "num_requests_swapped": 0,
+        "gpu_prefix_cache_queries_total": 10,
+        "gpu_prefix_cache_hits_total": 6,
+        "time_per_output_token_seconds_sum": 0.02,
+        "request_max_num_generation_tokens_sum": 2,
+    }
+    assert {name: found[f"vllm:{name}{{model_name=m}}"] for name in expected} == expected
+    assert found["vllm:lora_requests_info{max_lora=0,running_lora_adapters=,waiting_lora_adapters=}"] == 1
+
+
+def test_the_engines_process_is_measured_with_its_children(metrics: Metrics, engine: Engine) -> None:
+    code = "import subprocess, sys; x = bytearray(64 << 20); subprocess.run(['sleep', '60'])"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    children: list[str] = []
+    try:
+        engine.info = msgspec.structs.replace(INFO, pid=process.pid)
+        metrics.model("m", engine)
+        deadline = time.monotonic() + 20
+        while not (children := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        memory = samples(metrics)["penstock_engine_resident_memory_bytes{model_name=m}"]
+        assert 64 << 20 < memory < 256 << 20
+        assert samples(metrics)["penstock_engine_cpu_seconds_total{model_name=m}"] > 0
+        own = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        child = int(Path(f"/proc/{children[0]}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        assert memory == pytest.approx(own + child, rel=0.02)
+    finally:
+        process.kill()
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+        process.wait()
+    assert "penstock_engine_resident_memory_bytes{model_name=m}" not in samples(metrics)
+
+
+def test_the_api_process_is_measured(metrics: Metrics) -> None:
+    found = samples(metrics)
+    assert found["process_resident_memory_bytes{}"] > 10 << 20
+    assert found["process_open_fds{}"] > 2
+    assert found["process_cpu_seconds_total{}"] > 0

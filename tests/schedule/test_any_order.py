@@ -80,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 4),
         stops=st.sets(st.integers(0, VOCABULARY - 1), max_size=4),
         n=st.integers(1, 4),
-        priority=st.integers(0, 1),
+        priority=st.integers(-2, 2),
         prompt_logprobs=st.booleans(),
         salt=st.sampled_from(["", "", "", "other"]),
         resume=st.integers(0, 6),

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from penstock.messages import QueueFull, RequestRejected, SequenceResult, StepPlan, StepResult
+from penstock.messages import RequestRejected, SequenceResult, StepPlan, StepResult
 from penstock.schedule import SchedulerConfig
 from tests.schedule.simulated import VOCABULARY, Simulation, expected_output, logprob_row, request, simulation
 
@@ -155,19 +155,6 @@ class TestRefusals:
         sim.run()
         sim.add(request("a", 4, 1))
 
-    def test_a_full_queue(self) -> None:
-        sim = simulation(max_waiting=2, max_num_seqs=1)
-        sim.add(request("a", n=3))
-        sim.add(request("b"))
-        with pytest.raises(QueueFull, match=r"2 requests wait to start, max_waiting=2: retry later"):
-            sim.add(request("c"))
-        sim.step()  # "a" has started; its other choices do not count
-        sim.add(request("c"))
-        sim.abort("b")
-        sim.add(request("d"))
-        sim.run()
-        sim.check_drained()
-
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
@@ -176,7 +163,7 @@ class TestRefusals:
             ({"prompt": [2**32]}, "token id 4294967296"),
             ({"output_ids": (-5,)}, "token id -5"),
             ({"n": 0}, "n=0"),
-            ({"n": 10**9}, "n=1000000000: ask for 1 to 1032 choices"),
+            ({"n": 10**9}, "n=1000000000: ask for 1 to 1024 choices"),
             ({"first_choice": -1}, "first_choice=-1"),
             ({"arrival": float("nan")}, "arrival=nan"),
             ({"temperature": float("nan")}, "temperature is nan"),
@@ -444,7 +431,21 @@ def test_stats() -> None:
     assert (stats.blocks_total, stats.blocks_held) == ((64, 64), (4, 4))
     assert stats.kv_usage == 4 / 64
     sim.run()
-    assert sim.scheduler.stats().blocks_cached[0] > 0
+    stats = sim.scheduler.stats()
+    assert stats.blocks_cached[0] > 0
+    assert (stats.prefill_tokens, stats.decode_tokens) == (3 * 8, 3 * 3)  # the first token of each is the prefill's
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_decode_is_not_a_prefill_however_short(depth: int) -> None:
+    sim = simulation(depth=depth)
+    for name, length in (("a", 1), ("b", 40), ("c", 17)):
+        sim.add(request(name, length, 5))
+        sim.run()
+    stats = sim.scheduler.stats()
+    assert stats.prefill_tokens + stats.prefix_hits == 1 + 40 + 17
+    # At depth 2 a step is planned before it is known that the last token has come.
+    assert 3 * 4 <= stats.decode_tokens <= 3 * (4 + depth - 1)
 
 
 def test_every_delta_names_the_engines_life() -> None:

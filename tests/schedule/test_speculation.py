@@ -152,6 +152,7 @@ def test_counters_agree() -> None:
     assert sum(stats.accepted_at) == stats.accepted_tokens
     assert list(stats.accepted_at) == sorted(stats.accepted_at, reverse=True)
     assert len(stats.accepted_at) == 31 and stats.accepted_at[0] <= stats.drafts
+    assert stats.prefill_tokens == 3 * 300
 
 
 def test_outputs_help_later_requests_of_the_same_tenant_alone() -> None:

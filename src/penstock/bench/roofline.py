@@ -100,7 +100,7 @@ def least_seconds(case: Case, facts: ModelFacts, engine: EngineConfig, machine: 
     decode step reads the weights that it needs once, the head included, and the KV cache of every request:
     max(W / BW, 2 (P + head) N / F) + N ctx kv / BW.
     """
-    layers = sum(m.count * m.experts * m.share * m.rows * m.columns for m in facts.matrices if not m.vocabulary)
+    layers = facts.parameters_per_token
     with_head = layers + facts.vocab_size * facts.hidden_size
     stored = matmul_bytes(facts, engine, case.count)
     kv_bytes = sum(token_bytes(facts, engine))

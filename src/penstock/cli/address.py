@@ -49,10 +49,11 @@ def listen(sock: socket.socket) -> None:
     sock.setblocking(False)
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, *, tls: bool = False) -> str:
     """The URL of a listening socket."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
+    shown = f"[{host}]" if sock.family == socket.AF_INET6 else host
+    return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
 def _refused(host: str, port: int, error: OSError) -> AddressInUse:

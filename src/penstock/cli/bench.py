@@ -25,6 +25,7 @@ from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import cell, check_file, show_table, write_json
 from penstock.cli.prepare import PreparedModel
+from penstock.config.texts import checked_flag
 from penstock.families import model_facts
 from penstock.observe.reporting import reporting
 
@@ -146,6 +147,9 @@ def _sizes(cases: Sequence[Case]) -> BenchSizes:
 def online(url: str, model: str | None, api_key: str | None, load: Load, json_file: str | None) -> None:
     """Loads a running server. Exits with status 1 and one line if every request failed."""
     check_file("--json", json_file)
+    checked_flag("--api-key", api_key)
+    if model == "":
+        raise ValueError("--model is '': it is empty; give a value, or leave it out")
     if not re.match(r"https?://[^/\s]", url):
         host = url.partition("://")[2].strip("/") if "://" in url else url
         raise ValueError(f"--url is {url!r}, which is not an address: write --url http://{host or '127.0.0.1:8000'}")

@@ -3,30 +3,45 @@
 from typing import TYPE_CHECKING
 
 from penstock.cli.output import check_file
-from penstock.config import ConfigError, EngineConfig, Hardware, Resolved
+from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
 from penstock.config.gpu import too_few_gpus
 from penstock.families import ModelSpec
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native_limits import has_whole_lines, unsupported_int8_pages, unsupported_quantization
+from penstock.observe.tracing import check_endpoint
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import FoundModel
+    from penstock.frontend.http.tls import TLS
 
 
 def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, weights: bool = True) -> None:
-    """Raises ConfigError or CheckpointError if this machine cannot run the model with these settings: too few GPUs, no
-    kernels, a file that cannot be written, weights that are missing or do not match the model's config.
+    """Raises ConfigError, CheckpointError, WrongCertificate or WrongEndpoint if this machine cannot run the model with
+    these settings: too few GPUs, no kernels, a file that cannot be written or read, weights that are missing or do not
+    match the model's config.
 
     Reads the headers of the weights only, and without `weights` not even these.
     """
     engine = resolved.engine
     check_runs(resolved, hardware)
     check_file("--event-log", engine.event_log or None)
+    check_tls(resolved.server)
+    if resolved.server.otlp_endpoint:
+        check_endpoint(resolved.server.otlp_endpoint)
     if engine.device == "cpu":
         _check_kernels(found.spec, engine)
     if weights:
         check_tensors(found.spec, stored_tensors(found.path))
+
+
+def check_tls(server: ServerConfig) -> "TLS | None":
+    """Returns the server's certificate, None without one. Raises WrongCertificate."""
+    if not server.tls_certificate:
+        return None
+    from penstock.frontend.http.tls import TLS
+
+    return TLS(server.tls_certificate, server.tls_key)
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import penstock
 from penstock.cli import completion, usage
 from penstock.cli.chat.flags import CHAT
 from penstock.cli.models.commands import add_model_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 MODEL = typer.Argument(
     metavar="MODEL",
     help="A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: the default model.",
+    autocompletion=completion.model_names,
+)
+EMBEDDER = typer.Argument(
+    metavar="MODEL",
+    help="An embedding model, named as elsewhere. Default: all-minilm-l6-v2.",
     autocompletion=completion.model_names,
 )
 PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
@@ -37,7 +42,7 @@ app.add_typer(bench)
 @app.callback(help="An LLM inference server.", invoke_without_command=True)
 def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
     if version:
-        typer.echo(f"penstock {penstock.__version__}")
+        typer.echo(f"penstock {__version__}")
         raise typer.Exit()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -112,6 +117,23 @@ def plan(
     command(_one_model(model, named), hardware, link, json_file, flags)
 
 
+@app.command(
+    short_help="Print the embeddings of texts.",
+    help="Print the embedding of each TEXT as a line of JSON. Without TEXT, or with -, each line of standard input is "
+    "a text.",
+)
+@takes(ENGINE)
+def embed(
+    *,
+    model: Annotated[str | None, EMBEDDER] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="What to embed; -: standard input.")] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.embed import embed as command
+
+    command(model, texts or ["-"], flags)
+
+
 add_model_commands(app)
 
 
@@ -164,6 +186,24 @@ def detect(
 
     flags = {name: value for name, value in (("watermark", scheme), ("config", config)) if value is not None}
     sys.exit(detect_watermark(text, model, json_file, flags))
+
+
+@app.command(
+    short_help="Answer the requests of a file.",
+    help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
+    "ended if the same command is given again.",
+)
+@takes(ENGINE)
+def batch(
+    requests: Annotated[str, typer.Argument(metavar="REQUESTS", help="A file of JSON lines.")],
+    answers: Annotated[str, typer.Argument(metavar="ANSWERS", help="The file to write: a JSON line for each request.")],
+    *,
+    named: Annotated[str | None, NAMED] = None,
+    flags: Flags,
+) -> None:
+    from penstock.cli.batch import batch as command
+
+    sys.exit(command(requests, answers, named, flags))
 
 
 @app.command(

@@ -129,9 +129,21 @@ SERVER: Flags = {
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],
     "api_key": Annotated[str | None, typer.Option(help="Key that clients must send. Better set PENSTOCK_API_KEY.")],
+    "tls_certificate": Annotated[
+        str | None, typer.Option(metavar="FILE", help="Certificate and its chain in PEM: serve HTTPS, and no HTTP.")
+    ],
+    "tls_key": Annotated[
+        str | None, typer.Option(metavar="FILE", help="The certificate's key in PEM. Default: in the same file.")
+    ],
     "allow_insecure_bind": Annotated[
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
+    ],
+    "wires": Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, rerank. Default: all."
+        ),
     ],
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
@@ -144,6 +156,10 @@ SERVER: Flags = {
     ],
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
+    ],
+    "max_waiting_tokens": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
     ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
@@ -167,6 +183,9 @@ SERVER: Flags = {
     "max_stop_strings": Annotated[
         str | None, typer.Option(metavar="N", help="Most stop strings of a request. Default: 16.")
     ],
+    "max_priority": Annotated[
+        str | None, typer.Option(metavar="N", help="Requests' priorities are from -N to N seconds. Default: 10.")
+    ],
     "tool_format": Annotated[
         str | None, typer.Option(metavar="NAME", help="Format of tool calls (docs/tools.md), or none. Default: auto.")
     ],
@@ -187,6 +206,13 @@ SERVER: Flags = {
             metavar="SECONDS", help="Seconds without a step until a busy engine counts as hung. Default: 120."
         ),
     ],
+    "log_format": Annotated[
+        str | None, typer.Option(help="text, or json: one object a line, for log collectors. Default: text.")
+    ],
+    "otlp_endpoint": Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send a trace of each request to this OpenTelemetry collector, over HTTP."),
+    ],
     "event_log": Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the scheduler's events, with token ids, for penstock replay."),
@@ -203,6 +229,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "quantization_group": ("32", "64", "128"),
     "kv_cache_dtype": ("auto", "int8", "fp8"),
     "speculation": ("auto", "off", "ngram", "suffix"),
+    "log_format": ("text", "json"),
     "distributed_executor": ("auto", "process", "ray"),
     "watermark": ("none", "green-list", "gumbel"),
     "tool_format": (

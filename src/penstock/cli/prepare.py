@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -32,6 +33,11 @@ from penstock.weights.packaged import EMBEDDED, SMOLLM2, embedded_model, locate_
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from penstock.frontend import ServedModel
+    from penstock.messages import EngineClient
+    from penstock.observe.costs import CostModel
+    from penstock.text import Tokenizer
+
 
 @dataclass(frozen=True)
 class PreparedModel:
@@ -41,6 +47,7 @@ class PreparedModel:
     spec: ModelSpec
     facts: ModelFacts
     resolved: Resolved
+    hardware: Hardware
     generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
 
 
@@ -125,13 +132,20 @@ def _rank_facts(spec: ModelSpec, split: Split, group: int = 1) -> tuple[ModelFac
     return tuple(rank.without_codes() for rank in facts)
 
 
-def prepare(model: str | None, flags: Flags) -> PreparedModel:
-    """Finds the model and resolves every setting. Starts no process and reads only the headers of the weights.
+def prepare(model: str | None, flags: Flags, *, pools: bool = False) -> PreparedModel:
+    """Finds the model and resolves every setting. Starts no process and reads only the headers of the weights. The
+    model must generate text or, with `pools`, give vectors.
 
     Raises ConfigError, CannotSplit, DoesNotFit, UnsupportedModel, CheckpointError, GgufError and HubError: ValueErrors
     that say what to change.
     """
-    return prepare_found(find_model(model, flags))
+    found = find_model(model, flags)
+    name = model or found.path.name
+    if pools and found.spec.pooling is None:
+        raise ConfigError(f"{name} generates text and has no embeddings: name an embedding model")
+    if not pools and found.spec.pooling is not None:
+        raise ConfigError(f"{name} gives vectors, not text: use penstock embed or penstock serve")
+    return prepare_found(found)
 
 
 def prepare_found(found: FoundModel) -> PreparedModel:
@@ -140,7 +154,33 @@ def prepare_found(found: FoundModel) -> PreparedModel:
     resolved = found.resolve(hardware)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
-    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, generation)
+    return PreparedModel(found.path, found.spec, model_facts(found.spec), resolved, hardware, generation)
+
+
+def served_model(
+    prepared: PreparedModel,
+    client: "EngineClient",
+    tokenizer: "Tokenizer | None" = None,
+    costs: "CostModel | None" = None,
+) -> "ServedModel":
+    """Returns what answers requests with an engine of the prepared model. `costs` are those of its steps."""
+    from penstock.frontend import ServedModel  # imported here, as a command may only want to know what fits
+    from penstock.text import Tokenizer
+
+    server = prepared.resolved.server
+    return ServedModel(
+        name=server.served_model_name,
+        aliases=server.aliases,
+        client=client,
+        tokenizer=tokenizer or Tokenizer.load(prepared.path),
+        created=int(time.time()),
+        tool_format=server.tool_format,
+        reasoning_format=server.reasoning_format,
+        thinking_budget=server.thinking_budget,
+        defaults=prepared.generation,
+        pooling=prepared.spec.pooling,
+        costs=costs,
+    )
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

@@ -5,11 +5,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock import __version__
 from penstock.cli.options import Flags
 from penstock.engine.link.engine_child import EngineChild
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import PreparedModel
@@ -32,10 +33,10 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         sys.exit(f"penstock: cannot start the engine process: {error}")
     with engine as spawned:
         from penstock.cli.address import bind, listen
-        from penstock.cli.prepare import find_given, memory_table, prepare_found, read_given
+        from penstock.cli.prepare import find_given, prepare_found, read_given
         from penstock.config import ServerConfig
         from penstock.messages import EngineError
-        from penstock.observe.stderr import complain
+        from penstock.observe.logs import configure_logging
 
         given, default = read_given(model, flags), ServerConfig()
         port = default.port if given.settings.port is None else given.settings.port
@@ -45,21 +46,28 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         listen(sock)
 
         import uvloop
-        from rich.console import Console
 
-        Console(stderr=True).print(memory_table(prepared.resolved, f"Memory for {prepared.resolved.engine.name}"))
+        dropped_lines = configure_logging(style=prepared.resolved.server.log_format)
+        _show_memory(prepared.resolved)
         try:
-            uvloop.run(_main(prepared, spawned, sock, started))
+            uvloop.run(_main(prepared, spawned, sock, started, dropped_lines))
         except (EngineError, OSError) as error:
-            complain(f"penstock: {error}")
+            _show_end(prepared.resolved, error)
             sys.exit(1)
         finally:  # a late signal must not turn a clean end into a kill
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
 
 
-async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.socket, started: float) -> None:
+async def _main(
+    prepared: "PreparedModel",
+    spawned: EngineChild,
+    sock: socket.socket,
+    started: float,
+    dropped_lines: Callable[[], int],
+) -> None:
     import asyncio
+    import contextlib
     import logging
     import os
 
@@ -73,14 +81,16 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.address import url_of
-        from penstock.frontend import ServedModel, create_app
+        from penstock.cli.checks import check_tls
+        from penstock.cli.machine import cost_model
+        from penstock.cli.prepare import served_model
+        from penstock.frontend import create_app
         from penstock.frontend import serve as serve_http
-        from penstock.observe.logs import configure_logging
         from penstock.observe.metrics import Metrics
         from penstock.observe.reporting import reporting
+        from penstock.observe.tracing import Tracer
         from penstock.text import Tokenizer
 
-        dropped_lines = configure_logging()
         # Texts are tokenised one at a time, so the library needs no thread pool. Its threads would take processor time
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -89,20 +99,16 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
         raise
-    with reporting("starting the engine"):  # torch alone takes seconds to import
+    plain = server.log_format == "text"
+    with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
         client = await connecting
-    served = ServedModel(
-        name=server.served_model_name,
-        aliases=server.aliases,
-        client=client,
-        tokenizer=tokenizer,
-        created=int(time.time()),
-        tool_format=server.tool_format,
-        reasoning_format=server.reasoning_format,
-        thinking_budget=server.thinking_budget,
-        defaults=prepared.generation,
-    )
-    app = create_app(served, server, Metrics(CollectorRegistry(), dropped_lines))
+    served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware))
+    metrics = Metrics(CollectorRegistry(), dropped_lines)
+    tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
+    app = create_app(served, server, metrics, tracer=tracer)
+    tls = check_tls(server)
+    if tls is not None:
+        metrics.certificate_end = lambda: tls.certificate.not_after
 
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
@@ -119,13 +125,47 @@ async def _main(prepared: "PreparedModel", spawned: EngineChild, sock: socket.so
             )
         if served.thinking_budget is not None and served.conversation.reasoning is None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
-        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock), seconds)
+        if tls is not None:
+            log.info("TLS certificate: %s", tls.certificate)
+        log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock, tls=tls is not None), seconds)
         log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
 
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
-        await serve_http(app, sock, client, ready=ready)
+        try:
+            await serve_http(app, sock, client, tls=tls, ready=ready)
+        finally:
+            if tracer is not None:
+                tracer.close()
+
+
+def _show_memory(resolved: "Resolved") -> None:
+    """Shows the memory table, or logs its rows as one object."""
+    if resolved.server.log_format == "text":
+        from rich.console import Console
+
+        from penstock.cli.prepare import memory_table
+
+        Console(stderr=True).print(memory_table(resolved, f"Memory for {resolved.engine.name}"))
+    else:
+        import logging
+
+        sizes = {row.name: row.bytes for row in resolved.memory.rows}
+        fields = {"model": resolved.engine.name, "bytes": sizes}
+        logging.getLogger("penstock.serve").info("memory", extra={"fields": fields})
+
+
+def _show_end(resolved: "Resolved", error: Exception) -> None:
+    """Shows why the server ended, in one line."""
+    if resolved.server.log_format == "text":
+        from penstock.observe.stderr import complain
+
+        complain(f"penstock: {error}")
+    else:
+        import logging
+
+        logging.getLogger("penstock.serve").error("%s", error)
 
 
 def start_report(resolved: "Resolved", info: "EngineInfo") -> list[str]:

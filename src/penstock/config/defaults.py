@@ -18,6 +18,7 @@ from penstock.config.memory import (
     tokens_of_one_sequence,
     workspace_bytes,
 )
+from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import format_bytes
 from penstock.config.speculation import cannot_speculate
 from penstock.config.split import Split
@@ -160,6 +161,10 @@ def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
         count = max(GPU_STEP_TOKENS, inputs.values["max_num_seqs"])
         return Default(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
     count = max(STEP_TOKENS, inputs.values["max_num_seqs"])
+    pooling = inputs.facts.pooling
+    if pooling is not None and pooling.encoder:
+        longest = inputs.values.get("max_model_len") or inputs.facts.max_position
+        return Default(max(count, longest), "an encoder computes a text in one step")
     return Default(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
 
@@ -206,6 +211,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
         "api_key": _constant(None, "no key is required"),
+        "tls_certificate": _constant("", "HTTP without TLS"),
+        "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
         "seed": _constant(None, "each request draws its own"),
         "generation_config": _constant("model", "the values that the model recommends"),
@@ -233,16 +240,21 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "watermark": _constant("none", "outputs are what the model gives"),
         "watermark_key": _constant("", "nothing is marked"),
         "max_waiting": _constant(1024, "a longer queue would only time out"),
+        "max_waiting_tokens": _constant(1 << 20, "a thousand tokens for each request that may wait"),
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
+        "log_format": _constant("text", "for people"),
+        "otlp_endpoint": _constant("", "no traces are sent"),
         "event_log": _constant("", "no events are written"),
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
         "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),
+        "wires": _constant(",".join(WIRE_NAMES), "every client finds its own"),
         "max_prompts": _constant(64, "a batch of an evaluation harness"),
         "max_choices": _constant(32, "more are better sent as requests"),
         "max_sequences": _constant(256, "what one request may take of the queue"),
         "max_logprobs": _constant(20, "as in the OpenAI API"),
         "max_stop_strings": _constant(16, "each is searched for in every token's text"),
+        "max_priority": _constant(10, "seconds: the others wait at most twice as much longer"),
         "tool_format": _constant("auto", "as the chat template shows it"),
         "reasoning_format": _constant("auto", "as the chat template shows it"),
         "thinking_budget": _constant(None, "models think as long as max_tokens allows"),

@@ -26,6 +26,10 @@ NAMED: Mapping[str, str] = MappingProxyType(
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {"A100": "8.0", "H100": "9.0", "H200": "9.0", "B200": "10.0", "L4": "8.9", "L40S": "8.9"}
 )
+# Operations per second in products of bf16 without sparsity, as their makers say.
+FLOPS: Mapping[str, float] = MappingProxyType(
+    {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "L4": 121e12, "L40S": 362e12}
+)
 ASSUMED_BANDWIDTH = 20_000_000_000  # bytes a second of an unknown machine: two memory channels,
 ASSUMED_LINK = 5_000_000_000  # and ranks that copy through memory
 MAX_DEVICES = 4096

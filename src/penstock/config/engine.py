@@ -35,6 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark: Literal["none", "green-list", "gumbel"] = "none"
     watermark_key: str = ""  # a secret
     max_waiting: int = 1024  # requests queued before new ones are refused
+    max_waiting_tokens: int = 1 << 20  # of the prompts of these
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # of each rank; 0: its share of the cores its process may use
     tensor_parallel_size: int = 1
@@ -43,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     distributed_executor: Literal["auto", "process", "ray"] = "auto"  # auto: processes, if there are several ranks
     event_log: str = ""  # the file that the scheduler's events are written to; empty: none
     incarnation: int = 1
+    log_format: Literal["text", "json"] = "text"
     log_level: Literal["info", "warning"] = "info"
     step_deadline: float = 120.0  # seconds without a step, while there is work, after which the engine counts as hung
 

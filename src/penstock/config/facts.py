@@ -1,6 +1,9 @@
 """The sizes of a model, known before its weights are read: enough to size memory and to choose defaults."""
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -45,8 +48,8 @@ class MatrixFacts(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     bias: bool = False
     gated: bool = False  # two of the same size, stacked
-    vocabulary: bool = False  # the embedding or the head
-    router: bool = False  # in full precision however the others are quantised
+    vocabulary: bool = False  # the embedding or the head: no product of every token
+    router: bool = False  # in full precision however the others are quantised; an encoder's tables are both
     experts: int = 1  # each matrix is so many of this shape, stacked;
     share: float = 1.0  # a token uses this share of them
     sensitive: bool = False  # gets more bits than others where weights are quantised
@@ -59,6 +62,20 @@ class MixtureFacts(msgspec.Struct, frozen=True, kw_only=True):
     experts: int
     per_token: int
     intermediate_size: int  # of an expert
+
+
+class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model makes one vector of a text: an embedding, or the logits of a classifier's labels."""
+
+    task: Literal["embed", "classify"]
+    mode: Literal["cls", "mean", "last", "max"]  # which tokens' hidden states it is made of
+    width: int  # numbers of the vector
+    encoder: bool  # the model reads in both directions: a text is computed in one step, and nothing is kept of it
+    normalize: bool = False  # embeddings have length 1
+    prompts: Mapping[str, str] = MappingProxyType({})  # by name: a text that is put before each input
+    default_prompt: str = ""  # its name; "": none
+    labels: tuple[str, ...] = ()  # of a classifier
+    activation: Literal["sigmoid", "softmax"] = "sigmoid"  # makes scores of a classifier's logits
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +96,14 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
     mixture: MixtureFacts | None = None
+    pooling: PoolingFacts | None = None  # of a model that gives vectors instead of text
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
+
+    @property
+    def parameters_per_token(self) -> float:
+        """Parameters of the layers' matrices that a token is multiplied with: of experts, those that it uses."""
+        return sum(m.count * m.experts * m.share * m.rows * m.columns for m in self.matrices if not m.vocabulary)
 
     def without_codes(self) -> "ModelFacts":
         """The facts for kernels that read no codes of GGUF files: the matrices are floats."""

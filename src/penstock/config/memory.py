@@ -284,6 +284,8 @@ def graphs_row(facts: ModelFacts, engine: EngineConfig) -> MemoryRow:
 
 def _workspace_note(facts: ModelFacts, max_num_seqs: int) -> str:
     width = f"{facts.head_part} of {facts.vocab_size}" if facts.head_part else str(facts.vocab_size)
+    if facts.pooling is not None and facts.pooling.encoder:
+        return "an encoder has no logits"
     if not (facts.samples or facts.head_part):
         return "another stage has the logits"
     logits = f"logits of {max_num_seqs} sequences over {width} tokens"

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
 from penstock.config.device_limits import check_device_settings, check_flashinfer_settings
+from penstock.config.encoders import check_encoder
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
@@ -17,7 +18,6 @@ from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.speculation import check_speculation
 from penstock.config.split import Split
-from penstock.config.wrong_setting import flag
 
 GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
 
@@ -106,6 +106,7 @@ def _server(values: Mapping[str, Any], name: str, aliases: Sequence[str]) -> Ser
     same = {field: values[field] for field in ServerConfig.__struct_fields__ if field in values}
     sizes = {"max_body_bytes": values["max_body_size"], "max_answer_bytes": values["max_answer_size"]}
     others = {"served_model_name": name, "aliases": tuple(aliases), **sizes}
+    others["wires"] = tuple(values["wires"].split(","))
     return ServerConfig(**{**same, **others})
 
 
@@ -125,6 +126,9 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but {seqs} sequences "
             f"decode one token each in a step; set --max-num-batched-tokens {seqs} or more"
         )
+    pooling = inputs.facts.pooling
+    if pooling is not None and pooling.encoder:
+        check_encoder(values, sources, inputs.hardware.device, inputs.split)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
         raise ConfigError(
             f"--quantization-group ({sources['quantization_group']}) is {values['quantization_group']}, but only int4 "
@@ -138,11 +142,16 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"
         )
-    if (values["watermark"] == "none") != (not values["watermark_key"]):
-        given, other = ("watermark_key", "watermark") if values["watermark_key"] else ("watermark", "watermark_key")
-        what = "a key is given" if given == "watermark_key" else f"it is {values[given]}"
-        remedy = "set PENSTOCK_WATERMARK_KEY" if other == "watermark_key" else "set --watermark green-list or gumbel"
-        raise ConfigError(f"{flag(given)} ({sources[given]}): {what}, but {flag(other)} is not set; {remedy}")
+    if values["watermark"] != "none" and not values["watermark_key"]:
+        raise ConfigError(
+            f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
+            "PENSTOCK_WATERMARK_KEY"
+        )
+    if values["tls_key"] and not values["tls_certificate"]:
+        raise ConfigError(
+            f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "
+            "set --tls-certificate, or leave it out"
+        )
     if not (values["api_key"] or values["allow_insecure_bind"] or _is_loopback(values["host"])):
         raise ConfigError(
             f"--host ({sources['host']}) is {values['host']}, which other machines can reach, and no key is required; "

@@ -1,6 +1,10 @@
 """The configuration of the API server: its address, its key and its limits."""
 
+from typing import Literal
+
 import msgspec
+
+WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,6 +15,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    tls_certificate: str = ""  # PEM file; "": HTTP without TLS
+    tls_key: str = ""  # PEM file; "": the key is in the certificate's file
+    wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
     seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
     max_prompts: int = 64  # in one completions request
@@ -19,8 +26,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     max_answer_bytes: int = 32 << 20  # that a request may ask for, estimated from tokens and log-probabilities
     max_stop_strings: int = 16
+    max_priority: int = 10  # `priority` is from -max_priority to max_priority
     tool_format: str = "auto"  # how the model writes tool calls: a format's name, auto or none
     reasoning_format: str = "auto"  # how it marks its reasoning
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     max_in_flight: int = 2048  # requests being answered; more get 429
+    otlp_endpoint: str = ""  # URL of an OpenTelemetry collector; "": no traces
+    log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

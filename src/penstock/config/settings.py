@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
+from penstock.config.texts import check_key, check_revision
 
 
 def _no_bool(value: Any) -> Any:
@@ -24,6 +26,13 @@ def _group(value: Any) -> Any:
     if str(value) not in ("32", "64", "128"):
         raise ValueError("give 32, 64 or 128")
     return value
+
+
+def _wires(value: Any) -> Any:
+    names = [name.strip() for name in str(value).split(",")]
+    if not set(names) <= {*WIRE_NAMES} or len(names) > len({*names}):
+        raise ValueError(f"give different names of {', '.join(WIRE_NAMES)}, with commas between them")
+    return ",".join(names)
 
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**31 - 1)]
@@ -67,14 +76,23 @@ class Settings(BaseModel):
     served_model_name: str | None = Field(
         None, min_length=1, description="The names clients ask for, with commas between them"
     )
-    revision: str | None = Field(None, min_length=1, description="Branch, tag or commit of a hub id")
+    revision: Annotated[str, Field(min_length=1), BeforeValidator(check_revision)] | None = Field(
+        None, description="Branch, tag or commit of a hub id"
+    )
 
     host: str | None = Field(None, min_length=1, description="Address to listen on")
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port; 0 takes any that is free"
     )
-    api_key: str | None = Field(None, min_length=1, description="Key that clients must send")
+    api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
+        None, description="Key that clients must send"
+    )
+    tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
+    tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
+        None, description="The APIs that the server speaks, with commas between them"
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
     )
@@ -122,6 +140,7 @@ class Settings(BaseModel):
         None, description="The secret of the watermark; detection needs it"
     )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
+    max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
     pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")
@@ -131,6 +150,10 @@ class Settings(BaseModel):
     )
     step_deadline: Seconds | None = Field(
         None, description="Seconds without a step, while there is work, after which the engine counts as hung"
+    )
+    log_format: Literal["text", "json"] | None = Field(None, description="Lines of the log: text, or JSON objects")
+    otlp_endpoint: str | None = Field(
+        None, min_length=1, description="URL of an OpenTelemetry collector that gets a trace of each request"
     )
     event_log: str | None = Field(None, min_length=1, description="File for the scheduler's events; it holds token ids")
 
@@ -143,6 +166,9 @@ class Settings(BaseModel):
         None, description="Alternatives per token that a request may ask for"
     )
     max_stop_strings: Count | None = Field(None, description="Stop strings of one request")
+    max_priority: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86400)] | None = Field(
+        None, description="Seconds by which a request's priority may move its place in the queue, either way"
+    )
     tool_format: ToolFormatName | None = Field(None, description="How the model writes tool calls")
     reasoning_format: ReasoningFormatName | None = Field(None, description="How the model marks its reasoning")
     thinking_budget: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**31 - 1)] | None = Field(

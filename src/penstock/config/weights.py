@@ -240,10 +240,10 @@ def _matrix_bytes(matrix: MatrixFacts, engine: EngineConfig) -> int:
     shape = (matrix.rows, matrix.columns)
     if engine.device == "cuda":
         matrices, vocabulary = schemes(engine.dtype, engine.quantization)
-        scheme = vocabulary if matrix.vocabulary else unquantized(engine.dtype) if matrix.router else matrices
+        scheme = unquantized(engine.dtype) if matrix.router else vocabulary if matrix.vocabulary else matrices
         bias = engine.element_size if matrix.bias else 0
         return matrix.experts * device_bytes(*shape, scheme, engine.quantization_group, bias_size=bias)
-    kind = "vocabulary" if matrix.vocabulary else "router" if matrix.router else "matrix"
+    kind = "router" if matrix.router else "vocabulary" if matrix.vocabulary else "matrix"
     settings = (engine.dtype, engine.quantization, engine.quantization_group)
     fmt = cpu_format(kind, matrix.stored, *settings, sensitive=matrix.sensitive)
     return matrix.experts * packed_bytes(*shape, fmt, gated=matrix.gated, bias=matrix.bias)

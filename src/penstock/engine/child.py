@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.observe.logs import LogFormat, formatter
 from penstock.observe.stderr import StderrHandler
 
 STDIN, STDERR = 0, 2
@@ -41,10 +42,20 @@ def how_it_ended(status: int) -> str:
 # -- the child's side -------------------------------------------------------------------------------------------------
 
 
-def log_to_stderr(name: str) -> None:
-    """Log to standard error without blocking, as the client's process does, with this process's name."""
-    form = f"%(asctime)s %(levelname)s {name}: %(message)s"
-    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.INFO, handlers=[StderrHandler()])
+def log_to_stderr(name: str) -> Callable[[LogFormat, str], None]:
+    """Log to standard error without blocking, as the client's process does, with this process's name.
+
+    Returns a function that sets the format and the level, once the configuration is there.
+    """
+    handler = StderrHandler()
+    handler.setFormatter(formatter("text", name))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+    def configure(style: LogFormat, level: str) -> None:
+        handler.setFormatter(formatter(style, name))
+        logging.getLogger().setLevel(level.upper())
+
+    return configure
 
 
 def remove_socket(endpoint: str) -> None:

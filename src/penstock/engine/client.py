@@ -8,6 +8,7 @@ from typing import Protocol
 
 from penstock.engine.link.wire import Abort, Add, Control, Finish, encode
 from penstock.engine.pace import Pace
+from penstock.engine.queue import RequestQueue
 from penstock.engine.recovery import Recovery
 from penstock.engine.streams import Stream, Streams
 from penstock.messages import (
@@ -98,6 +99,10 @@ class StreamingClient:
 
     def stats(self) -> EngineStats:
         return self._streams.stats
+
+    @property
+    def queue(self) -> RequestQueue:
+        return self._streams.queue
 
     @property
     def healthy(self) -> bool:

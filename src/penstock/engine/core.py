@@ -16,7 +16,6 @@ from penstock.messages import (
     FinishReason,
     GenerateRequest,
     Grammar,
-    QueueFull,
     RequestRejected,
     TokenDelta,
 )
@@ -102,7 +101,7 @@ class EngineCore:
         try:
             return self._executor.prepare(grammar)
         except Exception as error:
-            log.exception("the grammar of request %s cannot be prepared", request.request_id)
+            _log_failure("the grammar of request %s cannot be prepared", request.request_id)
             del self._backlog[request.request_id]
             self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
             return False
@@ -173,9 +172,9 @@ class EngineCore:
         try:
             self._out.deltas.extend(self._scheduler.add(request, self._clock()))
         except RequestRejected as error:
-            self._out.rejected.append(Rejected(request_id, str(error), isinstance(error, QueueFull)))
+            self._out.rejected.append(Rejected(request_id, str(error)))
         except Exception as error:
-            log.exception("request %s could not be added", request_id)
+            _log_failure("request %s could not be added", request_id)
             self._scheduler.abort(request_id, self._clock())
             self._end(request, "error", f"internal error: {type(error).__name__}: {error}")
 
@@ -199,3 +198,8 @@ class EngineCore:
                 self._scheduler.reset_prefix_cache()
                 return ControlReply(command.serial, "the prefix cache is empty")
         return ControlReply(command.serial, error=f"unknown command {command.message!r}: there is 'reset_prefix_cache'")
+
+
+def _log_failure(message: str, request_id: str) -> None:
+    """Log the exception being handled. A request's name is its answer's id and a number."""
+    log.exception(message, request_id, extra={"fields": {"answer_id": request_id.rpartition("-")[0]}})

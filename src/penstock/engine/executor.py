@@ -1,5 +1,6 @@
 """The executor that runs a model in the engine's own process."""
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -9,6 +10,7 @@ from penstock.messages import Capacity, Grammar, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
 
 if TYPE_CHECKING:
+    from penstock.runtime.encoder_runner import EncoderRunner
     from penstock.runtime.runner import ModelRunner
 
 
@@ -17,7 +19,7 @@ class InProcessExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | EncoderRunner | None = None
         self.submit: Callable[[StepPlan], None] = _not_started
         self.result: Callable[[], StepResult] = _not_started
 
@@ -44,6 +46,12 @@ class InProcessExecutor:
         self.submit = self.result = _not_started
         if runner is not None:
             runner.close()
+
+
+def import_runtime() -> None:
+    """Imports what `start` needs, torch above all. An error is not raised here: `start` meets it again."""
+    with contextlib.suppress(Exception):
+        import penstock.runtime.loading.cpu  # noqa: F401
 
 
 def _not_started(*_: object) -> NoReturn:

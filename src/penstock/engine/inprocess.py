@@ -14,6 +14,7 @@ from penstock.engine.link.merge import StepBuffer
 from penstock.engine.link.wire import Command, Ended, Event, Ready, Rejected, Step, Stop, decode_command, encode
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 from penstock.engine.pace import Pace
+from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 async def start_thread(config: EngineConfig, backend: EngineBackend = MODEL_BACKEND) -> StreamingClient:
     """Start an engine on a thread and wait until it is ready. EngineError gives the reason where that fails."""
-    streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
+    streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config))
     thread = EngineThread(config, backend, streams)
     try:
         info = await streams.info

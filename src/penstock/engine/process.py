@@ -1,21 +1,24 @@
-"""The engine in a process of its own: python -m penstock.engine.process SOCKET
+"""The engine in a process of its own: python -m penstock.engine.process SOCKET [--import-runtime]
 
 Started by penstock.engine.link.engine_child, which passes it one end of a socket pair, the file descriptor SOCKET, and
 writes the configuration to standard input. Standard input then stays open and empty: it ends when the client's process
-ends. Signals to the process group are blocked from the start (penstock.engine.signals).
+ends. With --import-runtime, the engine imports torch while it has no configuration. Signals to the process group are
+blocked from the start (penstock.engine.signals).
 """
 
 import faulthandler
 import gc
-import logging
 import os
 import socket
 import sys
+import threading
 
 import msgspec
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.child import STDIN, die_at_end_of_input, die_with_parent, log_to_stderr
+from penstock.engine.executor import import_runtime
+from penstock.engine.link.engine_child import IMPORT_RUNTIME
 from penstock.engine.link.socket_channel import SocketChannel
 from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 
@@ -23,19 +26,21 @@ from penstock.engine.main import MODEL_BACKEND, EngineBackend, run_engine
 def serve(backend: EngineBackend) -> int:
     """Run the engine that standard input describes until a Stop or the end of its client. Returns the exit status."""
     gc.disable()  # until it is ready: imports and loading make many objects and no garbage
-    log_to_stderr("engine")
+    configure_log = log_to_stderr("engine")
     faulthandler.enable()
     end = int(sys.argv[1])
     os.set_inheritable(end, False)
+    if IMPORT_RUNTIME in sys.argv[2:]:
+        threading.Thread(target=import_runtime, name="imports", daemon=True).start()
     with open(STDIN, "rb", closefd=False) as stdin:
         line = stdin.readline()
     if not line:
-        return 1
+        os._exit(1)  # not sys.exit, which ends the interpreter below a thread that imports
     die_with_parent()
     die_at_end_of_input()
     channel = SocketChannel(socket.socket(fileno=end))
     config = msgspec.json.decode(line, type=EngineConfig)
-    logging.getLogger().setLevel(config.log_level.upper())
+    configure_log(config.log_format, config.log_level)
     ended_well = run_engine(config, backend, channel, on_loaded=_collect_new_garbage_only)
     channel.close()
     return 0 if ended_well else 1

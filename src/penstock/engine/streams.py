@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from penstock.engine.link.merge import DeltaBuffer
-from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejected, Step
+from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Step
+from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     EngineError,
     EngineInfo,
     EngineStats,
     FinishReason,
     GenerateRequest,
-    QueueFull,
     RequestRejected,
     TokenDelta,
 )
@@ -31,6 +31,7 @@ class Stream:
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
+        self.waits = True  # no engine has begun it
         self.sent = False  # to the engine that runs now
         self.begun = False  # that engine has computed a step of it, or was about to
         self.answered = 0  # messages with tokens that this engine has sent
@@ -77,10 +78,10 @@ class Stream:
         self._buffer.push(delta)
         self._news.set()
 
-    def reject(self, rejected: Rejected) -> None:
+    def reject(self, message: str) -> None:
         """The engine has refused the request."""
         self._refused = True
-        self.fail((QueueFull if rejected.queue_full else RequestRejected)(rejected.message))
+        self.fail(RequestRejected(message))
 
     def fail(self, error: Exception) -> None:
         """End the stream after what has been pushed. The first error stays."""
@@ -141,7 +142,8 @@ class Streams:
     open, `down` has the reason, and `begin` takes the events of a new engine.
     """
 
-    def __init__(self, *, incarnation: int, limit: int) -> None:
+    def __init__(self, *, incarnation: int, queue: RequestQueue) -> None:
+        self.queue = queue
         self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.stats = EngineStats()
         self.heard = 0  # events received; there are some whenever there is work
@@ -151,7 +153,6 @@ class Streams:
         self.on_failure: Callable[[str], None] | None = None
         self.on_step: Callable[[], None] | None = None  # called after each step, if it is set
         self._incarnation = incarnation
-        self._limit = limit
         self._streams: dict[str, Stream] = {}
         self._parts: dict[str, Stream] = {}  # by the engine's name of a choice that was resumed apart
         self._aborting: set[str] = set()  # closed early, and the engine has not confirmed the abort
@@ -175,16 +176,20 @@ class Streams:
         name = request.request_id
         if name in self._streams or name in self._aborting:
             raise RequestRejected(f"request id {name!r} is in use: give every request an id of its own")
-        if len(self._streams) + len(self._aborting) >= self._limit:
-            raise QueueFull(f"{self._limit} requests are in progress, which is the limit: try again later")
-        if not 1 <= request.n <= self._limit:
-            raise RequestRejected(f"n={request.n}: from 1 to {self._limit} choices are possible")
+        most, tokens = self.queue.most, len(request.prompt_ids)
+        if not 1 <= request.n <= most:
+            raise RequestRejected(f"n={request.n}: from 1 to {most} choices are possible")
+        if len(self._streams) + len(self._aborting) >= most:
+            self.queue.refuse(f"{most} requests are in progress, the limit (--max-num-seqs and --max-waiting together)")
+        self.queue.check(tokens)
+        self.queue.join(tokens)
         stream = self._streams[name] = Stream(request)
         return stream
 
     def close(self, stream: Stream) -> list[str]:
         """Forget a stream. Return the names under which the engine still works on it, which the caller must abort."""
         stream.closed = True
+        self._leave_queue(stream, started=False)
         del self._streams[stream.request.request_id]
         names = stream.names() if stream.in_engine and stream.sent and not self.failure and not self.down else []
         for name in [name for name, part in self._parts.items() if part is stream] if self._parts else ():
@@ -283,6 +288,7 @@ class Streams:
     # -- events -----------------------------------------------------------------------------------------------
 
     def _count(self, stats: EngineStats) -> None:
+        self.queue.running(stats.running)
         self.stats = stats if self._earlier is None else stats.after(self._earlier)
 
     def _push(self, deltas: Iterable[TokenDelta]) -> None:
@@ -301,14 +307,20 @@ class Streams:
         for name in step.begun:
             if (stream := self._find(name)) is not None:
                 stream.begun = True
+                self._leave_queue(stream, started=True)
         for rejected in step.rejected:
             if (stream := self._find(rejected.request_id)) is not None:
-                stream.reject(rejected)
+                stream.reject(rejected.message)
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             self._answer(reply)
         if self.on_step is not None:
             self.on_step()
+
+    def _leave_queue(self, stream: Stream, *, started: bool) -> None:
+        if stream.waits:
+            stream.waits = False
+            self.queue.leave(len(stream.request.prompt_ids), started=started)
 
     def _refuse(self, delta: TokenDelta) -> None:
         self.refused += 1

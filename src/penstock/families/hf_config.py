@@ -30,6 +30,10 @@ class HFConfig:
         """The raw value; None if it is absent or null."""
         return self._fields.get(name)
 
+    def names(self) -> list[str]:
+        """The fields that are there."""
+        return list(self._fields)
+
     def integer(self, name: str, default: int | object = _REQUIRED, *, least: int = 1, most: int = MAX_INTEGER) -> int:
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

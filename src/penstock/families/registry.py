@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
+from penstock.families.bert import bert, roberta
 from penstock.families.gemma3 import gemma3, gemma3_multimodal
 from penstock.families.gguf.config import WHERE, hf_config, sampling_defaults
 from penstock.families.gguf.names import with_stored_types
@@ -16,6 +17,8 @@ from penstock.families.json_file import read_json_object
 from penstock.families.llama import llama
 from penstock.families.mistral import mistral
 from penstock.families.mixtral import mixtral
+from penstock.families.modernbert import modernbert
+from penstock.families.pooling import with_pooling
 from penstock.families.qwen2 import qwen2
 from penstock.families.qwen2_moe import qwen2_moe
 from penstock.families.qwen3 import qwen3
@@ -37,6 +40,14 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Gemma3ForConditionalGeneration": gemma3_multimodal,
     }
 )
+_ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
+ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
+    {
+        f"{name}{kind}": family
+        for name, family in _ENCODERS.items()
+        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
+    }
+)
 
 MAX_CONFIG_BYTES = 4 << 20
 FEW_LAYERS = 8
@@ -47,15 +58,15 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     configuration's name in errors."""
     fields = HFConfig(config, where)
     architectures = fields.texts("architectures") or []
-    known = [name for name in architectures if name in FAMILIES]
+    known = [name for name in architectures if name in FAMILIES or name in ENCODERS]
     if not known:
-        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES)
+        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, ENCODERS)
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
-    spec = FAMILIES[known[0]](fields)
+    spec = {**FAMILIES, **ENCODERS}[known[0]](fields)
     check_layers(spec)
     return _with_sensitive_layers(spec)
 
@@ -98,6 +109,10 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         raise UnsupportedModel(f"{folder}: {error}") from None
     except ValueError as error:
         raise UnsupportedModel(str(error)) from None
+    try:
+        spec = with_pooling(spec, folder)
+    except (UnsupportedModel, ValueError) as error:
+        raise UnsupportedModel(f"{folder}: {error}") from None
     eos = _generation_config(folder).token_ids("eos_token_id")
     return replace(spec, eos_token_ids=eos) if eos else spec
 
@@ -135,7 +150,8 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         checkpoint_dtype=spec.checkpoint_dtype,
         eos_token_ids=spec.eos_token_ids,
         mixture=_mixture(spec),
-        samples=spec.has_head and spec.vocab_start == 0,
+        pooling=spec.pooling,
+        samples=spec.encoder is None and spec.has_head and spec.vocab_start == 0,
         head_part=spec.vocab_size if spec.has_head and spec.vocab_size < spec.vocabulary else 0,
     )
 
@@ -168,8 +184,8 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
             count=count,
             bias=bias,
             gated=kind == "gated",
-            vocabulary=kind == "vocabulary",
-            router=kind == "router",
+            vocabulary=kind in ("vocabulary", "table"),
+            router=kind in ("router", "table"),
             experts=experts,
             share=mixture.per_token / mixture.experts if mixture and routed else 1.0,
             stored=stored if any(stored) else (),
@@ -197,7 +213,7 @@ def _generation_config(folder: Path) -> HFConfig:
 
 def check_layers(spec: ModelSpec) -> None:
     """Raise UnsupportedModel unless all layers are causal, and those of a KV group keep the same in a page."""
-    if not all(layer.attention.causal for layer in spec.layers):
+    if spec.encoder is None and not all(layer.attention.causal for layer in spec.layers):
         raise UnsupportedModel("a layer's attention is not causal; supported: causal attention, computed in chunks")
     for group, window in enumerate(spec.windows):
         pages = {spec.layers[i].attention.page for i in spec.group_layers(group)}

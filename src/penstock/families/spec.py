@@ -5,11 +5,13 @@ from this alone.
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.config.facts import PageShape
+from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
 Activation = Literal["silu", "gelu_tanh"]
-ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router"]
+_TABLES = ("tokens.", "positions.", "types.", "classifier.")
+EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,19 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class EncoderSpec:
+    """What all layers of an encoder share, and how its text becomes vectors. Norms are LayerNorm, and a norm or a
+    matrix has a bias if there is a parameter of its name."""
+
+    activation: EncoderActivation
+    gated: bool = False  # `up` has two halves: activation(first) * second
+    norm_first: bool = False  # norms before attention and MLP, not after; layer 0 has no norm before attention
+    first_position: int = 0  # the row of `positions` for a text's first token
+    segments: bool = False  # the tokens of a pair's second text have type 1, all others type 0
+    classifier: EncoderActivation | None = None  # the activation after `classifier.dense`
+
+
+@dataclass(frozen=True)
 class TensorSource:
     """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or, for one rank, its
     rows from `first_row`, and of these `columns` columns (0: all) from `first_column`.
@@ -83,9 +98,12 @@ class Parameter:
     @property
     def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
-        head are the vocabulary's; a router's and a shared expert's gate stay in full precision."""
+        head are the vocabulary's; a router's, a shared expert's gate and an encoder's tables, which are the matrices
+        outside its layers, stay in full precision."""
         if len(self.shape) == 1:
             return "vector"
+        if self.name.startswith(_TABLES):
+            return "table"
         if self.name in ("embedding.weight", "head.weight"):
             return "vocabulary"
         if self.name.endswith((".router.weight", ".shared.gate.weight")):
@@ -116,7 +134,7 @@ def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int], expe
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only language model, or one rank's part of it (see shard.py).
+    """A decoder-only language model, or one rank's part of it (see shard.py); with `encoder`, an encoder.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
     is the number of tokens that a query of group g sees, itself included; 0 is all. A rank has all groups, also those
@@ -141,6 +159,8 @@ class ModelSpec:
     duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source that it must equal if it is stored): a tied head
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
+    encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder
+    pooling: PoolingFacts | None = None  # the model gives vectors instead of text
 
     @property
     def vocabulary(self) -> int:

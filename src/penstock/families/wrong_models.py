@@ -31,7 +31,9 @@ _GGUF_KINDS = {
 }
 
 
-def unknown_architecture(names: Sequence[str], model_type: object, supported: Iterable[str]) -> str:
+def unknown_architecture(
+    names: Sequence[str], model_type: object, supported: Iterable[str], encoders: Iterable[str] = ()
+) -> str:
     """Returns the error for the `architectures` of a config.json of which none is supported."""
     known = sorted(supported)
     listed = f"supported: {', '.join(known)}"
@@ -43,6 +45,8 @@ def unknown_architecture(names: Sequence[str], model_type: object, supported: It
     what = f"architecture {', '.join(map(repr, names))} is not supported"
     kind = next((words for pattern, words in _KINDS if re.search(pattern, name)), "")
     if kind:
+        if name.endswith(("Model", "ForMaskedLM", "ForSequenceClassification")) and "text" in kind:
+            return f"{what}: such a model {kind}; supported of these: {', '.join(encoders)}"
         return f"{what}: such a model {kind}, and Penstock generates text; use a model of a supported one; {listed}"
     near = _nearest(name, known)
     if near:

@@ -1,4 +1,4 @@
-"""The HTTP server: routes, limits and access control, with a package for each API dialect. Uses an `EngineClient`."""
+"""The HTTP server: routes, limits and access control, with a package for each wire. Uses an `EngineClient`."""
 
 from penstock.frontend.app import create_app
 from penstock.frontend.errors import APIError

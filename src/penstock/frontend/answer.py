@@ -1,4 +1,4 @@
-"""Sends the output of a generation, as a stream of events or as one answer. A dialect's codec makes the bytes."""
+"""Sends the output of a generation, as a stream of events or as one answer. A wire's codec makes the bytes."""
 
 import io
 import logging
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.generation import ChoiceUpdate, Generation, Usage
-from penstock.frontend.http.asgi import Headers, Send, respond
+from penstock.frontend.http.asgi import Headers, Send
 from penstock.frontend.offload import offload_if_large
 from penstock.messages import FinishReason
 
@@ -19,12 +19,14 @@ _log = logging.getLogger("penstock.frontend")
 class CollectedChoice:
     """One choice, collected from its updates."""
 
-    __slots__ = ("_text", "choice", "finish_reason", "logprobs", "offsets", "prompt_logprobs")
+    __slots__ = ("_text", "choice", "finish_reason", "ids", "logprobs", "offsets", "prompt_logprobs", "stopped")
 
     def __init__(self, first: ChoiceUpdate) -> None:
         self.choice = first.choice
         self.prompt_logprobs = first.prompt_logprobs
         self.finish_reason: FinishReason | None = None
+        self.stopped: str | None = None  # the stop string that ended it
+        self.ids: list[int] = []
         self.logprobs = bytearray()
         self.offsets: list[int] = []  # for each token: where it begins in the choice's text
         self._text = io.StringIO()
@@ -33,6 +35,8 @@ class CollectedChoice:
     def add(self, update: ChoiceUpdate) -> None:
         self._text.write(update.text)
         self.finish_reason = update.finish_reason
+        self.stopped = update.stopped
+        self.ids += update.token_ids[: update.tokens - len(self.ids)]
         self.offsets += update.offsets
         if update.logprobs:
             self.logprobs += update.logprobs
@@ -43,16 +47,16 @@ class CollectedChoice:
 
 
 class Codec(Protocol):
-    """Encodes the output of one call as one dialect's bytes."""
+    """Encodes the output of one call as one wire's bytes."""
 
     stream_type: bytes  # content type of a stream
 
-    def opening(self) -> bytes:
-        """The bytes that start a stream."""
+    def opening(self, usage: Usage) -> bytes:
+        """The bytes that start a stream. `usage` holds the counts so far."""
         ...
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
-        """An update as events, or nothing if the dialect does not send it. `usage` holds the counts so far."""
+        """An update as events, or nothing if the wire does not send it. `usage` holds the counts so far."""
         ...
 
     def closing(self, usage: Usage) -> bytes:
@@ -72,7 +76,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
     """Sends each update as events.
 
     The response starts with the first update. Errors before it are raised, so that the answer has an error status.
-    Later errors become the dialect's error event.
+    Later errors become the wire's error event.
     """
     updates = generation.updates()
     async with aclosing(updates):
@@ -82,10 +86,10 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
         ]
-        begin = codec.opening() + await _chunk(codec, first, generation.usage)
+        begin = codec.opening(generation.usage) + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
-        end = await _send_rest(updates, generation.usage, codec, send, retry_after)
+        end = await _send_rest(updates, generation, codec, send, retry_after)
     await send({"type": "http.response.body", "body": end})
 
 
@@ -94,8 +98,8 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
     return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
-async def collect(generation: Generation, codec: Codec, send: Send) -> None:
-    """Sends one answer once every choice is complete. Raises what the generation raises."""
+async def collect(generation: Generation, codec: Codec) -> bytes:
+    """Returns one answer once every choice is complete. Raises what the generation raises."""
     answers: dict[int, CollectedChoice] = {}
     updates = generation.updates()
     async with aclosing(updates):
@@ -107,15 +111,14 @@ async def collect(generation: Generation, codec: Codec, send: Send) -> None:
                 answer.add(update)
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
-    body = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
-    await respond(send, 200, body)
+    return await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
 
 
 async def _send_rest(
-    updates: AsyncGenerator[ChoiceUpdate, None], usage: Usage, codec: Codec, send: Send, retry_after: int
+    updates: AsyncGenerator[ChoiceUpdate, None], generation: Generation, codec: Codec, send: Send, retry_after: int
 ) -> bytes:
     """Sends every update after the first. Returns the bytes that end the stream."""
-    encode = codec.chunk
+    encode, usage = codec.chunk, generation.usage
     try:
         async for update in updates:
             data = await _chunk(codec, update, usage) if update.prompt_logprobs else encode(update, usage)
@@ -124,6 +127,6 @@ async def _send_rest(
     except Exception as error:
         failure = as_api_error(error, retry_after)
         if failure.code == INTERNAL_ERROR:
-            _log.exception("a stream failed")
+            _log.exception("a stream failed", extra={"fields": {"request_id": generation.request_id}})
         return codec.failure(failure)
     return codec.closing(usage)

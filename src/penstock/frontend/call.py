@@ -1,8 +1,6 @@
-"""Defines what passes between the server and an API dialect: the context of a request, and the valid call it becomes.
+"""Defines what passes between the server and a wire: the context of a request, and the valid call it becomes."""
 
-A dialect is one API's format of requests and answers, such as OpenAI's (frontend/openai).
-"""
-
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,16 +8,21 @@ from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
+from penstock.observe.model_metrics import ModelMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Holds what a dialect needs, besides the body, to read a request."""
+    """Holds what a wire needs, besides the body, to read a request."""
 
     model: ServedModel
     limits: RequestLimits
     id: str  # unique; it is part of the ids of the answer and of the requests sent to the engine
     created: int  # seconds since the epoch
+    path: Mapping[str, str]  # the parameters in the path
+    headers: Sequence[tuple[bytes, bytes]]  # as ASGI has them
+    metrics: ModelMetrics
+    start: float = 0.0  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
 

@@ -1,4 +1,4 @@
-"""Errors of requests, independent of the API dialect."""
+"""Errors of requests, independent of the wire."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -69,7 +69,7 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
         case APIError():
             return error
         case QueueFull():
-            return APIError(429, str(error), code="queue_full", retry_after=retry_after)
+            return APIError(429, str(error), code="queue_full", retry_after=error.retry_after)
         case RequestRejected():
             return invalid(str(error), getattr(error, "param", None), "request_rejected")
         case EngineError():

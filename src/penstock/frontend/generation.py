@@ -1,4 +1,4 @@
-"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the API dialect."""
+"""Runs the prompts of one call on the engine and turns their tokens into text. Independent of the wire."""
 
 import asyncio
 import time
@@ -11,6 +11,7 @@ from penstock.frontend.errors import GenerationFailed
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineError, FinishReason, GenerateRequest, RequestRejected, TokenDelta, row_size
 from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import RequestTrace
 from penstock.text import OutputText
 
 _FAILED = ("error", "abort")
@@ -38,17 +39,20 @@ class ChoiceUpdate(NamedTuple):
     offsets: tuple[int, ...]  # for each of those rows: where its token begins in the choice's text
     finish_reason: FinishReason | None
     prompt_logprobs: bytes  # packed rows, in the first update of each choice if requested
+    token_ids: tuple[int, ...]  # the new tokens; those beyond `tokens` are not part of the choice
+    stopped: str | None = None  # the stop string that ended the choice
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a call so far."""
+    """Counts of a call so far."""
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    first_token_seconds: float = 0.0  # from the call's arrival to its first token
     reasoning_tokens: int | None = None  # set by the codec of a model that reasons
 
 
@@ -85,7 +89,7 @@ class Generation:
     """Yields the updates of all prompts of one call.
 
     `operation` names the kind of call in metrics. `start` is the time on `clock` when the call was received. Choices
-    are numbered prompt by prompt.
+    are numbered prompt by prompt. `request_id` is for the log, `trace` takes what a trace of the request has.
     """
 
     def __init__(
@@ -95,8 +99,14 @@ class Generation:
         metrics: ModelMetrics,
         operation: str,
         start: float,
+        request_id: str = "",
+        trace: RequestTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.request_id = request_id
+        self._trace = trace
+        if trace is not None:
+            trace.call(operation, [part.request for part in parts])
         self._client = model.client
         self._metrics = metrics
         self._operation = operation
@@ -128,13 +138,15 @@ class Generation:
                         yield next_update
             if any(progress.unfinished for progress in self._progress):
                 raise EngineError("the engine ended the request before it was complete; send it again")
-        except RequestRejected:
-            reason = None  # the request never began
-            raise
-        except Exception:
-            reason = "error"
+        except Exception as error:
+            reason = None if isinstance(error, RequestRejected) else "error"  # None: the request never began
+            if self._trace is not None:
+                self._trace.error = type(error).__name__
             raise
         finally:
+            if self._trace is not None:
+                used = self.usage
+                self._trace.usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens)
             if reason is not None:
                 self._metrics.choices_cut_short(reason, sum(progress.unfinished for progress in self._progress))
 
@@ -177,6 +189,7 @@ class Generation:
         if not progress.held:
             self.usage.cached_tokens += delta.cached_tokens
             waited = self._clock() - self._start
+            self.usage.first_token_seconds = self.usage.first_token_seconds or waited
             self._metrics.request_prefilled(self._operation, len(request.prompt_ids), waited)
         wants_prompt = request.sampling.prompt_logprobs is not None and len(request.prompt_ids) > 1
         if wants_prompt and delta.choice != 0 and not delta.error:
@@ -193,6 +206,8 @@ class Generation:
         part = progress.part
         if delta.timing is not None:
             self._metrics.engine_timed(delta.timing)
+            if self._trace is not None:
+                self._trace.engine_timed(delta.timing, self._clock() if delta.token_ids else choice.last)
             self.usage.accepted_prediction_tokens += delta.timing.accepted_prediction
             self.usage.rejected_prediction_tokens += delta.timing.rejected_prediction
         if choice.ended:
@@ -202,7 +217,7 @@ class Generation:
         began = choice.tokens
         if delta.offset != began:
             raise GenerationFailed(f"the engine sent token {delta.offset} of a choice, but token {began} was expected")
-        text, offsets, keep, reason = _read(choice, part, delta)
+        text, offsets, keep, reason, stopped = _read(choice, part, delta)
         if reason is not None and delta.finish_reason is None:
             self._client.finish(delta.request_id, delta.choice, reason, keep)
         count = len(delta.token_ids)
@@ -220,11 +235,15 @@ class Generation:
         if reason is not None:
             self._end(progress, choice, reason)
         prompt_logprobs = b"" if began else progress.prompt_logprobs
-        return ChoiceUpdate(choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs)
+        return ChoiceUpdate(
+            choice.index, text, keep, logprobs, offsets, reason, prompt_logprobs, delta.token_ids, stopped
+        )
 
     def _end(self, progress: _Progress, choice: _Choice, reason: FinishReason) -> None:
         choice.ended = True
         progress.unfinished -= 1
+        if self._trace is not None:
+            self._trace.reasons.append(reason)
         self._metrics.choice_finished(self._operation, reason, choice.tokens, choice.last - choice.first)
         if not progress.unfinished:
             self._metrics.request_finished(self._operation, self._clock() - self._start)
@@ -244,10 +263,10 @@ def _output_text(model: ServedModel, part: PromptPart) -> OutputText:
 
 def _read(
     choice: _Choice, part: PromptPart, delta: TokenDelta
-) -> tuple[str, tuple[int, ...], int, FinishReason | None]:
-    """(text of a delta, offsets of its tokens, tokens of the choice so far, finish reason or None)."""
+) -> tuple[str, tuple[int, ...], int, FinishReason | None, str | None]:
+    """(text of a delta, offsets of its tokens, tokens of the choice so far, finish reason or None, stop string)."""
     if part.prompt_only:
-        return "", (), 0, "length"
+        return "", (), 0, "length", None
     ids, reason = delta.token_ids, delta.finish_reason
     hides_last = delta.stop_token is not None and not part.include_stop  # a stop token is counted but not shown
     text, stopped, keep, offsets = choice.text.push(ids[:-1] if hides_last else ids)
@@ -256,7 +275,7 @@ def _read(
         text, stopped = text + rest.text, rest.stopped
     choice.characters += len(text)
     if stopped is not None:
-        return text, offsets, keep, "stop"
+        return text, offsets, keep, "stop", stopped
     if hides_last and ids:
-        return text, (*offsets, choice.characters), keep + 1, reason
-    return text, offsets, keep, reason
+        return text, (*offsets, choice.characters), keep + 1, reason, None
+    return text, offsets, keep, reason, None

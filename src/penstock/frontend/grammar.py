@@ -1,4 +1,4 @@
-"""Turns a request's grammar into one that the engine can hold. Independent of the API dialect."""
+"""Turns a request's grammar into one that the engine can hold. Independent of the wire."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from penstock.messages import Grammar
 from penstock.text import GrammarError
 from penstock.text.grammars.questions import SourceKind
 
+ANY_OBJECT = '{"type":"object"}'  # a schema
 MAX_WAITING = 64  # requests whose grammars wait to be compiled; the next ones get 429
 
 

@@ -17,6 +17,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_header_bytes: int = 64 << 10  # of the target and all headers
     max_headers: int = 128
     max_prompts: int = 64  # in one completion request
+    max_inputs: int = 2048  # texts in one request for embeddings, scores or labels
     max_choices: int = 32  # n
     max_sequences: int = 256  # prompts x n
     max_logprobs: int = 20
@@ -24,6 +25,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # in one stop string
     max_logit_bias: int = 1024  # entries
+    max_priority: int = 10  # `priority` is from -max_priority to max_priority
     max_tools: int = 128  # in one request
     max_tool_bytes: int = 256 << 10  # of all tools of a request, as JSON
     max_tool_calls: int = 128  # in one message
@@ -34,7 +36,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout: float = 120.0  # a client that does not read for this long is disconnected
     keep_alive_timeout: float = 75.0
     drain_timeout: float = 30.0  # for requests in flight to finish after the server was asked to stop
-    retry_after: int = 1  # seconds; the Retry-After header of 429 and 503
+    retry_after: int = 1  # seconds; the Retry-After header where nothing better is known
 
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLimits":

@@ -76,11 +76,12 @@ async def encode_chat(
         raise invalid(f"messages: {error}", "messages") from error
 
 
-def check_ids(model: ServedModel, ids: Sequence[int], param: str) -> tuple[int, ...]:
-    """Checks token ids that a client sent. Raises APIError 400 for no ids, too many ids, or ids out of range."""
+def check_ids(model: ServedModel, ids: Sequence[int], param: str, *, output: int = 1) -> tuple[int, ...]:
+    """Checks token ids that a client sent. Raises APIError 400 for no ids, too many ids to leave room for `output` more
+    tokens, or ids out of range."""
     if not ids:
         raise invalid(f"{param} is empty; send at least one token id", param, "empty_prompt")
-    tokens_left(model, len(ids), param)  # first, as the next checks walk over all ids
+    tokens_left(model, len(ids) - 1 + output, param)  # first, as the next checks walk over all ids
     vocab_size = model.client.info.vocab_size
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:

@@ -1,11 +1,11 @@
-"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the API dialect."""
+"""Divides the text of a chat's choices into content, reasoning and tool calls. Independent of the wire."""
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import orjson
 from msgspec.structs import replace
@@ -167,10 +167,55 @@ class ReplyReader:
         calls = self._choices[choice].called and reason == "stop" and self._use.choice != "named"
         return "tool_calls" if calls else reason
 
+    def called(self, choice: int) -> bool:
+        """True if the choice has a call so far."""
+        return self._choices[choice].called
+
     @property
     def reasoning_tokens(self) -> int | None:
         """The number of tokens that are reasoning, so far. None if the model has no known form of reasoning."""
         return sum(state.reasoning_tokens for state in self._choices) if self._counts else None
+
+
+class ReadableOutput(Protocol):
+    """New output of a choice, or all of it."""
+
+    @property
+    def choice(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def offsets(self) -> Sequence[int]: ...
+
+
+def read_parts(reader: ReplyReader | None, output: ReadableOutput, *, ended: bool) -> list[Part]:
+    """Returns the parts of output. Without a reader, all text is content."""
+    if reader is not None:
+        return reader.read(output.choice, output.text, output.offsets, ended=ended)
+    return [Part("content", output.text)] if output.text else []
+
+
+@dataclass(slots=True)
+class Block:
+    """Adjacent content or reasoning, or a call."""
+
+    kind: Literal["content", "reasoning", "call"]
+    text: str  # of a call: its arguments
+    name: str = ""
+    id: str = ""
+
+
+def join_parts(parts: Iterable[Part]) -> list[Block]:
+    """Returns the blocks of a whole message."""
+    blocks: list[Block] = []
+    for part in parts:
+        if part.kind == "call":
+            blocks.append(Block("call", "", part.text, part.id))
+        elif part.kind == "arguments" or (blocks and blocks[-1].kind == part.kind):
+            blocks[-1].text += part.text
+        else:
+            blocks.append(Block(part.kind, part.text))
+    return blocks
 
 
 class _Choice:

@@ -1,6 +1,7 @@
-"""Checks a request's generation options, and makes the engine's requests of them. Independent of the API dialect."""
+"""Checks a request's generation options, and makes the engine's requests of them. Independent of the wire."""
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,9 +41,14 @@ def check_options(options: GenerationOptions, limits: RequestLimits) -> None:
         raise invalid(f"n is {digits(n)}; it must be from 1 to {limits.max_choices}: {remedy}", "n")
     if seed is not None and not -(2**63) <= seed < 2**64:
         raise invalid(f"seed is {digits(seed)}; it must be an integer of 64 bits", "seed")
-    for name, value in (("top_k", options.sampling.get("top_k", 0)), ("priority", options.priority)):
-        if abs(value) > _INT32:
-            raise invalid(f"{name} is {digits(value)}; it must be an integer of 32 bits", name)
+    if abs(top_k := options.sampling.get("top_k", 0)) > _INT32:
+        raise invalid(f"top_k is {digits(top_k)}; it must be an integer of 32 bits", "top_k")
+    if abs(options.priority) > (most := limits.max_priority):
+        raise invalid(
+            f"priority is {digits(options.priority)}; it must be from {-most} to {most} (--max-priority): change it or "
+            "leave it out",
+            "priority",
+        )
     if salt is not None and not 0 < len(salt) <= 256:
         raise invalid(f"cache_salt has {len(salt)} characters; it must have 1 to 256", "cache_salt")
 
@@ -107,6 +113,7 @@ def make_parts(
             cache_salt=context.salt(options.cache_salt),
             tenant=context.tenant,
             priority=options.priority,
+            arrival=time.monotonic(),
             model_revision=context.model.client.info.revision,
             prediction_ids=prediction_ids,
         )

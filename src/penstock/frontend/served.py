@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.errors import APIError
 from penstock.messages import EngineClient
+from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
 from penstock.text.calls import Conversation
 
@@ -27,7 +29,9 @@ class ServedModel:
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    pooling: PoolingFacts | None = None  # of a model that gives vectors; it generates no text
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
+    costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
     conversation: Conversation = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
 

@@ -22,7 +22,7 @@ from penstock.kernels.triton.weights import (
     write_rows,
 )
 
-Kind = Literal["matrix", "gated", "vocabulary", "router"]
+Kind = Literal["matrix", "gated", "vocabulary", "router", "table"]
 
 
 class Packer(Protocol):

@@ -16,8 +16,8 @@ from penstock.messages.plan import (
     StepTiming,
     Work,
 )
-from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, QueueFull, RequestRejected
-from penstock.messages.request import GenerateRequest, Grammar, SamplingParams, Thinking
+from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, Queue, QueueFull, RequestRejected
+from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
     "BlockCopy",
@@ -35,6 +35,8 @@ __all__ = [
     "KVGroup",
     "MemoryRow",
     "NewSequence",
+    "PoolingParams",
+    "Queue",
     "QueueFull",
     "RequestRejected",
     "RequestTiming",

@@ -37,6 +37,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
     timing: RequestTiming | None = None
     incarnation: int = 0  # of the engine; a delta of an earlier one is refused
+    pooled: bytes = b""  # float32 numbers: the vector of a request with `pooling`, in its only delta
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -52,6 +53,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     prefix_queries: int = 0  # prompt tokens looked up
     prefix_hits: int = 0  # prompt tokens found
     computed_tokens: int = 0  # every unit of work, recomputation included
+    decode_tokens: int = 0  # of these, tokens that continue an output, one for each sequence that decodes
     drafts: int = 0  # units of work with drafts
     draft_tokens: int = 0
     accepted_tokens: int = 0  # of the draft tokens
@@ -74,13 +76,18 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
         )
 
     @property
+    def prefill_tokens(self) -> int:
+        """The computed tokens that are neither decode tokens nor drafts: prompts, and what preemption repeats."""
+        return max(self.computed_tokens - self.decode_tokens - self.draft_tokens, 0)
+
+    @property
     def kv_usage(self) -> float:
         """The fullest group's share of blocks held by requests, 0 to 1."""
         return max((h / t for h, t in zip(self.blocks_held, self.blocks_total, strict=True) if t), default=0.0)
 
 
 _COUNTERS = (
-    *("steps", "preemptions", "prefix_queries", "prefix_hits", "computed_tokens"),
+    *("steps", "preemptions", "prefix_queries", "prefix_hits", "computed_tokens", "decode_tokens"),
     *("drafts", "draft_tokens", "accepted_tokens"),
     *("step_seconds", "forward_seconds", "sample_seconds"),
 )

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.messages.request import Grammar, SamplingParams
+from penstock.messages.request import Grammar, PoolingParams, SamplingParams
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -24,6 +24,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     choice: int
     adapter: str = ""  # of the request; empty: the model as it is
     grammar: Grammar | None = None
+    pooling: PoolingParams | None = None
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,6 +71,7 @@ class SequenceResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: bytes = b""  # one packed row per token id, see messages.logprobs
     prompt_logprobs: bytes = b""  # one packed row per prompt token whose logprob this step computed
     error: str = ""  # a request-scoped failure; its blocks are not published
+    pooled: bytes = b""  # float32 numbers: what a unit that samples gives for a sequence that is pooled
 
 
 class StepTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -114,6 +116,8 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     vocab_size: int = 0  # the width of the logits
     memory: tuple[MemoryRow, ...] = ()  # what it allocated, as measured
     late_ids: bool = True  # a plan may build upon a token that an outstanding one has yet to sample
+    pools: bool = False  # requests are pooled, and none gives tokens
+    whole_prompts: bool = False  # a prompt is computed in one step, and nothing is kept of it
     exact_drafts: bool = True  # a token is the same to the last bit, computed alone or verified as a draft
 
 

@@ -43,7 +43,27 @@ class RequestRejected(ValueError):
 
 
 class QueueFull(RequestRejected):
-    """The bounded queue of waiting requests is full. The same request may be served later."""
+    """Too many requests wait, or their prompts have too many tokens. The same request may be served later."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        """`retry_after` is in seconds."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Queue(Protocol):
+    """The requests that wait for an engine."""
+
+    tokens: int  # of their prompts
+    refused: int  # requests so far, because the queue was full
+
+    def check(self, tokens: int = 0) -> None:
+        """Raise QueueFull if a request with so many prompt tokens would be refused."""
+        ...
+
+    def retry_after(self) -> int:
+        """Return the seconds in which all that waits now will have started, as measured: 1 to 120."""
+        ...
 
 
 class EngineClient(Protocol):
@@ -51,11 +71,14 @@ class EngineClient(Protocol):
 
     info: EngineInfo
 
+    @property
+    def queue(self) -> Queue: ...
+
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
         """Deltas of every choice until each has finished. Closing the iterator early aborts the request.
 
-        A slow consumer's deltas of one choice are merged. Raises EngineError when the engine dies meanwhile and
-        RequestRejected when it refuses the request.
+        A slow consumer's deltas of one choice are merged. Raises EngineError when the engine dies meanwhile,
+        QueueFull, and RequestRejected when the engine refuses the request.
         """
         ...
 

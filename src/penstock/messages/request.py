@@ -62,6 +62,12 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking: Thinking | None = None
 
 
+class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Asks for one vector of the whole prompt, instead of tokens. The model decides which: see `PoolingFacts`."""
+
+    second: int = 0  # where the second text of a pair begins in the prompt; 0: there is one text
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt and what to do with it.
 
@@ -76,11 +82,13 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n: int = 1  # choices first_choice .. first_choice + n - 1
     first_choice: int = 0
     grammar: Grammar | None = None
+    pooling: PoolingParams | None = None  # the request ends with a vector, which counts as its one token
     cache_salt: str = ""  # prefix cache entries are shared only between equal salts
     tenant: str = ""
-    priority: int = 0  # lower runs sooner
+    priority: int = 0  # its place in the queue is that of a request which arrived so many seconds later
     model_revision: str = ""
     adapter: str = ""
-    arrival: float = 0.0  # seconds on the engine's clock; 0: set by the engine when it receives the request
-    deadline: float | None = None  # same clock
+    arrival: float = 0.0  # seconds on the machine's monotonic clock; 0: when the engine receives the request
+    deadline: float | None = None  # of the last token, on the same clock
+    first_token_deadline: float | None = None  # same clock
     prediction_ids: tuple[int, ...] = ()  # what the output is expected to be, for drafts; it changes no token

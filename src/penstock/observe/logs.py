@@ -12,13 +12,22 @@ from penstock.observe.stderr import StderrHandler
 _OURS = "penstock"
 
 
+LogFormat = Literal["text", "json"]
+
+
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object: time (UTC), level, logger, message, and the `fields` of `extra`."""
+    """Formats a record as a JSON object: ts (UTC), level, process, logger, message, the `fields` of `extra`, and
+    exception."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            "process": self._process or "api",
             "logger": record.name,
             "message": record.getMessage(),
             **getattr(record, "fields", {}),
@@ -29,18 +38,23 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text: `12:34:56 INFO message key=value ...`."""
+    """Formats a record as text: `12:34:56 INFO message key=value ...`, the message after the name of the `process`."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+    def __init__(self, process: str = "") -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {process + ': ' if process else ''}%(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
         return " ".join([super().formatMessage(record), *(f"{key}={_word(value)}" for key, value in fields.items())])
 
 
+def formatter(style: LogFormat, process: str = "") -> logging.Formatter:
+    """The formatter of a process's log; without a name it is the API process's."""
+    return JsonFormatter(process) if style == "json" else TextFormatter(process)
+
+
 def configure_logging(
-    level: str = "info", style: Literal["text", "json"] = "text", stream: TextIO | None = None
+    level: str = "info", style: LogFormat = "text", stream: TextIO | None = None
 ) -> Callable[[], int]:
     """Sends Penstock's logs and the libraries' warnings to `stream`, or to standard error without blocking. A command
     calls it once.
@@ -52,7 +66,7 @@ def configure_logging(
     if level.upper() not in names:
         raise ValueError(f"log level {level!r} does not exist; choose one of debug, info, warning, error")
     sink: logging.Handler = StderrHandler() if stream is None else logging.StreamHandler(stream)
-    sink.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    sink.setFormatter(formatter(style))
     logging.basicConfig(level=logging.WARNING, handlers=[sink], force=True)
     logging.getLogger(_OURS).setLevel(names[level.upper()])
     return lambda: getattr(sink, "dropped", 0)

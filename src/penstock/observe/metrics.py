@@ -1,20 +1,25 @@
 """Exposes a server's metrics to Prometheus.
 
-Every series of a model has two names: `penstock_<name>`, and `vllm:<name>` for existing dashboards and routers.
-Latencies have a third, OpenTelemetry's GenAI name, by operation. Labels hold names and codes, but no user text.
+Every series of a model has two names: `penstock_<name>`, and `vllm:<name>` for existing dashboards and routers. Some
+have a third, which vLLM had earlier. Latencies have OpenTelemetry's GenAI name, too, by operation. Labels hold names
+and codes, but no user text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock.messages import EngineStats
-from penstock.observe.histogram import Histogram
-from penstock.observe.model_metrics import REASONS, EngineView, Latencies, ModelMetrics
+from penstock.observe.costs import CostModel
+from penstock.observe.model_metrics import REASONS, EngineView, ModelMetrics
+from penstock.observe.processes import usage
+from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, serves
 
+T = TypeVar("T")
 _PREFIXES = ("penstock_", "vllm:")
 _IDLE = EngineStats()
 
@@ -25,18 +30,24 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, dropped_lines: Callable[[], int] = lambda: 0) -> None:
         """`dropped_lines` returns the number of log lines dropped so far."""
         self.registry = registry
+        self.in_flight: Callable[[], int] = lambda: 0  # the number of requests being answered
+        self.certificate_end: Callable[[], float] | None = None  # of TLS, in seconds since the epoch; None: no TLS
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
-        registry.register(_Collector(self._models, self._requests, dropped_lines))
+        self._dropped_lines = dropped_lines
+        registry.register(_Collector(self._models))
+        registry.register(_ServerCollector(self))
+        ProcessCollector(registry=registry)
 
-    def model(self, name: str, engine: EngineView) -> ModelMetrics:
-        """Adds the series of one model. Every scrape and every delta reads `engine`.
+    def model(self, name: str, engine: EngineView, costs: CostModel | None = None) -> ModelMetrics:
+        """Adds the series of one model. Every scrape and every delta reads `engine`. With `costs`, the share of the
+        machine that it uses is estimated.
 
         Raises ValueError if the name has its series already.
         """
         if name in self._models:
             raise ValueError(f"model {name!r} has its metrics already; give each model a different name")
-        found = self._models[name] = ModelMetrics(name, engine)
+        found = self._models[name] = ModelMetrics(name, engine, costs)
         return found
 
     def http_request(self, method: str, route: str, code: int) -> None:
@@ -44,73 +55,45 @@ class Metrics:
         key = (method, route, str(code))
         self._requests[key] = self._requests.get(key, 0) + 1
 
+    def server(self) -> Iterator[Metric]:
+        """The series that are not of a model."""
+        text = "HTTP requests answered; code 499: the client disconnected first."
+        answered = CounterMetricFamily("penstock_http_requests", text, labels=["method", "route", "code"])
+        for key, count in self._requests.items():
+            answered.add_metric(key, count)
+        yield answered
+        text = "Requests being answered, those that wait included."
+        yield GaugeMetricFamily("penstock_http_requests_in_flight", text, value=self.in_flight())
+        text = "When the TLS certificate expires, in seconds since the epoch."
+        expires = GaugeMetricFamily("penstock_tls_certificate_not_after_seconds", text, labels=[])
+        if self.certificate_end is not None:
+            expires.add_metric([], self.certificate_end())
+        yield expires
+        text = "Log lines dropped because standard error was full."
+        yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
+
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
         """The exposition and its content type, which is OpenMetrics if the scraper accepts it."""
         encoder, content_type = choose_encoder(accept or "")
         return encoder(self.registry), content_type
 
 
-def _serves(engine: EngineView) -> bool:
-    return engine.healthy and not engine.restarting
+class _ServerCollector:
+    """Implements prometheus_client's collector protocol."""
 
+    def __init__(self, metrics: Metrics) -> None:
+        self.collect = metrics.server
 
-_GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] = (
-    ("num_requests_running", "Requests in the running batch.", lambda _, stats: stats.running),
-    ("num_requests_waiting", "Requests waiting to run.", lambda _, stats: stats.waiting),
-    ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
-    ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(_serves(engine))),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (
-    ("prompt_tokens", "Prompt tokens prefilled.", lambda model, _: model.prompt_tokens),
-    ("generation_tokens", "Tokens generated.", lambda model, _: model.generation_tokens),
-    ("num_preemptions", "Requests preempted because KV blocks ran out.", lambda _, stats: stats.preemptions),
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda _, stats: stats.prefix_queries),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda _, stats: stats.prefix_hits),
-    ("spec_decode_num_drafts", "Steps of sequences with drafts.", lambda _, stats: stats.drafts),
-    ("spec_decode_num_draft_tokens", "Draft tokens verified.", lambda _, stats: stats.draft_tokens),
-    ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda _, stats: stats.accepted_tokens),
-    ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.restarts),
-    ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
-    ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),
-    ("engine_step_seconds", "Time spent in steps.", lambda _, stats: stats.step_seconds),
-    ("engine_forward_seconds", "Time spent in the model's forward.", lambda _, stats: stats.forward_seconds),
-    ("engine_sample_seconds", "Time spent sampling.", lambda _, stats: stats.sample_seconds),
-)
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
-    ("time_to_first_token_seconds", "Time from a request to its first token.", lambda model: model.time_to_first_token),
-    ("inter_token_latency_seconds", "Time between tokens of a choice.", lambda model: model.inter_token_latency),
-    (
-        "request_time_per_output_token_seconds",
-        "Mean time per output token of a choice, after the first.",
-        lambda model: model.time_per_output_token,
-    ),
-    ("e2e_request_latency_seconds", "Time from a request to its end.", lambda model: model.e2e_latency),
-    ("request_queue_time_seconds", "Time a choice waits for its first step.", lambda model: model.queue_time),
-    ("request_prefill_time_seconds", "Time from the first step to the first token.", lambda model: model.prefill_time),
-    ("request_decode_time_seconds", "Time from the first token to the last.", lambda model: model.decode_time),
-    ("request_prompt_tokens", "Prompt tokens of a request.", lambda model: model.prompt_sizes),
-    ("request_generation_tokens", "Tokens of a choice.", lambda model: model.generation_sizes),
-    ("iteration_tokens_total", "Tokens computed in a step.", lambda model: model.step_sizes),
-)
-_GENAI: tuple[tuple[str, Callable[[Latencies], Histogram]], ...] = (
-    ("request.duration", lambda latencies: latencies.request),
-    ("time_to_first_token", lambda latencies: latencies.first_token),
-    ("time_per_output_token", lambda latencies: latencies.per_output_token),
-)
+    def describe(self) -> list[Metric]:
+        """See _Collector."""
+        return []
 
 
 class _Collector:
-    """Implements prometheus_client's collector protocol."""
+    """The same for the series of models."""
 
-    def __init__(
-        self,
-        models: dict[str, ModelMetrics],
-        requests: dict[tuple[str, str, str], int],
-        dropped_lines: Callable[[], int],
-    ) -> None:
+    def __init__(self, models: dict[str, ModelMetrics]) -> None:
         self._models = models
-        self._requests = requests
-        self._dropped_lines = dropped_lines
 
     def describe(self) -> list[Metric]:
         """Returns no names. Without this method the registry would collect once at registration."""
@@ -119,23 +102,20 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.values()}
         # An engine that has ended runs nothing, but its last stats may say otherwise.
-        load = {model.name: stats[model.name] if _serves(model.engine) else _IDLE for model in self._models.values()}
+        load = {model.name: stats[model.name] if serves(model.engine) else _IDLE for model in self._models.values()}
+        for model in self._models.values():
+            model.observe_steps(stats[model.name])
         for prefix in _PREFIXES:
             yield from self._gauges(prefix, load)
             yield from self._counters(prefix, stats)
             yield from self._histograms(prefix)
+        yield from self._machine(load)
+        yield from self._absent()
         yield from self._genai()
-        text = "HTTP requests answered; code 499: the client disconnected first."
-        answered = CounterMetricFamily("penstock_http_requests", text, labels=["method", "route", "code"])
-        for key, count in self._requests.items():
-            answered.add_metric(key, count)
-        yield answered
-        text = "Log lines dropped because standard error was full."
-        yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
 
     def _gauges(self, prefix: str, load: dict[str, EngineStats]) -> Iterator[Metric]:
-        for name, text, value in _GAUGES:
-            gauge = GaugeMetricFamily(prefix + name, text, labels=["model_name"])
+        for name, text, value in _named(prefix, GAUGES):
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             for model in self._models.values():
                 gauge.add_metric([model.name], value(model.engine, load[model.name]))
             yield gauge
@@ -148,8 +128,8 @@ class _Collector:
         yield config
 
     def _counters(self, prefix: str, stats: dict[str, EngineStats]) -> Iterator[Metric]:
-        for name, text, value in _COUNTERS:
-            counter = CounterMetricFamily(prefix + name, text, labels=["model_name"])
+        for name, text, value in _named(prefix, COUNTERS):
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
             for model in self._models.values():
                 counter.add_metric([model.name], value(model, stats[model.name]))
             yield counter
@@ -171,15 +151,55 @@ class _Collector:
         yield accepted
 
     def _histograms(self, prefix: str) -> Iterator[Metric]:
-        for name, text, histogram in _HISTOGRAMS:
-            family = HistogramMetricFamily(prefix + name, text, labels=["model_name"])
+        for name, text, histogram in _named(prefix, HISTOGRAMS):
+            family = HistogramMetricFamily(name, text, labels=["model_name"])
             for model in self._models.values():
                 family.add_metric([model.name], histogram(model).buckets(), histogram(model).sum)
             yield family
 
+    def _machine(self, load: dict[str, EngineStats]) -> Iterator[Metric]:
+        """What the engine's processes use, and what the machine can do. These have no other names."""
+        labels = ["model_name"]
+        memory = GaugeMetricFamily(
+            "penstock_engine_resident_memory_bytes", "Resident memory of the engine and its ranks.", labels=labels
+        )
+        seconds = CounterMetricFamily(
+            "penstock_engine_cpu_seconds", "Processor time of the engine and its ranks.", labels=labels
+        )
+        bandwidth = GaugeMetricFamily(
+            "penstock_machine_read_bytes_per_second", "The most that the machine's memory can be read.", labels=labels
+        )
+        flops = GaugeMetricFamily(
+            "penstock_machine_flops_per_second", "The most operations in products with weights.", labels=labels
+        )
+        for name, model in self._models.items():
+            if (used := usage(model.engine.info.pid)) is not None:
+                memory.add_metric([name], used[0])
+                seconds.add_metric([name], used[1])
+            peak = model.machine(load[name])
+            for family, rate in ((bandwidth, peak.read_bytes), (flops, peak.flops)):
+                if rate:
+                    family.add_metric([name], rate)
+        yield from (memory, seconds, bandwidth, flops)
+
+    def _absent(self) -> Iterator[Metric]:
+        """What vLLM has or had, and this server does not: swapping, and adapters."""
+        for name in (name for name, now in OLDER.items() if now is None):
+            gauge = GaugeMetricFamily(f"vllm:{name}", "Always 0: nothing is swapped out.", labels=["model_name"])
+            for model in self._models:
+                gauge.add_metric([model], 0.0)
+            yield gauge
+        adapters = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of requests: there are none.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        adapters.add_metric(["0", "", ""], 1.0)
+        yield adapters
+
     def _genai(self) -> Iterator[Metric]:
         labels = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model"]
-        for name, histogram in _GENAI:
+        for name, histogram in GENAI:
             title = f"gen_ai.server.{name}"
             family = HistogramMetricFamily(f"{title.replace('.', '_')}_seconds", title, labels=labels)
             for model in self._models.values():
@@ -187,3 +207,12 @@ class _Collector:
                     found = histogram(latencies)
                     family.add_metric([operation, "penstock", model.name], found.buckets(), found.sum)
             yield family
+
+
+def _named(prefix: str, series: Sequence[tuple[str, str, T]]) -> Iterator[tuple[str, str, T]]:
+    """The series with their whole names: a `vllm:` series also with the name that it had earlier."""
+    for name, text, value in series:
+        yield prefix + name, text, value
+        if prefix == "vllm:":
+            for older in (older for older, now in OLDER.items() if now == name):
+                yield prefix + older, f"The same as {prefix}{name}.", value

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from penstock.messages import EngineInfo, EngineStats, FinishReason, RequestTiming
+from penstock.messages import EngineInfo, EngineStats, FinishReason, Queue, RequestTiming
+from penstock.observe.costs import CostModel, MachinePeak, StepWork
 from penstock.observe.histogram import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -19,6 +20,8 @@ class EngineView(Protocol):
     def restarting(self) -> bool: ...
     @property
     def restarts(self) -> int: ...
+    @property
+    def queue(self) -> Queue: ...
     def stats(self) -> EngineStats: ...
 
 
@@ -36,11 +39,13 @@ class Latencies:
 class ModelMetrics:
     """The metrics of one model. One event loop writes and scrapes them."""
 
-    def __init__(self, name: str, engine: EngineView) -> None:
+    def __init__(self, name: str, engine: EngineView, costs: CostModel | None = None) -> None:
+        """Without `costs`, the work of steps is not estimated."""
         self.name = name
         self.engine = engine
-        stats = engine.stats()
-        self._steps_seen, self._tokens_seen = stats.steps, stats.computed_tokens
+        self._seen = engine.stats()
+        self._peak = None if costs is None else costs.peak
+        self.work = None if costs is None else StepWork(costs.costs)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.finished: dict[FinishReason, int] = dict.fromkeys(REASONS, 0)
@@ -51,6 +56,7 @@ class ModelMetrics:
         self.queue_time = Histogram(REQUEST_SECONDS)
         self.prefill_time = Histogram(REQUEST_SECONDS)
         self.decode_time = Histogram(REQUEST_SECONDS)
+        self.inference_time = Histogram(REQUEST_SECONDS)
         self.prompt_sizes = Histogram(TOKEN_COUNTS)
         self.generation_sizes = Histogram(TOKEN_COUNTS)
         self.step_sizes = Histogram(TOKEN_COUNTS)
@@ -69,8 +75,8 @@ class ModelMetrics:
         if seconds and count:
             self.inter_token_latency.observe(seconds / count, count)
         stats = self.engine.stats()
-        if stats.steps != self._steps_seen:
-            self._observe_steps(stats)
+        if stats.steps != self._seen.steps:
+            self.observe_steps(stats)
 
     def choice_finished(self, operation: str, reason: FinishReason, tokens: int, decode_seconds: float) -> None:
         """Counts a choice of `tokens` tokens that ended `decode_seconds` after its first token."""
@@ -90,6 +96,7 @@ class ModelMetrics:
         self.queue_time.observe(timing.queued)
         self.prefill_time.observe(timing.prefill)
         self.decode_time.observe(timing.decode)
+        self.inference_time.observe(timing.prefill + timing.decode)
 
     def request_finished(self, operation: str, seconds: float) -> None:
         """Counts a request whose last choice ended `seconds` after the request."""
@@ -102,9 +109,15 @@ class ModelMetrics:
             found = self.operations[operation] = Latencies()
         return found
 
-    def _observe_steps(self, stats: EngineStats) -> None:
-        """Counts the mean number of tokens of the steps since the last call."""
-        steps = stats.steps - self._steps_seen
+    def machine(self, stats: EngineStats) -> MachinePeak:
+        """What the machine can do, as far as it is known."""
+        return MachinePeak() if self._peak is None else self._peak.look(idle=not stats.running + stats.waiting)
+
+    def observe_steps(self, stats: EngineStats) -> None:
+        """Counts the steps since the last call: their mean number of tokens, and their work."""
+        seen, self._seen = self._seen, stats
+        steps = stats.steps - seen.steps
         if steps > 0:
-            self.step_sizes.observe((stats.computed_tokens - self._tokens_seen) / steps, steps)
-        self._steps_seen, self._tokens_seen = stats.steps, stats.computed_tokens
+            self.step_sizes.observe((stats.computed_tokens - seen.computed_tokens) / steps, steps)
+            if self.work is not None:
+                self.work.add(seen, stats)

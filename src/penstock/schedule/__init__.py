@@ -2,7 +2,7 @@
 
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.log import Event, EventFile, EventLog, read_events
-from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.replay import ReplayMismatch, replay
 from penstock.schedule.scheduler import Scheduler
 
@@ -14,7 +14,7 @@ __all__ = [
     "ReplayMismatch",
     "Scheduler",
     "SchedulerConfig",
-    "by_priority",
+    "by_due_time",
     "read_events",
     "replay",
 ]

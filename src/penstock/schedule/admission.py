@@ -10,9 +10,21 @@ from penstock.messages import GenerateRequest, RequestRejected, check_sampling
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 
+MAX_CHOICES = 1024  # each has a copy of the prompt's token ids
 
-def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int) -> None:
-    """Raise RequestRejected for a request that is malformed or longer than the model allows."""
+
+def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size: int, *, pools: bool) -> None:
+    """Raise RequestRejected for a request that is malformed or longer than the model allows. `pools`: see Capacity."""
+    if pools != (request.pooling is not None):
+        raise RequestRejected(
+            "this model gives vectors, not text: send requests with pooling"
+            if pools
+            else "this model gives text, not vectors: send requests without pooling"
+        )
+    if pools and (request.n != 1 or request.output_ids or request.sampling.max_tokens != 1 or request.grammar):
+        raise RequestRejected("a request with pooling has one choice, max_tokens=1, and neither output nor grammar")
+    if request.pooling is not None and not 0 <= request.pooling.second <= len(request.prompt_ids):
+        raise RequestRejected(f"the second text begins at {request.pooling.second}, outside the prompt")
     check_sampling(request.sampling, vocab_size, max_logprobs=vocab_size)
     prompt = len(request.prompt_ids)
     if not prompt:
@@ -30,7 +42,7 @@ def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size:
     _check_choices(request, config)
     if not math.isfinite(request.arrival):
         raise RequestRejected(f"arrival={request.arrival}: give seconds on the engine's clock, or 0")
-    room = 1 if request.sampling.max_tokens else 0
+    room = 1 if request.sampling.max_tokens and not pools else 0
     if prompt + room > config.max_model_len:
         raise RequestRejected(
             f"the prompt has {prompt} tokens, at most {config.max_model_len - room} fit max_model_len="
@@ -41,6 +53,8 @@ def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size:
 def check_memory(request: GenerateRequest, config: SchedulerConfig, cache: KVCache) -> None:
     """Raise RequestRejected for a request that would not fit even if it had all blocks to itself."""
     longest = min(len(request.prompt_ids) + request.sampling.max_tokens, config.max_model_len)
+    if request.pooling is not None:
+        longest = len(request.prompt_ids) + 1
     for group, (need, pool) in enumerate(zip(cache.demand(longest - 1), cache.pools, strict=True)):
         if need > pool.total:
             raise RequestRejected(
@@ -51,9 +65,8 @@ def check_memory(request: GenerateRequest, config: SchedulerConfig, cache: KVCac
 
 
 def _check_choices(request: GenerateRequest, config: SchedulerConfig) -> None:
-    most = config.max_num_seqs + config.max_waiting
-    if not 1 <= request.n <= most:
-        raise RequestRejected(f"n={request.n}: ask for 1 to {most} choices")
+    if not 1 <= request.n <= MAX_CHOICES:
+        raise RequestRejected(f"n={request.n}: ask for 1 to {MAX_CHOICES} choices")
     if request.first_choice < 0:
         raise RequestRejected(f"first_choice={request.first_choice}: choices are numbered from 0")
     if request.output_ids and request.n != 1:

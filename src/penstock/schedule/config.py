@@ -11,7 +11,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int  # sequences (choices) the executor knows at a time
     max_num_batched_tokens: int  # tokens computed in one step; a longer prompt is computed in chunks
     max_model_len: int  # prompt and output of one sequence
-    max_waiting: int = 1024  # requests that have not started yet
     enable_prefix_caching: bool = True
     num_drafts: int = 0  # drafts of a decoding sequence in each step, which the executor proposes
     speculation: Literal["off", "ngram", "suffix"] = "off"  # drafts that the scheduler proposes, see schedule/drafts
@@ -19,7 +18,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_drafts: int = 0  # of these, most in a step
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_waiting"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.num_drafts < 0:

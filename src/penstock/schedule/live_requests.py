@@ -11,12 +11,10 @@ class LiveRequests:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []
-        self.not_started = 0  # requests
 
     def add(self, request: Request) -> None:
         """The first choice waits to run; the others are held back."""
         self.requests[request.message.request_id] = request
-        self.not_started += 1
         request.held_back.extend(request.choices.values())
         self._queue(request, 1)
 
@@ -25,9 +23,7 @@ class LiveRequests:
         dequeue(self.waiting, sequence)
         sequence.phase = Phase.RUNNING
         enqueue(self.running, sequence)
-        if not sequence.request.started:
-            sequence.request.started = True
-            self.not_started -= 1
+        sequence.request.started = True
 
     def preempt(self, sequence: Sequence) -> None:
         """From running back to its place among the waiting."""
@@ -49,7 +45,6 @@ class LiveRequests:
         del request.choices[sequence.choice]
         if not request.choices:
             del self.requests[request.message.request_id]
-            self.not_started -= not request.started
         elif len(request.held_back) == len(request.choices):
             # The choice that was to compute the prompt is gone: the next one computes it.
             self._queue(request, 1)
@@ -71,8 +66,6 @@ class LiveRequests:
         held_back = [s for request in self.requests.values() for s in request.held_back]
         if held_back != by_phase[Phase.HELD_BACK] or by_phase[Phase.DONE]:
             raise RuntimeError("a sequence's phase differs from its queue, or it has ended and is still there")
-        if self.not_started != sum(not request.started for request in self.requests.values()):
-            raise RuntimeError(f"counted {self.not_started} requests that have not started, which is wrong")
 
     def _queue(self, request: Request, count: int) -> None:
         for sequence in request.held_back[:count]:

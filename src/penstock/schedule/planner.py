@@ -29,6 +29,7 @@ class Planner:
         self._config = config
         self._depth = capacity.depth
         self._late_ids = capacity.late_ids
+        self._whole_prompts = capacity.whole_prompts
         # Where plans cannot build upon each other, they share the tokens as they share the sequences.
         self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
         self._cache = cache
@@ -77,6 +78,7 @@ class Planner:
                 reserved = (len(running) - index - 1) * per_decode
                 self._extend(sequence, step.budget - decodes - reserved, step)
         step.budget -= decodes
+        step.decodes += decodes
 
     def _continue_known(self, step: StepDraft, outstanding: int) -> None:
         """Plan work for running sequences whose tokens are all known, a share of them for each outstanding plan."""
@@ -140,6 +142,8 @@ class Planner:
         waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
             sequence = waiting[0]
+            if self._whole_prompts and sequence.target > step.budget and step.work:
+                return
             # A block to spare while others run, so that an admission is not undone by the next block they need.
             hit = self._cache.find(sequence, spare=1 if running else 0)
             if hit is None:

@@ -14,9 +14,22 @@ class QueuePolicy(Protocol):
         ...
 
 
-def by_priority(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
-    """Lower `priority` first; first come, first served among equals."""
-    return (request.priority, arrival)
+PATIENCE = 10.0  # seconds that a request without a deadline of its first token counts as willing to wait
+
+
+def by_due_time(request: GenerateRequest, arrival: float) -> tuple[float, ...]:
+    """The earliest due first. A request is due at its deadline, or PATIENCE seconds after its arrival if that is
+    sooner; `priority` adds as many seconds.
+
+    So with priorities from -N to N, a request is never behind one that arrives more than PATIENCE + 2 N seconds after
+    it: only a bounded number of requests come before it, and nothing waits for ever. The place does not change, so two
+    requests cannot preempt each other in turn.
+    """
+    due = arrival + PATIENCE
+    for deadline in (request.deadline, request.first_token_deadline):
+        if deadline is not None and deadline < due:
+            due = max(deadline, arrival)
+    return (due + request.priority, arrival)
 
 
 _order = attrgetter("order")

@@ -15,7 +15,7 @@ from penstock.schedule.log import (
     Submitted,
     plan_digest,
 )
-from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.scheduler import Scheduler
 
 
@@ -23,7 +23,7 @@ class ReplayMismatch(ValueError):
     """The log's events give another plan than the log says."""
 
 
-def replay(events: Iterable[Event], policy: QueuePolicy = by_priority) -> list[StepPlan]:
+def replay(events: Iterable[Event], policy: QueuePolicy = by_due_time) -> list[StepPlan]:
     """Return the plans that a log's events give. `policy` must be the one the log was written under.
 
     Raises ReplayMismatch for the first plan that differs, ValueError for a log that does not begin at a start.

@@ -7,7 +7,6 @@ from penstock.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
-    QueueFull,
     RequestRejected,
     SequenceResult,
     StepPlan,
@@ -35,7 +34,7 @@ from penstock.schedule.log import (
     plan_digest,
 )
 from penstock.schedule.planner import Planner
-from penstock.schedule.policy import QueuePolicy, by_priority
+from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
 
@@ -48,7 +47,7 @@ class Scheduler:
         config: SchedulerConfig,
         capacity: Capacity,
         *,
-        policy: QueuePolicy = by_priority,
+        policy: QueuePolicy = by_due_time,
         log: EventLog | None = None,
         incarnation: int = 0,
     ) -> None:
@@ -58,7 +57,8 @@ class Scheduler:
         self._policy = policy
         self._log = log
         self._incarnation = incarnation
-        self._cache = KVCache(capacity, config.enable_prefix_caching)
+        self._pools = capacity.pools
+        self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._planner = Planner(config, capacity, self._cache, self._live, self._speculation)
@@ -67,20 +67,20 @@ class Scheduler:
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
-        self._steps = self._computed_tokens = 0
+        self._steps = self._computed_tokens = self._decode_tokens = 0
         self._record(Started(config, capacity, incarnation))
 
     # -- requests come and go ---------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest, now: float) -> list[TokenDelta]:
-        """Queue a request. Raises RequestRejected if it can never be served, QueueFull if it cannot be served now.
+        """Queue a request. Raises RequestRejected if it can never be served.
 
         Returns the deltas of choices that have ended already: a request that starts from the middle may bring all its
         tokens with it.
         """
         if request.request_id in self._live.requests:
             raise RequestRejected(f"request id {request.request_id!r} is in use: give every request its own id")
-        check_request(request, self._config, self._vocab_size)
+        check_request(request, self._config, self._vocab_size, pools=self._pools)
         state = Request(request, request.arrival or now, self._cache.hasher.root(request))
         place = self._policy(request, state.arrival)
         for i in range(request.n):
@@ -90,11 +90,6 @@ class Scheduler:
         ended = [(s, reason) for s in state.choices.values() if (reason := s.ended_before()) is not None]
         if len(ended) < request.n:
             check_memory(request, self._config, self._cache)
-            if self._live.not_started >= self._config.max_waiting:
-                raise QueueFull(
-                    f"{self._live.not_started} requests wait to start, max_waiting={self._config.max_waiting}: "
-                    f"retry later or raise max_waiting"
-                )
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._live.add(state)
@@ -169,6 +164,7 @@ class Scheduler:
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
         self._computed_tokens += step.num_tokens
+        self._decode_tokens += step.decodes
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
@@ -223,6 +219,8 @@ class Scheduler:
                 reason = "length"  # nothing was to be sampled
         else:
             sequence.expected = len(tokens)
+        if given.pooled:
+            reason = "stop"
         if not ids and reason is None:
             return None
         if len(ids) > len(tokens) - length:  # it ended before the last of several accepted tokens
@@ -241,13 +239,14 @@ class Scheduler:
             length - sequence.num_prompt,
             ids,
             reason,
-            ids[-1] if reason == "stop" else None,
+            ids[-1] if ids and reason == "stop" else None,
             state.cached_tokens,
             logprobs,
             prompt_logprobs,
             "",
             timing,
             self._incarnation,
+            given.pooled,
         )
 
     def _confirm(self, sequence: Sequence, work: Work, given: SequenceResult) -> None:
@@ -336,6 +335,7 @@ class Scheduler:
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,
             computed_tokens=self._computed_tokens,
+            decode_tokens=self._decode_tokens,
             drafts=drafts.units,
             draft_tokens=drafts.tokens,
             accepted_tokens=drafts.accepted,

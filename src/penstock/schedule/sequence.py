@@ -80,6 +80,8 @@ class Sequence:
         self.tokens = [*message.prompt_ids, *message.output_ids]
         self.num_prompt = len(message.prompt_ids)
         self.limit = min(self.num_prompt + sampling.max_tokens, max_model_len)  # tokens it may have
+        if message.pooling is not None:
+            self.limit = self.num_prompt + 1  # so that all of the prompt is computed, and nothing after it
         self.stops = sampling.stops()
         self.min_length = self.num_prompt + sampling.min_tokens  # a token that stops comes after so many
         self.keys: list[bytes] = []

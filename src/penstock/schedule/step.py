@@ -13,6 +13,7 @@ class Outstanding(NamedTuple):
     sequences: tuple[Sequence, ...]  # one for each of `work`
     work: tuple[Work, ...]
     num_tokens: int  # that the work computes
+    decodes: int  # units that continue an output by one token, drafts aside
     tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
 
     def check_result(self, result: StepResult) -> None:
@@ -24,7 +25,7 @@ class Outstanding(NamedTuple):
             )
         for work, answer in zip(self.work, result.results, strict=True):
             count = len(answer.token_ids)
-            if answer.seq == work.seq and count == work.sample:
+            if answer.seq == work.seq and count + bool(answer.pooled) == work.sample:
                 continue
             if answer.seq != work.seq or not (work.sample <= count <= work.sample + work.drafts or answer.error):
                 raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")
@@ -33,11 +34,12 @@ class Outstanding(NamedTuple):
 class StepDraft:
     """Collects a plan."""
 
-    __slots__ = ("_allowed", "blocks", "budget", "copies", "new", "sequences", "tails", "work")
+    __slots__ = ("_allowed", "blocks", "budget", "copies", "decodes", "new", "sequences", "tails", "work")
 
     def __init__(self, budget: int) -> None:
         self._allowed = budget
         self.budget = budget  # tokens that may still be computed
+        self.decodes = 0  # units that continue an output by one token, drafts aside
         self.sequences: list[Sequence] = []
         self.work: list[Work] = []
         self.new: list[NewSequence] = []
@@ -63,6 +65,7 @@ class StepDraft:
                 sequence.choice,
                 sequence.request.message.adapter,
                 sequence.request.message.grammar,
+                sequence.request.message.pooling,
             )
         )
 
@@ -77,8 +80,9 @@ class StepDraft:
         sequence.planned = end
         if sample:
             sequence.expected = end + 1
+            self.decodes += count - drafts == 1 and end - drafts > sequence.num_prompt
 
     def seal(self, plan_id: int, gone: tuple[int, ...]) -> tuple[StepPlan, Outstanding]:
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
-        return plan, Outstanding(plan_id, tuple(self.sequences), work, self.computed, tuple(self.tails))
+        return plan, Outstanding(plan_id, tuple(self.sequences), work, self.computed, self.decodes, tuple(self.tails))

@@ -8,7 +8,7 @@ from penstock.text.output import OutputText, TextChunk
 from penstock.text.sandbox import RenderLimits
 from penstock.text.stops import StopStrings
 from penstock.text.template import ChatTemplate
-from penstock.text.tokenizer import Tokenizer, chat_template_sources
+from penstock.text.tokenizer import TextTokens, Tokenizer, chat_template_sources
 
 __all__ = [
     "ChatTemplate",
@@ -20,6 +20,7 @@ __all__ = [
     "RenderLimits",
     "StopStrings",
     "TextChunk",
+    "TextTokens",
     "Tokenizer",
     "TokenizerError",
     "chat_template_sources",

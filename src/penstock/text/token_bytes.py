@@ -70,7 +70,7 @@ def read_decoder(spec: Mapping[str, Any] | None) -> TokenDecoder:
             token = edit(token, first)
         return to_bytes(token)
 
-    return TokenDecoder(bytes_of, any(step["type"] == "Metaspace" for step in steps), strip, strip_count)
+    return TokenDecoder(bytes_of, any(step["type"] in _DIFFER_AT_START for step in steps), strip, strip_count)
 
 
 def _flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -94,10 +94,18 @@ def _metaspace(step: Mapping[str, Any]) -> Callable[[str, bool], str]:
     return lambda token, first: token.replace(mark, "" if first and dropped_at_start else " ")
 
 
+def _word_piece(step: Mapping[str, Any]) -> Callable[[str, bool], str]:
+    """As decoded without `cleanup`, which changes text that is already out. Encoders have such tokenizers."""
+    prefix = step["prefix"]
+    return lambda token, first: token.removeprefix(prefix) if first or token.startswith(prefix) else f" {token}"
+
+
 _EDITS: Mapping[str, Callable[[Mapping[str, Any]], Callable[[str, bool], str]]] = {
     "Replace": _replace,
     "Metaspace": _metaspace,
+    "WordPiece": _word_piece,
 }
+_DIFFER_AT_START = ("Metaspace", "WordPiece")
 
 
 def _byte_fallback(token: str) -> bytes:

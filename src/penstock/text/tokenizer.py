@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer as Backend
@@ -15,6 +15,26 @@ from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import TokenBytes, read_decoder
 from penstock.text.tokenizer_classes import tokenizer_class
+
+
+class TextTokens(NamedTuple):
+    """The tokens of a text, or of a pair of texts, for a model that reads them as a whole."""
+
+    ids: tuple[int, ...]
+    second: int = 0  # where the tokens of the second text's type begin; 0: all have one type
+    content: range = range(0)  # the tokens of the text or, of a pair, of the second text: without special ones
+
+    def cut(self, most: int, most_content: int | None = None) -> "TextTokens":
+        """The tokens without the last ones of `content`, so that there are at most `most`, and at most `most_content`
+        of `content`. Raises ValueError if the others alone are more."""
+        count = len(self.content)
+        surplus = max(len(self.ids) - most, 0 if most_content is None else count - most_content, 0)
+        if not surplus:
+            return self
+        if surplus >= count:
+            raise ValueError(f"it has {len(self.ids) - count} tokens that cannot be cut off; the limit is {most}")
+        end = self.content.stop
+        return TextTokens(self.ids[: end - surplus] + self.ids[end:], self.second)
 
 
 class Tokenizer:
@@ -98,6 +118,24 @@ class Tokenizer:
             raise _refusal(text, error) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_text(self, text: str, second: str | None = None, *, add_special_tokens: bool = True) -> TextTokens:
+        """Returns the tokens of a text, or of a pair. Raises TokenizerError as `encode` does."""
+        try:
+            (encoding,) = self._backend.encode_batch_fast(
+                [text if second is None else (text, second)], add_special_tokens=add_special_tokens
+            )
+        except BaseException as error:
+            if not _failed(error):
+                raise
+            raise _refusal(text + (second or ""), error) from error
+        content = [i for i, number in enumerate(encoding.sequence_ids) if number == (0 if second is None else 1)]
+        types = encoding.type_ids
+        return TextTokens(
+            tuple(encoding.ids),
+            types.index(1) if second is not None and 1 in types else 0,
+            range(content[0], content[-1] + 1) if content else range(0),
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of a whole sequence. Ids outside the vocabulary add nothing.

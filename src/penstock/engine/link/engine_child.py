@@ -5,6 +5,7 @@ It imports what it needs while its parent resolves the settings.
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 STDERR = 2
 # -P keeps the working directory, which may be a model's, out of the module search path.
 ENGINE = (sys.executable, "-P", "-m", "penstock.engine.process")
+IMPORT_RUNTIME = "--import-runtime"
+# In a flag or a variable: the engine may have ranks, and then it only schedules.
+MAY_MEAN_RANKS = re.compile(r"(--|PENSTOCK_)(config|distributed|tensor|pipeline|expert)", re.IGNORECASE)
 # NumPy's BLAS threads would spin beside the imports, and no engine uses them.
 QUIET = {"OPENBLAS_NUM_THREADS": "1"}
 SECRETS = frozenset(
@@ -34,8 +38,11 @@ class EngineChild:
     Leaving the context kills it, unless `take_over` was called.
     """
 
-    def __init__(self, command: Sequence[str] = ENGINE) -> None:
-        """Start the process. Raises OSError when that fails; nothing is left then."""
+    def __init__(self, command: Sequence[str] = ENGINE, *, import_runtime: bool = False) -> None:
+        """Start the process. Raises OSError when that fails; nothing is left then.
+
+        With `import_runtime`, it imports torch before it has a configuration, which wastes 100 MB if it has ranks.
+        """
         with contextlib.ExitStack() as held:
             self.socket, other = socket.socketpair()
             held.callback(self.socket.close)
@@ -43,8 +50,13 @@ class EngineChild:
             held.callback(os.close, self._lifeline)
             with other, open(stdin, "rb") as pipe, group_signals_blocked():
                 end = other.fileno()
+                early = [IMPORT_RUNTIME] if import_runtime else []
                 self.process = subprocess.Popen(
-                    [*command, str(end)], stdin=pipe, stdout=STDERR, pass_fds=(end,), env=engine_environment(os.environ)
+                    [*command, str(end), *early],
+                    stdin=pipe,
+                    stdout=STDERR,
+                    pass_fds=(end,),
+                    env=engine_environment(os.environ),
                 )
             held.callback(self._reap)
             self._held = held.pop_all()
@@ -72,6 +84,11 @@ class EngineChild:
         """Wait for the process, and kill it first if it still runs, because its start was interrupted."""
         self.process.kill()
         self.process.wait()
+
+
+def one_rank_expected(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether nothing on the command line or in the environment may divide the model among ranks."""
+    return not any(map(MAY_MEAN_RANKS.match, (*arguments, *environ)))
 
 
 def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:

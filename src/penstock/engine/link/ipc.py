@@ -18,6 +18,7 @@ from penstock.engine.link.engine_child import ENGINE, EngineChild
 from penstock.engine.link.frames import Frames
 from penstock.engine.link.wire import Stop, decode_event, encode
 from penstock.engine.pace import Pace
+from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineInfo
 
@@ -36,7 +37,7 @@ async def connect(
 
     If the client `resumes`, it starts the engine again when that ends, and goes on with the requests.
     """
-    streams = Streams(incarnation=config.incarnation, limit=config.max_num_seqs + config.max_waiting)
+    streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config))
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation)

@@ -97,6 +97,7 @@ class _Merged:
             last.error,
             last.timing,
             last.incarnation,
+            last.pooled,
         )
 
     def _cut(self, end: int) -> None:

@@ -50,7 +50,6 @@ class Rejected(msgspec.Struct, frozen=True):
 
     request_id: str
     message: str
-    queue_full: bool = False  # the same request may be served later
 
 
 class ControlReply(msgspec.Struct, frozen=True):

@@ -85,7 +85,7 @@ def work(load: Load, mesh: str = MESH) -> int:
     A rank whose stack has a function of the module `mesh` waits for other ranks.
     """
     endpoint, rank = sys.argv[1], int(sys.argv[2])
-    log_to_stderr(f"rank {rank}")
+    configure_log = log_to_stderr(f"rank {rank}")
     faulthandler.enable()
     block_group_signals()  # a rank on this machine has inherited that, one that Ray started has not
     keys = read_keys() if endpoint.startswith("tcp:") else None
@@ -108,7 +108,7 @@ def work(load: Load, mesh: str = MESH) -> int:
             raise RuntimeError(f"the first order was {type(start).__name__}, not Start")
         begun.set()
         die_with_parent()  # not before, or the socket's file would stay
-        logging.getLogger().setLevel(start.config.log_level.upper())
+        configure_log(start.config.log_format, start.config.log_level)
         obey(start, orders, pulse, load, tell)
     except Exception as error:
         waits = waited(error, mesh)

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
+    Answer,
     ASGIApp,
     Message,
     Receive,
@@ -71,11 +72,13 @@ class Access:
         api_keys: Sequence[str],
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
-        encode_error: Callable[[APIError], bytes],
+        encode_error: Callable[[APIError, Scope | None], Answer],
+        retry_after: Callable[[], int],
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
-        `route_of` returns the template of a path, `encode_error` the body of an error answer.
+        `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
+        not a request, `retry_after` the seconds after which a request that is one too many may come again.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -85,6 +88,7 @@ class Access:
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._route_of = route_of
         self._encode_error = encode_error
+        self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,7 +104,8 @@ class Access:
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed", extra={"fields": {"request_id": info.request_id}})
             if answer.status is None:
-                await respond(answer.send, failure.status, self._encode_error(failure), headers=failure.http_headers())
+                encoded = self._encode_error(failure, scope)
+                await respond(answer.send, encoded.status, encoded.body, headers=failure.http_headers())
             elif not answer.complete:
                 raise  # too late for an error answer: uvicorn closes the connection
         finally:
@@ -114,7 +119,7 @@ class Access:
             self._check_host(header(scope, b"host"))
             if not self._keys:
                 check_site(scope)
-            request_info(scope).tenant = self._tenant(header(scope, b"authorization"))
+            request_info(scope).tenant = self._tenant(_bearer(scope))
             await self._in_flight(scope, receive, send)
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +135,7 @@ class Access:
                 429,
                 f"{self.limits.max_in_flight} requests are in flight, the limit (--max-in-flight); try again later",
                 code="too_many_requests",
-                retry_after=self.limits.retry_after,
+                retry_after=self._retry_after(),
             )
         self.lifecycle.begin()
         try:
@@ -151,16 +156,15 @@ class Access:
             )
             raise APIError(403, message, code="host_refused")
 
-    def _tenant(self, authorization: bytes | None) -> str:
+    def _tenant(self, key: bytes) -> str:
         """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
         if not self._keys:
             return ""
-        scheme, _, key = (authorization or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        digest = hashlib.sha256(key).digest()
         known = False
         for other in self._keys:  # no early exit, so that the time does not depend on the key
             known |= hmac.compare_digest(digest, other)
-        if not known or scheme.lower() != b"bearer":
+        if not known:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
         return digest.hex()[:16]
 
@@ -169,13 +173,17 @@ class Access:
         self._metrics.http_request("other", "other", error.status)
         fields = {"client": _address(client), "status": error.status, "error": error.message}
         _log.info("request", extra={"fields": fields})
-        return self._encode_error(error)
+        return self._encode_error(error, None).body
 
     def _record(self, scope: Scope, info: RequestInfo, status: int | None) -> None:
         code = _CLIENT_GONE if info.client_gone or status is None else status
         route = self._route_of(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(method, route, code)
+        if info.trace is not None:
+            info.trace.attributes |= {"http.request.method": method, "http.route": route}
+            info.trace.attributes |= {"penstock.request_id": info.request_id, "gen_ai.response.id": info.answer_id}
+            info.trace.end(code)
         if route.encode() in OPEN_PATHS or not _log.isEnabledFor(logging.INFO):
             return
         fields = {
@@ -186,6 +194,8 @@ class Access:
             "seconds": round(time.monotonic() - info.start, 4),
             "request_id": info.request_id,
         }
+        if info.answer_id:
+            fields["answer_id"] = info.answer_id
         _log.info("request", extra={"fields": fields})
 
 
@@ -203,10 +213,17 @@ class _ResponseTracker:
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            ids = ((b"x-request-id", self._request_id), (b"request-id", self._request_id))  # the second: Anthropic's
+            message["headers"] = [*message.get("headers", ()), *ids]
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
+
+
+def _bearer(scope: Scope) -> bytes:
+    """The key that a request has, in Authorization or in Anthropic's x-api-key. b"" if it has none."""
+    scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else (header(scope, b"x-api-key") or b"").strip()
 
 
 def _address(client: Sequence[Any] | None) -> str:

@@ -1,8 +1,11 @@
 """ASGI types and functions that every route uses."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from penstock.observe.tracing import RequestTrace
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -14,6 +17,15 @@ Headers = list[tuple[bytes, bytes]]
 JSON = b"application/json"
 
 
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class RequestInfo:
     """Facts about a request that are not in its body. The request's scope carries them."""
@@ -21,6 +33,8 @@ class RequestInfo:
     request_id: str
     start: float  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key; "" without keys
+    answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
+    trace: RequestTrace | None = None  # of a request that is traced
     client_gone: bool = False  # the client closed the connection before the answer was complete
 
 
@@ -37,6 +51,12 @@ async def respond(
     fields = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or ())]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
+
+
+def trace_headers(scope: Scope) -> dict[str, str]:
+    """The headers of W3C Trace Context."""
+    found = {name: header(scope, name) for name in (b"traceparent", b"tracestate")}
+    return {name.decode(): value.decode("latin-1") for name, value in found.items() if value is not None}
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:

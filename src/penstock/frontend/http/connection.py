@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         """Closes the connection after an answer. If more of the request may arrive, it is not read."""
-        if self.cycle.more_body and not self.transport.is_closing() and self.transport.can_write_eof():
+        if self.cycle.more_body and not self.transport.is_closing():
             self._refused = True
             self._expect(None)
             self.flow.pause_reading()
@@ -143,6 +143,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end(self) -> None:
         """Ends the connection. To close it at once would reset it if the client still sends, which would then lose the
         answer."""
+        if not self.transport.can_write_eof():  # in TLS
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            return
         try:
             self.transport.write_eof()
         except OSError:  # the client has gone
@@ -199,7 +202,9 @@ def _check_authority(url: bytes, headers: list[tuple[bytes, bytes]]) -> None:
 
 def _explain(error: httptools.HttpParserError, data: bytes) -> str:
     if data.startswith(TLS_HANDSHAKE):
-        return "the client speaks TLS, but this server only HTTP: use http:// and not https://"
+        return (
+            "the client speaks TLS, but this server only HTTP: use http:// and not https://, or set --tls-certificate"
+        )
     if data.startswith(HTTP2_PREFACE):
         return "the client speaks HTTP/2, but this server only HTTP/1.1"
     if not isinstance(error, httptools.HttpParserCallbackError):

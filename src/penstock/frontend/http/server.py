@@ -13,6 +13,7 @@ import uvicorn
 
 from penstock.frontend.http.access import Access
 from penstock.frontend.http.connection import BoundedProtocol
+from penstock.frontend.http.tls import TLS
 from penstock.messages import EngineClient, EngineError
 
 _LOOK_SECONDS = 0.5  # between looks at the engine
@@ -30,6 +31,7 @@ async def serve(
     sock: socket.socket,
     client: EngineClient,
     *,
+    tls: TLS | None = None,
     stop: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
@@ -38,8 +40,8 @@ async def serve(
     `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
     lets those in flight finish for at most `drain_timeout`, and closes the client and the socket. A second signal, a
     second or more after the first, ends that wait: requests that are still in flight end with the engine's error.
-    SIGHUP does nothing. The signals stay handled until the event loop is closed. Run it on uvloop:
-    `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
+    SIGHUP reads the certificate of `tls` again. The signals stay handled until the event loop is closed. Run it on
+    uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
     start it again.
@@ -56,8 +58,11 @@ async def serve(
         timeout_keep_alive=int(app.limits.keep_alive_timeout),
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
+    config.load()
+    config.ssl = None if tls is None else tls.context
     server = _Server(config, ready)
-    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals()
+    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls)
+    watching = None if tls is None else asyncio.create_task(tls.watch())
     running = asyncio.create_task(server.serve(sockets=[sock]))
     stopped = asyncio.create_task(stopping.wait())
     given_up = asyncio.create_task(_until_ended(client))
@@ -68,6 +73,8 @@ async def serve(
     finally:
         stopped.cancel()
         given_up.cancel()
+        if watching is not None:
+            watching.cancel()
         app.lifecycle.draining = True
         ended = not client.healthy
         await client.close()  # requests that are still in flight end now, with an error
@@ -125,7 +132,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _handle_signals() -> tuple[asyncio.Event, asyncio.Event]:
+def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
     """Two events that signals set: stop, and stop without waiting.
 
     The handlers stay until the loop is closed: a late signal must not turn a clean end into a kill.
@@ -145,5 +152,12 @@ def _handle_signals() -> tuple[asyncio.Event, asyncio.Event]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP does nothing; SIGTERM or SIGINT stops the server")
+
+    def on_hang_up() -> None:
+        if tls is None:
+            _log.info("SIGHUP does nothing; SIGTERM or SIGINT stops the server")
+        else:
+            loop.run_in_executor(None, tls.reload)
+
+    loop.add_signal_handler(signal.SIGHUP, on_hang_up)
     return stopping, hurry

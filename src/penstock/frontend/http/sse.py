@@ -3,6 +3,6 @@
 STREAM_TYPE = b"text/event-stream; charset=utf-8"
 
 
-def sse_event(data: bytes) -> bytes:
+def sse_event(data: bytes, name: bytes = b"") -> bytes:
     """An event whose data is one line."""
-    return b"data: " + data + b"\n\n"
+    return (b"event: " + name + b"\n" if name else b"") + b"data: " + data + b"\n\n"

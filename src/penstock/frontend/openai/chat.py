@@ -7,8 +7,8 @@ import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
-from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
@@ -33,14 +33,13 @@ from penstock.frontend.openai.tools import (
     message_fields,
     read_budget,
     read_tools,
-    reasoning_variables,
 )
-from penstock.frontend.prompts import ChatPrompt, encode_chat, encode_text
-from penstock.frontend.reply import ReplyReader, reply_grammar
-from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.prompts import encode_text
+from penstock.frontend.reply import ReplyReader
+from penstock.frontend.sampling import check_logprobs
+from penstock.frontend.tools import reasoning_variables
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 _decoder = msgspec.json.Decoder(ChatFields)
 
 
@@ -53,63 +52,41 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     source = read_grammar(fields)
     param, wanted = _max_tokens(fields)
     use = read_tools(fields, context.model, context.limits)
-    budget = read_budget(fields, context.model)
     if use.schemas and fields.ignore_eos:
         raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
-    prompt = await encode_messages(fields, context, len(body), use.tools)
-    limit = output_limit(
-        context, ("messages", len(prompt.ids)), wanted, most_tokens(options.n, k, context.limits), param
+    chat = Chat(
+        prompt=read_messages(fields, context.limits, use.tools),
+        options=options,
+        use=use,
+        grammar=source,
+        max_tokens=wanted,
+        max_tokens_param=param,
+        thinking_budget=read_budget(fields, context.model),
+        logprobs=k,
+        prompt_logprobs=fields.prompt_logprobs,
+        prediction_ids=() if fields.prediction is None else await _encode_prediction(fields.prediction, context),
     )
-    reader, shown = None, frozenset[int]()
-    if use.schemas or context.model.conversation.reasoning is not None:
-        reader = ReplyReader(context.model, use, prompt.end, options.n, context.limits)
-        shown = context.model.conversation.shown(tools=bool(use.schemas))
-    grammar = await reply_grammar(context.model, use, source, prompt.end, len(body), budget)
-    prediction_ids = () if fields.prediction is None else await _encode_prediction(fields.prediction, context)
-    parts = make_parts(
-        context,
-        options,
-        [prompt.ids],
-        [limit],
-        k,
-        fields.prompt_logprobs,
-        prediction_ids=prediction_ids,
-        grammar=grammar,
-        shown=shown,
-    )
-    return Call(parts, ChatCodec(context, fields, parts[0], reader), bool(fields.stream), "chat")
+    part, reader = await prepare_chat(context, chat, len(body))
+    return Call((part,), ChatCodec(context, fields, part, reader), bool(fields.stream), "chat")
 
 
-async def encode_messages(
-    fields: ChatFields | TokenizeFields,
-    context: RequestContext,
-    body_size: int,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-) -> ChatPrompt:
-    """The prompt of a chat. Raises APIError 400 that names the message or the parameter.
-
-    `body_size` is the size of the request's body in bytes. `tools` have been checked.
-    """
-    if not fields.messages:
-        raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
-    variables = reasoning_variables(fields.reasoning_effort) | (fields.chat_template_kwargs or {})
-    if reserved := _TEMPLATE_OWN & variables.keys():
-        name = f"chat_template_kwargs.{min(reserved)}"
-        raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
+def read_messages(
+    fields: ChatFields | TokenizeFields, limits: RequestLimits, tools: Sequence[Mapping[str, Any]] | None
+) -> ChatMessages:
+    """The prompt of a chat, not yet rendered. `tools` have been checked. Raises APIError 400 that names the message or
+    the parameter."""
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise invalid(
             "continue_final_message excludes add_generation_prompt; set one to false", "continue_final_message"
         )
-    return await encode_chat(
-        context.model,
-        [_message(message, f"messages[{i}]", context.limits) for i, message in enumerate(fields.messages)],
-        add_generation_prompt=not continues and fields.add_generation_prompt is not False,
-        continue_final_message=continues,
-        add_special_tokens=bool(fields.add_special_tokens),
-        variables=variables,
+    return ChatMessages(
+        messages=[_message(message, f"messages[{i}]", limits) for i, message in enumerate(fields.messages or ())],
         tools=tools,
-        body_size=body_size,
+        variables=reasoning_variables(fields.reasoning_effort) | (fields.chat_template_kwargs or {}),
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continues=continues,
+        add_special_tokens=bool(fields.add_special_tokens),
     )
 
 
@@ -202,10 +179,10 @@ class ChatCodec:
         self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         """One event with the role for each choice."""
         role = b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        tail = self._frame.tail(Usage(len(self._prompt_ids)))
+        tail = self._frame.tail(Usage(usage.prompt_tokens))
         return b"".join(head + role + tail for head in self._heads)
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:

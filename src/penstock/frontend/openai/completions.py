@@ -146,7 +146,7 @@ class CompletionCodec:
         )
         self._heads = [self._frame.head(index) + b'"text":' for index in range(len(parts) * self._n)]
 
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         return b""
 
     def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:

@@ -3,9 +3,14 @@
 import orjson
 
 from penstock.frontend.errors import APIError
+from penstock.frontend.http.asgi import Answer
 
 
-def encode_error(error: APIError) -> bytes:
+def encode_error(error: APIError) -> Answer:
+    return Answer(error_body(error), error.status)
+
+
+def error_body(error: APIError) -> bytes:
     """The body of an error response. It always has all four keys."""
     fields = {"message": error.message, "type": _type(error.status), "param": error.param, "code": error.code}
     return orjson.dumps({"error": fields})

@@ -7,7 +7,7 @@ import orjson
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.http.sse import sse_event
-from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.openai.errors import error_body
 from penstock.frontend.openai.fields import StreamOptions
 
 DONE = sse_event(b"[DONE]")
@@ -42,7 +42,7 @@ class EventFrame:
 
 def encode_failure(error: APIError) -> bytes:
     """The error event, and the end of the stream."""
-    return sse_event(encode_error(error)) + DONE
+    return sse_event(error_body(error)) + DONE
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

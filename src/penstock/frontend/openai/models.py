@@ -1,22 +1,24 @@
-"""GET /v1/models."""
+"""GET /v1/models and /v1/models/{id}."""
 
 from typing import Any
 
 import orjson
 
+from penstock.frontend.call import RequestContext
 from penstock.frontend.served import ServedModel
 
 
-def encode_models(model: ServedModel) -> bytes:
+async def list_models(body: bytes, context: RequestContext) -> bytes:
     """The list of the model's names."""
-    names = (model.name, *model.aliases)
-    return orjson.dumps({"object": "list", "data": [_fields(model, name) for name in names]})
+    model = context.model
+    return orjson.dumps({"object": "list", "data": [_fields(model, name) for name in (model.name, *model.aliases)]})
 
 
-def encode_model(model: ServedModel, name: str) -> bytes:
+async def show_model(body: bytes, context: RequestContext) -> bytes:
     """The model under one of its names. Raises APIError 404 for another name."""
-    model.check_name(name)
-    return orjson.dumps(_fields(model, name))
+    name = context.path["id"]
+    context.model.check_name(name)
+    return orjson.dumps(_fields(context.model, name))
 
 
 def _fields(model: ServedModel, name: str) -> dict[str, Any]:

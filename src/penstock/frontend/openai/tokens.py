@@ -4,13 +4,14 @@ import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.chat import encode_messages
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.openai.chat import encode_messages
+from penstock.frontend.openai.chat import read_messages
 from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields
-from penstock.frontend.openai.tools import check_tools
 from penstock.frontend.prompts import encode_text
+from penstock.frontend.tools import check_tools
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)
 _detokenize = msgspec.json.Decoder(DetokenizeFields)
@@ -28,7 +29,9 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
         ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt")
     else:
         tools = check_tools(fields.tools, context.limits)
-        ids = (await encode_messages(fields, context, len(body), list(tools.values()))).ids
+        ids = (
+            await encode_messages(context, read_messages(fields, context.limits, list(tools.values())), len(body))
+        ).ids
 
     def answer() -> bytes:
         strings = [context.model.tokenizer.token(token_id) for token_id in ids] if fields.return_token_strs else None

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.config.weights import BF16 as BF16_FORMAT
 from penstock.config.weights import F32 as F32_FORMAT
-from penstock.config.weights import WeightFormat
+from penstock.config.weights import INT8, WeightFormat
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
@@ -18,13 +18,15 @@ UNQUANTIZED: dict[torch.dtype, WeightFormat] = {torch.float32: F32_FORMAT, torch
 class NativeLinear:
     """Provides Linear (see kernels/linear.py)."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, quantized: bool = False) -> None:
+        """With `quantized`, dense weights are packed as int8."""
         self._session = session
+        self._quantized = quantized
 
     def pack(self, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight:
         if isinstance(weight, PackedWeight):
             return weight if bias is None else with_bias(weight, bias)
-        return pack(weight, bias, UNQUANTIZED[weight.dtype], gated=gated)
+        return pack(weight, bias, INT8 if self._quantized else UNQUANTIZED[weight.dtype], gated=gated)
 
     def __call__(self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None) -> Tensor:
         return self._multiply(x, weight, residual, "", weight.n, x.dtype)

@@ -1,0 +1,16 @@
+"""Penstock as a library: `LLM` and `AsyncLLM` run an engine in this process, without HTTP."""
+
+from penstock.api.async_llm import AsyncLLM
+from penstock.api.llm import LLM
+from penstock.api.outputs import CompletionOutput, Logprob, RequestOutput
+from penstock.api.params import SamplingParams, StructuredOutputsParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]

@@ -1,0 +1,147 @@
+"""An engine in this process, for asyncio."""
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+
+from penstock.api.outputs import OutputBuilder, RequestOutput
+from penstock.api.params import SamplingParams
+from penstock.cli.prepare import prepare, served_model
+from penstock.engine.launch import launch
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.errors import APIError
+from penstock.frontend.generation import Generation
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.openai import read_chat, read_completion
+from penstock.frontend.served import ServedModel
+from penstock.messages import EngineInfo
+from penstock.observe.model_metrics import ModelMetrics
+from penstock.text import Tokenizer
+
+# A text, token ids, or vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+_Reader = Callable[[bytes, RequestContext], Awaitable[Call]]
+Messages = Sequence[Mapping[str, Any]]  # as in OpenAI's chat API
+
+
+class AsyncLLM:
+    """A model and its engine, which runs on a thread of this process. `await AsyncLLM.start(...)` makes one."""
+
+    def __init__(self, model: ServedModel, limits: RequestLimits, seed: int | None) -> None:
+        self._model = model
+        self._limits = limits
+        self._seed = seed
+        self._metrics = ModelMetrics(model.name, model.client)
+
+    @classmethod
+    async def start(cls, model: str | None = None, **settings: Any) -> "AsyncLLM":
+        """Starts an engine. `model` and `settings` are those of `penstock serve`, with underscores: `max_model_len`.
+
+        Raises ValueError for a model or a setting that is wrong, and EngineError if the engine does not start.
+        """
+        prepared = prepare(model, settings)
+        resolved = prepared.resolved
+        logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
+        client = await launch(replace(resolved.engine, log_level="warning"), in_process=True)
+        served = served_model(prepared, client)
+        limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)  # the caller has the memory
+        return cls(served, limits, resolved.server.seed)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine: its model, what it can hold, and its memory."""
+        return self._model.client.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._model.tokenizer
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the outputs of a prompt as they grow: the same object each time, with more in it.
+
+        Ending the iteration early aborts the request. Raises ValueError for what cannot be generated.
+        """
+        sampling_params = sampling_params or SamplingParams()
+        text, content = _content(prompt)
+        fields = {"prompt": content, **sampling_params.request_fields(chat=False)}
+        async for result in self._run(read_completion, fields, request_id, text):
+            yield result
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the answers to a conversation as they grow; see `generate`.
+
+        `options` are fields of OpenAI's API: `tools`, `tool_choice`, `chat_template_kwargs`, ... The text is what the
+        model writes, tool calls and reasoning included.
+        """
+        sampling_params = sampling_params or SamplingParams()
+        fields = {"messages": list(messages), **sampling_params.request_fields(chat=True), **options}
+        async for result in self._run(read_chat, fields, request_id, None):
+            yield result
+
+    async def _run(
+        self,
+        read: Callable[[bytes, RequestContext], Awaitable[Call]],
+        fields: dict[str, Any],
+        name: str | None,
+        text: str | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        name = secrets.token_hex(12) if name is None else name
+        context = RequestContext(
+            self._model,
+            self._limits,
+            name,
+            int(time.time()),
+            path={},
+            headers=(),
+            metrics=self._metrics,
+            seed=self._seed,
+        )
+        try:
+            call = await read(orjson.dumps(fields), context)
+        except APIError as error:
+            raise ValueError(error.message) from None
+        except TypeError as error:  # of orjson
+            raise ValueError(f"the request cannot be written as JSON: {error}") from None
+        [part] = call.parts
+        generation = Generation(self._model, call.parts, self._metrics, call.operation, time.monotonic())
+        built = OutputBuilder(name, text, part, self._model.tokenizer)
+        updates = generation.updates()
+        async with aclosing(updates):
+            async for update in updates:
+                built.add(update)
+                built.result.num_cached_tokens = generation.usage.cached_tokens
+                yield built.result
+
+    async def close(self) -> None:
+        """Ends the engine and what it was generating."""
+        await self._model.client.close()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _content(prompt: Prompt) -> tuple[str | None, str | list[int]]:
+    """The text of a prompt if it has one, and what the API takes: the text, or token ids."""
+    if isinstance(prompt, Mapping):
+        ids = prompt.get("prompt_token_ids")
+        return _content(prompt.get("prompt", "") if ids is None else ids)
+    if isinstance(prompt, str):
+        return prompt, prompt
+    return None, list(prompt)

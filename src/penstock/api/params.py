@@ -1,0 +1,63 @@
+"""What a caller can ask for. The names are vLLM's, so that its users' scripts run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the whole output must match: exactly one of these."""
+
+    json: str | Mapping[str, Any] | None = None  # a JSON schema
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None  # in llguidance's dialect of Lark
+    json_object: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the output of a prompt is generated. None leaves a value to the model's recommendation, or to the default.
+
+    `max_tokens` is 16 by default for a prompt, and what the context allows for a chat. `temperature` 0 is greedy.
+    `logprobs` and `prompt_logprobs` are the numbers of alternatives for each token.
+    """
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 and -1: off
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    priority: int | None = None
+
+    def request_fields(self, *, chat: bool) -> dict[str, Any]:
+        """The fields of a request to OpenAI's API that asks for the same."""
+        given = _given(self)
+        if chat and self.logprobs is not None:
+            given["logprobs"], given["top_logprobs"] = True, self.logprobs
+        if self.logit_bias is not None:
+            given["logit_bias"] = {str(token_id): bias for token_id, bias in self.logit_bias.items()}
+        if self.structured_outputs is not None:
+            given["structured_outputs"] = _given(self.structured_outputs)
+        return given
+
+
+def _given(params: SamplingParams | StructuredOutputsParams) -> dict[str, Any]:
+    values = {entry.name: getattr(params, entry.name) for entry in fields(params)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,35 @@
+"""What an encoder cannot be combined with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.config.sources import ConfigError
+from penstock.config.split import Split
+
+
+def check_encoder(values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split) -> None:
+    """Raise ConfigError for settings with which an encoder cannot be served."""
+    if device != "cpu":
+        raise ConfigError(f"--device ({sources['device']}) is {values['device']}, but encoders run on the CPU; set cpu")
+    if split.world > 1:
+        raise ConfigError(
+            f"an encoder is not divided, but there are {split.world} ranks: leave --tensor-parallel-size, "
+            "--pipeline-parallel-size and --expert-parallel out"
+        )
+    if values["distributed_executor"] != "auto":
+        raise ConfigError(
+            f"--distributed-executor ({sources['distributed_executor']}) is {values['distributed_executor']}, but an "
+            "encoder runs in the engine's process: set auto"
+        )
+    if values["quantization"] not in ("none", "int8"):
+        raise ConfigError(
+            f"--quantization ({sources['quantization']}) is {values['quantization']}, but encoders support none and "
+            "int8; set --quantization int8"
+        )
+    length, tokens = values["max_model_len"], values["max_num_batched_tokens"]
+    if tokens < length:
+        raise ConfigError(
+            f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but an encoder computes a "
+            f"text of up to {length} tokens in one step; set --max-num-batched-tokens {length} or more, or a lower "
+            "--max-model-len"
+        )

@@ -1,0 +1,98 @@
+"""The requests that wait for their first step: how many may wait, and how long that takes."""
+
+import math
+import time
+from collections.abc import Callable
+
+from penstock.config.engine import EngineConfig
+from penstock.messages import QueueFull
+
+WINDOW = 30.0  # seconds with waiting requests, over which the rate is measured
+MOST_SECONDS = 120  # that a client is asked to wait
+LEAST_SECONDS = 1.0  # of measurement, before which a rate of zero means nothing
+
+
+class RequestQueue:
+    """Counts the waiting requests of one engine, and refuses more than the limits allow.
+
+    It is in the API process, so that a refusal does not wait for a step. Tokens are those of prompts.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_waiting: int, max_waiting_tokens: int, clock: Callable[[], float]):
+        self.requests = self.tokens = 0  # that wait
+        self.refused = 0
+        self._max_num_seqs, self._max_waiting, self._max_tokens = max_num_seqs, max_waiting, max_waiting_tokens
+        self._free = max_num_seqs  # sequences that could start at once
+        self._clock = clock
+        self._mark = clock()
+        # What the last seconds with waiting requests were, and started. Older ones count less and less.
+        self._seconds = self._started_requests = self._started_tokens = 0.0
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "RequestQueue":
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+            clock=time.monotonic,
+        )
+
+    @property
+    def most(self) -> int:
+        """Requests that may run or wait."""
+        return self._max_num_seqs + self._max_waiting
+
+    def check(self, tokens: int = 0) -> None:
+        """Raise QueueFull if a request of so many tokens must not wait as well. One that waits alone always may."""
+        waiting = max(self.requests - self._free, 0)
+        if waiting >= self._max_waiting:
+            self.refuse(f"{waiting} requests wait for the engine, the limit (--max-waiting)")
+        elif waiting and self.tokens + tokens > self._max_tokens:
+            self.refuse(
+                f"the requests that wait for the engine have {self.tokens} tokens, and {tokens} more would exceed the "
+                f"limit of {self._max_tokens} (--max-waiting-tokens)"
+            )
+
+    def refuse(self, reason: str) -> None:
+        """Count a refusal, and raise it."""
+        self.refused += 1
+        seconds = self.retry_after()
+        raise QueueFull(f"{reason}; try again in {seconds} s", seconds)
+
+    def join(self, tokens: int) -> None:
+        """A request waits."""
+        self._measure()
+        self.requests += 1
+        self.tokens += tokens
+
+    def leave(self, tokens: int, *, started: bool) -> None:
+        """A request waits no more: the engine is about to compute it, or the client has gone."""
+        self._measure()
+        self.requests -= 1
+        self.tokens -= tokens
+        if started:
+            self._started_requests += 1
+            self._started_tokens += tokens
+
+    def running(self, sequences: int) -> None:
+        """Note how many sequences run."""
+        self._free = max(self._max_num_seqs - sequences, 0)
+
+    def retry_after(self) -> int:
+        """The seconds in which all that waits now will have started, at the rate of the last seconds: 1 to 120."""
+        self._measure()
+        if not self.requests or (not self._started_requests and self._seconds < LEAST_SECONDS):
+            return 1
+        if not self._started_requests:
+            return MOST_SECONDS
+        shares = (self.requests / self._started_requests, self.tokens / max(self._started_tokens, 1.0))
+        return max(1, min(math.ceil(max(shares) * self._seconds), MOST_SECONDS))
+
+    def _measure(self) -> None:
+        now = self._clock()
+        passed, self._mark = now - self._mark, now
+        if self.requests:
+            fading = math.exp(-passed / WINDOW)
+            self._seconds = self._seconds * fading + WINDOW * (1 - fading)
+            self._started_requests *= fading
+            self._started_tokens *= fading

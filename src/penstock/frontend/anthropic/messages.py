@@ -1,0 +1,51 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+import msgspec
+import orjson
+
+from penstock.frontend.anthropic.codec import MessageCodec
+from penstock.frontend.anthropic.fields import MessageFields, PromptFields
+from penstock.frontend.anthropic.prompt import read_grammar, read_prompt, read_tools, shows_thinking, thinking_budget
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.chat import Chat, encode_messages, prepare_chat
+from penstock.frontend.http.body import decode
+from penstock.frontend.sampling import GenerationOptions, check_options
+
+_messages = msgspec.json.Decoder(MessageFields)
+_prompts = msgspec.json.Decoder(PromptFields)
+
+
+async def read_message(body: bytes, context: RequestContext) -> Call:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_messages, body)
+    context.model.check_name(fields.model)
+    sampling = {"temperature": fields.temperature, "top_k": fields.top_k, "top_p": fields.top_p}
+    options = GenerationOptions(
+        stop=tuple(fields.stop_sequences or ()),
+        seed=fields.seed,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+    )
+    check_options(options, context.limits)
+    use = read_tools(fields, context.model, context.limits)
+    chat = Chat(
+        prompt=read_prompt(fields, context.limits, use),
+        options=options,
+        use=use,
+        grammar=read_grammar(fields),
+        max_tokens=fields.max_tokens,
+        shorten=True,  # clients send the most that Anthropic's models take
+        thinking_budget=thinking_budget(fields, context.model),
+    )
+    part, reader = await prepare_chat(context, chat, len(body))
+    shortened = part.request.sampling.max_tokens < fields.max_tokens
+    codec = MessageCodec(context, reader, thinking=shows_thinking(fields), shortened=shortened)
+    return Call((part,), codec, bool(fields.stream), "chat")
+
+
+async def count_tokens(body: bytes, context: RequestContext) -> bytes:
+    """The number of a prompt's tokens. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_prompts, body)
+    context.model.check_name(fields.model)
+    use = read_tools(fields, context.model, context.limits)
+    prompt = await encode_messages(context, read_prompt(fields, context.limits, use), len(body))
+    return orjson.dumps({"input_tokens": len(prompt.ids)})

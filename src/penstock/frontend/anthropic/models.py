@@ -1,0 +1,35 @@
+"""GET /v1/models and /v1/models/{id} of clients that name a version of Anthropic's API."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from penstock.frontend.call import RequestContext
+from penstock.frontend.served import ServedModel
+
+
+async def list_models(body: bytes, context: RequestContext) -> bytes:
+    """The list of the model's names."""
+    names = (context.model.name, *context.model.aliases)
+    fields = {"data": [_fields(context.model, name) for name in names], "has_more": False}
+    return orjson.dumps({**fields, "first_id": names[0], "last_id": names[-1]})
+
+
+async def show_model(body: bytes, context: RequestContext) -> bytes:
+    """The model under one of its names. Raises APIError 404 for another name."""
+    name = context.path["id"]
+    context.model.check_name(name)
+    return orjson.dumps(_fields(context.model, name))
+
+
+def _fields(model: ServedModel, name: str) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
+        "max_tokens": model.max_model_len,
+    }

@@ -1,0 +1,107 @@
+"""Prepares a chat for the engine: prompt, grammar, limit, and the reader of its answer. Independent of the wire."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.frontend.answer_size import most_tokens
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import invalid
+from penstock.frontend.generation import PromptPart
+from penstock.frontend.grammar import GrammarSource
+from penstock.frontend.prompts import ChatPrompt, encode_chat, tokens_left
+from penstock.frontend.reply import ReplyReader, ToolUse, reply_grammar
+from penstock.frontend.sampling import GenerationOptions, make_parts, output_limit
+
+_TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessages:
+    """What a chat's prompt is made of."""
+
+    messages: Sequence[Mapping[str, Any]]  # in OpenAI's form, checked
+    tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form, checked
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    add_generation_prompt: bool = True
+    continues: bool = False  # the answer goes on where the last message ends
+    add_special_tokens: bool = False
+    earlier_ids: tuple[int, ...] = ()  # tokens before the messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A chat as a wire has read it."""
+
+    prompt: ChatMessages
+    options: GenerationOptions
+    use: ToolUse
+    grammar: GrammarSource | None = None
+    max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"  # its name in errors
+    shorten: bool = False  # a limit beyond the context is lowered, instead of refused
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prediction_ids: tuple[int, ...] = ()
+    thinking_budget: int | None = None  # checked; None: the server's own
+
+
+class PreparedChat(NamedTuple):
+    """The engine's request of a chat, and the reader of its answer. Without a reader, all text is content."""
+
+    part: PromptPart
+    reader: ReplyReader | None
+
+
+async def prepare_chat(context: RequestContext, chat: Chat, body_size: int) -> PreparedChat:
+    """Returns what runs a chat. `body_size` is that of the request in bytes. Raises APIError 400 for a parameter."""
+    model, limits, use, options = context.model, context.limits, chat.use, chat.options
+    prompt = await encode_messages(context, chat.prompt, body_size)
+    wanted = chat.max_tokens
+    if wanted is not None and chat.shorten:
+        wanted = min(wanted, tokens_left(model, len(prompt.ids), "messages"))
+    limit = output_limit(
+        context,
+        ("messages", len(prompt.ids)),
+        wanted,
+        most_tokens(options.n, chat.logprobs, limits),
+        chat.max_tokens_param,
+    )
+    reader, shown = None, frozenset[int]()
+    if use.schemas or model.conversation.reasoning is not None:
+        reader = ReplyReader(model, use, prompt.end, options.n, limits)
+        shown = model.conversation.shown(tools=bool(use.schemas))
+    budget = model.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
+    grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, budget)
+    (part,) = make_parts(
+        context,
+        options,
+        [prompt.ids],
+        [limit],
+        chat.logprobs,
+        chat.prompt_logprobs,
+        prediction_ids=chat.prediction_ids,
+        grammar=grammar,
+        shown=shown,
+    )
+    return PreparedChat(part, reader)
+
+
+async def encode_messages(context: RequestContext, prompt: ChatMessages, body_size: int) -> ChatPrompt:
+    """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
+    if not prompt.messages:
+        raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
+    if reserved := _TEMPLATE_OWN & prompt.variables.keys():
+        name = f"chat_template_kwargs.{min(reserved)}"
+        raise invalid(f"{name} is set by the server; use the request's own parameter {min(reserved)} instead", name)
+    encoded = await encode_chat(
+        context.model,
+        prompt.messages,
+        add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
+        continue_final_message=prompt.continues,
+        add_special_tokens=prompt.add_special_tokens,
+        variables=prompt.variables,
+        tools=prompt.tools,
+        body_size=body_size,
+    )
+    return encoded._replace(ids=prompt.earlier_ids + encoded.ids)

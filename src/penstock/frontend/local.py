@@ -1,0 +1,60 @@
+"""Answers requests of a wire that do not come over HTTP: the lines of a batch."""
+
+import logging
+import secrets
+import time
+
+from penstock.frontend.answer import collect
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
+from penstock.frontend.generation import Generation
+from penstock.frontend.http.asgi import Answer
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.served import ServedModel
+from penstock.frontend.wires import OPENAI
+from penstock.messages import EngineError
+from penstock.observe.model_metrics import ModelMetrics
+
+_log = logging.getLogger("penstock.frontend")
+_READERS = {route.path: route.function for route in OPENAI.routes if route.kind == "generate"}
+PATHS = tuple(_READERS)  # that `LocalRequests.answer` takes
+
+
+class LocalRequests:
+    """Answers requests of OpenAI's wire with a model."""
+
+    def __init__(self, model: ServedModel, limits: RequestLimits, metrics: ModelMetrics, seed: int | None) -> None:
+        """`seed` is for requests that have none; None: each gets a random one."""
+        self._model = model
+        self._limits = limits
+        self._metrics = metrics
+        self._seed = seed
+
+    async def answer(self, path: str, body: bytes, request_id: str = "", tenant: str = "") -> Answer:
+        """Returns the whole answer to a POST request for one of `PATHS`; for a request that fails, the error's answer.
+
+        Raises EngineError if the engine has ended.
+        """
+        context = RequestContext(
+            self._model,
+            self._limits,
+            id=request_id or secrets.token_hex(12),
+            created=int(time.time()),
+            path={},
+            headers=(),
+            metrics=self._metrics,
+            tenant=tenant,
+            seed=self._seed,
+        )
+        try:
+            call: Call = await getattr(OPENAI.package, _READERS[path])(body, context)
+            generation = Generation(self._model, call.parts, self._metrics, call.operation, time.monotonic())
+            return Answer(await collect(generation, call.codec))
+        except EngineError:
+            raise
+        except Exception as error:
+            failure = as_api_error(error, self._limits.retry_after)
+            if failure.code == INTERNAL_ERROR:
+                _log.exception("a request failed")
+            encoded: Answer = OPENAI.package.encode_error(failure)
+            return encoded

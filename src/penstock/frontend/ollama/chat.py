@@ -1,0 +1,108 @@
+"""POST /api/chat."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
+from penstock.frontend.errors import invalid
+from penstock.frontend.http.asgi import Answer
+from penstock.frontend.http.body import decode, refuse_unsupported
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.ollama.codec import OllamaCodec
+from penstock.frontend.ollama.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, Message
+from penstock.frontend.ollama.options import (
+    answer_nothing,
+    check_model,
+    max_tokens,
+    read_format,
+    read_logprobs,
+    read_options,
+    read_think,
+)
+from penstock.frontend.tools import check_arguments, check_calls, check_tools, use_tools
+
+_ROLES = ("system", "user", "assistant", "tool")
+_decoder = msgspec.json.Decoder(ChatFields)
+
+
+async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_decoder, body)
+    check_model(context.model, fields.model)
+    if not fields.messages:
+        return answer_nothing(fields, {"message": {"role": "assistant", "content": ""}})
+    tools = check_tools(fields.tools, context.limits)
+    use = use_tools(context.model, tools, "auto", "", parallel=True)
+    last = fields.messages[-1]
+    chat = Chat(
+        prompt=ChatMessages(
+            messages=_messages(fields.messages, context.limits),
+            tools=use.tools,
+            variables=read_think(fields),
+            continues=last.role == "assistant" and not last.tool_calls,
+        ),
+        options=read_options(fields, context.limits),
+        use=use,
+        grammar=read_format(fields),
+        max_tokens=max_tokens(fields),
+        max_tokens_param="options.num_predict",
+        shorten=True,
+        logprobs=read_logprobs(fields, context.limits),
+        thinking_budget=context.model.thinking_budget,
+    )
+    part, reader = await prepare_chat(context, chat, len(body))
+    codec = OllamaCodec(context, fields.model, part, reader, chat=True, thinking=fields.think is not False)
+    return Call((part,), codec, fields.stream is not False, "chat")
+
+
+def _messages(messages: Sequence[Message], limits: RequestLimits) -> list[Mapping[str, Any]]:
+    """The messages in OpenAI's form. Ollama's results of tools name the tool, and OpenAI's the call."""
+    result: list[Mapping[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # ids and names of calls without a result
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        refuse_unsupported(message, UNSUPPORTED_IN_MESSAGE, f"{where}.")
+        fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        match message.role:
+            case "assistant":
+                if message.thinking:
+                    fields["reasoning_content"] = message.thinking
+                if message.tool_calls:
+                    fields["tool_calls"] = calls = _calls(message, i, limits)
+                    open_calls = [(call["id"], call["function"]["name"]) for call in calls]
+            case "tool":
+                fields |= _result(message, open_calls)
+            case "system" | "user":
+                pass
+            case role:
+                raise invalid(f"{where}.role is {role[:40]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role")
+        result.append(fields)
+    return result
+
+
+def _calls(message: Message, number: int, limits: RequestLimits) -> list[dict[str, Any]]:
+    where = f"messages[{number}].tool_calls"
+    given = message.tool_calls or []
+    check_calls(len(given), where, limits)
+    calls = []
+    for i, call in enumerate(given):
+        text = orjson.dumps(call.function.arguments or {}).decode()
+        arguments = check_arguments(text, f"{where}[{i}].function.arguments", limits)
+        function = {"name": call.function.name, "arguments": arguments}
+        calls.append({"id": call.id or f"call_{number}_{i}", "type": "function", "function": function})
+    return calls
+
+
+def _result(message: Message, open_calls: list[tuple[str, str]]) -> dict[str, Any]:
+    """The call that a result belongs to: the named one, or the first one without a result, which is taken off."""
+    for i, (call_id, name) in enumerate(open_calls):
+        named = message.tool_call_id or message.tool_name
+        if named in (None, call_id, name):
+            del open_calls[i]
+            return {"tool_call_id": call_id, "name": name}
+    name = message.tool_name or "tool"
+    return {"tool_call_id": message.tool_call_id or name, "name": name}

@@ -1,0 +1,124 @@
+"""The parameters of Ollama's API. Unknown parameters are refused by name, except in messages."""
+
+from typing import Any
+
+import msgspec
+
+
+class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How to sample."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    # accepted without effect: the server's own settings decide, or the sampler has no such thing
+    f16_kv: Any = None
+    logits_all: Any = None
+    low_vram: Any = None
+    main_gpu: Any = None
+    mirostat_eta: Any = None
+    mirostat_tau: Any = None
+    num_batch: Any = None
+    num_ctx: Any = None
+    num_gpu: Any = None
+    num_gqa: Any = None
+    num_keep: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    penalize_newline: Any = None
+    repeat_last_n: Any = None
+    rope_frequency_base: Any = None
+    rope_frequency_scale: Any = None
+    use_mlock: Any = None
+    use_mmap: Any = None
+    # refused unless they ask for nothing
+    embedding_only: Any = None
+    mirostat: Any = None
+    tfs_z: Any = None
+    typical_p: Any = None
+    vocab_only: Any = None
+
+
+class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that generate and chat share."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    format: msgspec.Raw = msgspec.Raw(b"")
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    keep_alive: float | str | None = None
+    # accepted without effect
+    shift: Any = None
+    truncate: Any = None
+
+
+class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of POST /api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    # refused unless they ask for nothing
+    height: Any = None
+    images: Any = None
+    steps: Any = None
+    template: Any = None
+    width: Any = None
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    function: CalledFunction
+    id: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: Any = None
+
+
+class ChatFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of POST /api/chat."""
+
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class ModelFields(msgspec.Struct, kw_only=True):
+    """The parameters of requests about a model."""
+
+    model: str | None = None
+    name: str | None = None  # an earlier name of `model`
+    stream: bool | None = None
+
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(("height", "images", "steps", "template", "width"), ([], "", 0))
+UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "embedding_only": (False,),
+    "mirostat": (0,),
+    "tfs_z": (1,),
+    "typical_p": (1,),
+    "vocab_only": (False,),
+}
+UNSUPPORTED_IN_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}

@@ -1,0 +1,82 @@
+"""POST /api/generate."""
+
+import msgspec
+
+from penstock.frontend.answer_size import most_tokens
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
+from penstock.frontend.errors import invalid
+from penstock.frontend.generation import PromptPart
+from penstock.frontend.grammar import check_grammar
+from penstock.frontend.http.asgi import Answer
+from penstock.frontend.http.body import decode, refuse_unsupported
+from penstock.frontend.ollama.codec import OllamaCodec
+from penstock.frontend.ollama.fields import UNSUPPORTED, GenerateFields
+from penstock.frontend.ollama.options import (
+    answer_nothing,
+    check_model,
+    max_tokens,
+    read_format,
+    read_logprobs,
+    read_options,
+    read_think,
+)
+from penstock.frontend.prompts import check_ids, encode_text, tokens_left
+from penstock.frontend.reply import ToolUse
+from penstock.frontend.sampling import make_parts, output_limit
+
+_decoder = msgspec.json.Decoder(GenerateFields)
+
+
+async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
+    """Reads a request. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_decoder, body)
+    check_model(context.model, fields.model)
+    refuse_unsupported(fields, UNSUPPORTED)
+    if not fields.prompt:
+        return answer_nothing(fields, {"response": ""})
+    streams = fields.stream is not False
+    if fields.raw:
+        part = await _raw_part(fields, context, fields.prompt)
+        return Call((part,), OllamaCodec(context, fields.model, part, None, chat=False), streams, "text_completion")
+    if fields.suffix:
+        raise invalid("suffix needs raw: true, as chats have none; set it", "suffix", "unsupported_parameter")
+    system = [{"role": "system", "content": fields.system}] if fields.system else []
+    earlier = check_ids(context.model, fields.context, "context") if fields.context else ()
+    chat = Chat(
+        prompt=ChatMessages(
+            messages=[*system, {"role": "user", "content": fields.prompt}],
+            variables=read_think(fields),
+            earlier_ids=earlier,
+        ),
+        options=read_options(fields, context.limits),
+        use=ToolUse(),
+        grammar=read_format(fields),
+        max_tokens=max_tokens(fields),
+        max_tokens_param="options.num_predict",
+        shorten=True,
+        logprobs=read_logprobs(fields, context.limits),
+        thinking_budget=context.model.thinking_budget,
+    )
+    part, reader = await prepare_chat(context, chat, len(body))
+    thinking = fields.think is not False
+    codec = OllamaCodec(context, fields.model, part, reader, chat=False, thinking=thinking, returns_context=True)
+    return Call((part,), codec, streams, "text_completion")
+
+
+async def _raw_part(fields: GenerateFields, context: RequestContext, prompt: str) -> PromptPart:
+    """The part of a prompt that is not put into the chat template."""
+    options, k = read_options(fields, context.limits), read_logprobs(fields, context.limits)
+    ids = await encode_text(context.model, prompt, add_special_tokens=True, param="prompt")
+    wanted, left = max_tokens(fields), tokens_left(context.model, len(ids), "prompt")
+    limit = output_limit(
+        context,
+        ("prompt", len(ids)),
+        None if wanted is None else min(wanted, left),
+        most_tokens(options.n, k, context.limits),
+        "options.num_predict",
+    )
+    source = read_format(fields)
+    grammar = None if source is None else await check_grammar(context.model, source)
+    (part,) = make_parts(context, options, [ids], [limit], k, None, grammar=grammar)
+    return part

@@ -1,0 +1,85 @@
+"""Reads what requests to generate and to chat share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from penstock.frontend.errors import invalid
+from penstock.frontend.grammar import ANY_OBJECT, GrammarSource
+from penstock.frontend.http.asgi import Answer
+from penstock.frontend.http.body import refuse_unsupported
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.ollama.codec import NDJSON, now
+from penstock.frontend.ollama.fields import UNSUPPORTED_OPTIONS, Options, RequestFields
+from penstock.frontend.sampling import GenerationOptions, check_logprobs, check_options
+from penstock.frontend.served import ServedModel
+from penstock.frontend.tools import reasoning_variables
+
+_NAMES = {  # Ollama's name: that of SamplingParams
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+}
+
+
+def check_model(model: ServedModel, name: str) -> None:
+    """Raises APIError 404 for another model than the served one. Ollama's clients add the tag `latest`."""
+    model.check_name(name.removesuffix(":latest"))
+
+
+def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOptions:
+    """The options of a request. Raises APIError 400 for a parameter that is wrong for every prompt."""
+    given = fields.options or Options()
+    refuse_unsupported(given, UNSUPPORTED_OPTIONS, "options.")
+    options = GenerationOptions(
+        stop=(given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ()),
+        seed=None if given.seed == -1 else given.seed,
+        sampling={ours: value for name, ours in _NAMES.items() if (value := getattr(given, name)) is not None},
+    )
+    check_options(options, limits)
+    return options
+
+
+def max_tokens(fields: RequestFields) -> int | None:
+    """The limit of the answer. None: what the context allows, which 0 and below ask for."""
+    wanted = None if fields.options is None else fields.options.num_predict
+    return wanted if wanted is not None and wanted > 0 else None
+
+
+def read_logprobs(fields: RequestFields, limits: RequestLimits) -> int | None:
+    """The number of alternatives for each token, or None for no logprobs."""
+    if not fields.logprobs:
+        return None
+    check_logprobs(fields.top_logprobs or 0, "top_logprobs", limits)
+    return fields.top_logprobs or 0
+
+
+def read_format(fields: RequestFields) -> GrammarSource | None:
+    """The schema of the answer. Raises APIError 400 for another kind of `format`."""
+    raw = bytes(fields.format)
+    if raw in (b"", b"null", b'""'):
+        return None
+    if raw == b'"json"':
+        return GrammarSource("json_schema", ANY_OBJECT, "format")
+    if not raw.startswith(b"{"):
+        raise invalid('format must be "json" or a JSON schema', "format")
+    return GrammarSource("json_schema", raw.decode(), "format")
+
+
+def read_think(fields: RequestFields) -> Mapping[str, Any]:
+    """The template's variables for `think`."""
+    if fields.think is None:
+        return {}
+    if fields.think is False:
+        return reasoning_variables("none")
+    effort = fields.think if isinstance(fields.think, str) else None
+    return {"enable_thinking": True, "thinking": True} | reasoning_variables(effort, "think")
+
+
+def answer_nothing(fields: RequestFields, content: Mapping[str, Any]) -> Answer:
+    """The answer to a request without a prompt, which asks to load the model or to unload it. It stays loaded."""
+    keep = fields.keep_alive
+    unloads = keep is not None and (keep == 0 or str(keep).rstrip("smh") == "0")
+    reason = {"done": True, "done_reason": "unload" if unloads else "load"}
+    body = orjson.dumps({"model": fields.model, "created_at": now(), **content, **reason})
+    return Answer(body) if fields.stream is False else Answer(body + b"\n", content_type=NDJSON)

@@ -1,0 +1,123 @@
+"""POST /v1/embeddings."""
+
+import base64
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from penstock.config.facts import PoolingFacts
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import digits, invalid
+from penstock.frontend.http.body import decode
+from penstock.frontend.offload import offload_if_large
+from penstock.frontend.pooling import (
+    Vectors,
+    check_answer,
+    check_count,
+    cut_limit,
+    encode,
+    normalized,
+    pooling_of,
+    token_usage,
+    vectors,
+    wrong_task,
+)
+from penstock.frontend.prompts import check_ids
+from penstock.text import TextTokens
+
+
+class EmbeddingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None  # of a prompt in config_sentence_transformers.json
+    # vLLM's
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    # accepted without effect
+    user: str | None = None
+
+
+_decoder = msgspec.json.Decoder(EmbeddingFields)
+
+
+async def embeddings(body: bytes, context: RequestContext) -> bytes:
+    """Answers a request. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_decoder, body)
+    pooling = pooling_of(context, fields.model)
+    if pooling.task != "embed":
+        raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
+    width = _check(fields, pooling)
+    inputs = _split(fields.input)
+    check_count(len(inputs), "input", context)
+    check_answer(len(inputs), width, context)
+    texts = await _encode(fields, pooling, inputs, context)
+    found = await vectors(context, texts, "embeddings", salt=fields.cache_salt, priority=fields.priority or 0)
+    if width < pooling.width:
+        found = normalized(found[:, :width]) if pooling.normalize else found[:, :width]
+    as_base64 = fields.encoding_format == "base64"
+    return await offload_if_large(partial(_answer, found, texts, context, as_base64=as_base64), found.size)
+
+
+def _check(fields: EmbeddingFields, pooling: PoolingFacts) -> int:
+    """The width of the answer's vectors."""
+    if fields.encoding_format not in (None, "float", "base64"):
+        shown = fields.encoding_format[:40]
+        raise invalid(f"encoding_format is {shown!r}; it must be float or base64", "encoding_format")
+    width = pooling.width if fields.dimensions is None else fields.dimensions
+    if not 1 <= width <= pooling.width:
+        raise invalid(
+            f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}, the model's own number", "dimensions"
+        )
+    if fields.priority is not None and abs(fields.priority) >= 2**31:
+        raise invalid(f"priority is {digits(fields.priority)}; it must be an integer of 32 bits", "priority")
+    if fields.cache_salt is not None and not 0 < len(fields.cache_salt) <= 256:
+        raise invalid(f"cache_salt has {len(fields.cache_salt)} characters; it must have 1 to 256", "cache_salt")
+    if fields.prompt_name is not None and fields.prompt_name not in pooling.prompts:
+        names = ", ".join(map(repr, pooling.prompts)) or "none"
+        raise invalid(f"prompt_name is {fields.prompt_name[:40]!r}; the model's are: {names}", "prompt_name")
+    return width
+
+
+def _split(given: str | list[Any]) -> list[str | list[int]]:
+    """The inputs in a text, token ids, or a list of either."""
+    if isinstance(given, str):
+        return [given]
+    if len(set(map(type, given))) > 1:
+        raise invalid("input mixes texts, token ids and lists; send one kind", "input")
+    return [given] if given and isinstance(given[0], int) else given
+
+
+async def _encode(
+    fields: EmbeddingFields, pooling: PoolingFacts, inputs: list[str | list[int]], context: RequestContext
+) -> list[TextTokens]:
+    cut = cut_limit(fields.truncate_prompt_tokens, context)
+    if isinstance(inputs[0], str):
+        name = pooling.default_prompt if fields.prompt_name is None else fields.prompt_name
+        prompt = pooling.prompts.get(name, "")
+        pairs = [(prompt + str(text) if text else "", None) for text in inputs]
+        special = fields.add_special_tokens is not False
+        return await encode(context, pairs, "input", cut=cut, add_special_tokens=special)
+    if fields.prompt_name is not None:
+        raise invalid("prompt_name needs texts, but input has token ids; leave it out", "prompt_name")
+    every = [TextTokens(tuple(ids if cut is None else ids[:cut])) for ids in inputs if not isinstance(ids, str)]
+    return [TextTokens(check_ids(context.model, text.ids, "input", output=0)) for text in every]
+
+
+def _answer(found: Vectors, texts: list[TextTokens], context: RequestContext, *, as_base64: bool) -> bytes:
+    rows: list[Any] = list(np.ascontiguousarray(found))
+    if as_base64:
+        rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
+    data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+    return orjson.dumps(
+        {"object": "list", "data": data, "model": context.model.name, "usage": token_usage(texts)},
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )

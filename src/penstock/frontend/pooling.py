@@ -1,0 +1,247 @@
+"""Runs texts on a model that gives vectors. Independent of the wire."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config.facts import PoolingFacts
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
+from penstock.frontend.offload import offload_if_large
+from penstock.frontend.prompts import CHARS_PER_TOKEN
+from penstock.messages import GenerateRequest, PoolingParams, RequestRejected, SamplingParams
+from penstock.text import TextTokens, TokenizerError
+
+AT_ONCE = 128  # texts of one request that are in the engine at a time
+NUMBER_BYTES = 13  # of a number in an answer, with its comma
+
+Vectors = NDArray[np.float32]  # [texts, width]
+
+
+def pooling_of(context: RequestContext, name: str | None) -> PoolingFacts:
+    """The pooling of the model that a request names. Raises APIError 404 for another name, and 400 if the model gives
+    no vectors."""
+    context.model.check_name(name)
+    pooling = context.model.pooling
+    if pooling is None:
+        raise invalid(
+            f"model {context.model.name!r} generates text and has no embeddings; serve an embedding model, for "
+            "instance all-minilm-l6-v2",
+            "model",
+            "model_not_supported",
+        )
+    return pooling
+
+
+def check_count(count: int, param: str, context: RequestContext) -> None:
+    """Raises APIError 400 for no texts, or for more than a request may have."""
+    if not count:
+        raise invalid(f"{param} is empty; send at least one text", param, "empty_prompt")
+    if count > context.limits.max_inputs:
+        raise invalid(f"{param} has {count} texts; the limit is {context.limits.max_inputs}: send fewer", param)
+
+
+def check_answer(count: int, width: int, context: RequestContext) -> None:
+    """Raises APIError 400 if so many vectors are more than an answer may have."""
+    size, limit = count * width * NUMBER_BYTES, context.limits.max_answer_bytes
+    if size > limit:
+        raise invalid(
+            f"{count} vectors of {width} numbers would be an answer of about {size} bytes; the limit is {limit}: send "
+            "fewer texts",
+            "input",
+            "answer_too_large",
+        )
+
+
+def cut_limit(truncate: int | None, context: RequestContext) -> int | None:
+    """The number of tokens that texts are cut to; None: they are not cut. `truncate` is vLLM's
+    `truncate_prompt_tokens`, of which -1 is the model's limit."""
+    most = context.model.max_model_len
+    if truncate is None or truncate == -1:
+        return truncate and most
+    if not 1 <= truncate <= most:
+        raise invalid(
+            f"truncate_prompt_tokens is {digits(truncate)}; it must be from 1 to {most}, or -1 for {most}",
+            "truncate_prompt_tokens",
+        )
+    return truncate
+
+
+async def encode(
+    context: RequestContext,
+    texts: Sequence[tuple[str, str | None]],
+    param: str,
+    *,
+    cut: int | None = None,
+    cut_second: int | None = None,
+    add_special_tokens: bool = True,
+) -> list[TextTokens]:
+    """The tokens of texts, or of pairs. With `cut` a text, or the second of a pair, is cut to so many tokens in all;
+    with `cut_second`, the second of a pair has at most so many of them.
+
+    Raises APIError 400, which names the text, for one that is empty, too long, or not valid Unicode.
+    """
+    model = context.model
+    most = model.max_model_len
+
+    def one(index: int, text: str, second: str | None) -> TextTokens:
+        where = f"{param}[{index}]" if len(texts) > 1 else param
+        size = len(text) + len(second or "")
+        if not text or second == "":
+            raise invalid(f"{where} is empty; send at least one character", param, "empty_prompt")
+        if size > CHARS_PER_TOKEN * most:
+            raise invalid(
+                f"{where} has {size} characters, more than the {CHARS_PER_TOKEN * most} that could fit in {most} "
+                "tokens; shorten it",
+                param,
+                "context_length_exceeded",
+            )
+        try:
+            tokens = model.tokenizer.encode_text(text, second, add_special_tokens=add_special_tokens)
+            fitting = tokens if cut is None else tokens.cut(cut, cut_second)
+        except (TokenizerError, ValueError) as error:
+            raise invalid(f"{where}: {error}", param) from error
+        if len(fitting.ids) > most:
+            raise invalid(
+                f"the maximum length is {most} tokens, but {where} has {len(fitting.ids)}; shorten it, or set "
+                "truncate_prompt_tokens to -1",
+                param,
+                "context_length_exceeded",
+            )
+        if not fitting.ids:
+            raise invalid(f"{where} has no tokens; send text that has at least one", param, "empty_prompt")
+        return fitting
+
+    def every() -> list[TextTokens]:
+        return [one(i, text, second) for i, (text, second) in enumerate(texts)]
+
+    return await offload_if_large(every, sum(len(text) + len(second or "") for text, second in texts))
+
+
+async def vectors(
+    context: RequestContext, texts: Sequence[TextTokens], operation: str, *, salt: str | None = None, priority: int = 0
+) -> Vectors:
+    """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. Raises what the engine raises,
+    and GenerationFailed for a text that failed; the others are then aborted."""
+    began = context.start or time.monotonic()
+    found: list[bytes] = [b""] * len(texts)
+    todo = iter(range(len(texts)))
+
+    async def work() -> None:
+        for i in todo:
+            found[i] = await _vector(context, i, texts[i], began, operation, salt, priority)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(AT_ONCE, len(texts))):
+                group.create_task(work())
+    except* Exception as errors:
+        raise _first(errors) from None
+    context.metrics.request_finished(operation, time.monotonic() - began)
+    return np.frombuffer(b"".join(found), np.float32).reshape(len(texts), -1)
+
+
+async def _vector(
+    context: RequestContext,
+    index: int,
+    text: TextTokens,
+    began: float,
+    operation: str,
+    salt: str | None,
+    priority: int,
+) -> bytes:
+    model, metrics = context.model, context.metrics
+    request = GenerateRequest(
+        request_id=f"{context.id}-{index}",
+        prompt_ids=text.ids,
+        sampling=SamplingParams(seed=0, max_tokens=1),
+        pooling=PoolingParams(text.second),
+        cache_salt=context.salt(salt),
+        tenant=context.tenant,
+        priority=priority,
+        model_revision=model.client.info.revision,
+    )
+    ended = False
+    try:
+        async with aclosing(cast(Any, model.client.generate(request))) as deltas:
+            async for delta in deltas:
+                if delta.error or not delta.pooled:
+                    raise GenerationFailed(delta.error or "the engine aborted the request; send it again")
+                ended = True
+                metrics.request_prefilled(operation, len(text.ids), time.monotonic() - began)
+                metrics.choice_finished(operation, "stop", 0, 0.0)
+                if delta.timing is not None:
+                    metrics.engine_timed(delta.timing)
+                return bytes(delta.pooled)
+    except RequestRejected:
+        ended = True  # it never began
+        raise
+    finally:
+        if not ended:
+            metrics.choices_cut_short("abort", 1)
+    raise GenerationFailed("the engine ended the request before it was complete; send it again")
+
+
+def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return cast(Exception, error)
+
+
+def normalized(rows: Vectors) -> Vectors:
+    """Vectors of length 1; one of zeros stays as it is."""
+    length = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return cast(Vectors, rows / np.maximum(length, 1e-12))
+
+
+def probabilities(logits: Vectors, activation: str) -> Vectors:
+    """A classifier's scores, 0 to 1, of its logits."""
+    if activation == "sigmoid":
+        return cast(Vectors, 1.0 / (1.0 + np.exp(-logits)))
+    grown = np.exp(logits - logits.max(-1, keepdims=True))
+    return cast(Vectors, grown / grown.sum(-1, keepdims=True))
+
+
+def token_usage(texts: Iterable[TextTokens]) -> dict[str, int]:
+    count = sum(len(text.ids) for text in texts)
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+async def scores(
+    context: RequestContext,
+    pooling: PoolingFacts,
+    pairs: Sequence[tuple[str, str]],
+    param: str,
+    *,
+    cut: int | None,
+    cut_second: int | None = None,
+) -> tuple[list[float], dict[str, int]]:
+    """How well the second text of each pair fits the first, and the usage: the score of a classifier with one label, 0
+    to 1; or the cosine of two embeddings. `cut` and `cut_second`: see `encode`."""
+    if pooling.task == "classify":
+        if len(pooling.labels) != 1:
+            raise invalid(
+                f"model {context.model.name!r} has {len(pooling.labels)} labels, and a score needs one; use /classify",
+                "model",
+                "model_not_supported",
+            )
+        texts = await encode(context, pairs, param, cut=cut, cut_second=cut_second)
+        found = await vectors(context, texts, "rerank")
+        return probabilities(found, "sigmoid")[:, 0].tolist(), token_usage(texts)
+    different = list(dict.fromkeys(text for pair in pairs for text in pair))
+    texts = await encode(context, [(text, None) for text in different], param, cut=cut)
+    found = normalized(await vectors(context, texts, "rerank"))
+    row = {text: i for i, text in enumerate(different)}
+    cosines = [float(found[row[first]] @ found[row[second]]) for first, second in pairs]
+    return cosines, token_usage(texts)
+
+
+def wrong_task(context: RequestContext, wanted: str, instead: str) -> APIError:
+    """The error for a model that gives other vectors than a route needs."""
+    return invalid(f"model {context.model.name!r} {wanted}; use {instead}", "model", "model_not_supported")

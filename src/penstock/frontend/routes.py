@@ -1,0 +1,210 @@
+"""The routes of the wires, as ASGI apps: they read the body, call the wire's function and send what it answers."""
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from penstock.config.facts import PoolingFacts
+from penstock.frontend.answer import collect, stream
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.errors import APIError, ClientGone, invalid
+from penstock.frontend.generation import Generation
+from penstock.frontend.http.asgi import (
+    Answer,
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+    header,
+    request_info,
+    respond,
+    trace_headers,
+)
+from penstock.frontend.http.body import read_body
+from penstock.frontend.http.buffers import BodyBuffers
+from penstock.frontend.http.disconnect import while_connected
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.served import ServedModel
+from penstock.frontend.wires import Wire, WireRoute
+from penstock.messages import EngineError
+from penstock.observe.model_metrics import ModelMetrics
+from penstock.observe.tracing import Tracer
+
+ENGINE_ENDED = "the engine has ended; the server's log has the reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The objects that every route uses."""
+
+    model: ServedModel
+    limits: RequestLimits
+    metrics: ModelMetrics
+    seed: int | None
+    bodies: BodyBuffers
+    tracer: Tracer | None = None
+
+    def context(self, scope: Scope) -> RequestContext:
+        info = request_info(scope)
+        info.answer_id = secrets.token_hex(12)
+        return RequestContext(
+            self.model,
+            self.limits,
+            id=info.answer_id,
+            created=int(time.time()),
+            tenant=info.tenant,
+            path=scope.get("path_params", {}),
+            headers=scope["headers"],
+            metrics=self.metrics,
+            seed=self.seed,
+            start=request_info(scope).start,
+        )
+
+
+class _Choice(NamedTuple):
+    route: WireRoute
+    wire: Wire
+    app: ASGIApp
+
+
+class PathApp:
+    """The routes of one path: chooses one by the request's method and by what the routes are for."""
+
+    def __init__(self) -> None:
+        self._choices: list[_Choice] = []
+
+    @property
+    def methods(self) -> set[str]:
+        return {choice.route.method for choice in self._choices}
+
+    def wire(self, scope: Scope) -> Wire:
+        """The wire of a request, also of one whose method no route takes."""
+        return (self._choose(scope) or self._choices[-1]).wire
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = self._choose(scope)
+        if chosen is None:
+            raise APIError(404, f"there is no route {scope['path'][:100]} for this request", code="not_found")
+        await chosen.app(scope, receive, send)
+
+    def add(self, route: WireRoute, wire: Wire, app: ASGIApp) -> None:
+        self._choices.append(_Choice(route, wire, app))
+        self._choices.sort(key=lambda choice: choice.route.when is None)
+
+    def _choose(self, scope: Scope) -> _Choice | None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        for choice in self._choices:
+            if choice.route.method == method and (choice.route.when is None or choice.route.when(scope)):
+                return choice
+        return None
+
+
+def path_apps(site: Site, wires: Iterable[Wire]) -> dict[str, PathApp]:
+    """Returns the routes of wires, by path."""
+    apps: dict[str, PathApp] = {}
+    for wire in wires:
+        for route in wire.routes:
+            apps.setdefault(route.path, PathApp()).add(route, wire, route_app(site, wire, route))
+    return apps
+
+
+def route_app(site: Site, wire: Wire, route: WireRoute) -> ASGIApp:
+    """Returns the app of a route."""
+    match route.kind:
+        case "generate":
+            return _GenerateRoute(site, wire, route)
+        case "answer":
+            return _AnswerRoute(site, wire, route)
+        case "raw":
+            return _RawRoute(site, wire, route)
+
+
+class _Route:
+    def __init__(self, site: Site, wire: Wire, route: WireRoute) -> None:
+        self._site = site
+        self._wire = wire
+        self._function = route.function
+
+
+class _GenerateRoute(_Route):
+    """A route that generates. It is plain ASGI: bytes come in and bytes go out."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, info = self._site, request_info(scope)
+        read = getattr(self._wire.package, self._function)
+        if not site.model.client.healthy:
+            raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
+        if site.model.pooling is not None:
+            raise _gives_vectors(site.model, site.model.pooling)
+        if site.tracer is not None:
+            info.trace = site.tracer.begin(trace_headers(scope), info.start)
+        site.model.client.queue.check()
+        held = site.bodies.hold()
+        try:
+            body = await read_body(scope, receive, site.limits, held)
+            async with while_connected(receive):
+                call = cast(Call | Answer, await read(body, site.context(scope)))
+                del body
+                held.release()
+                if isinstance(call, Answer):
+                    await _send_answer(call, send)
+                    return
+                generation = Generation(
+                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
+                )
+                if call.stream:
+                    await stream(generation, call.codec, send, site.limits.retry_after)
+                else:
+                    await respond(send, 200, await collect(generation, call.codec))
+        except ClientGone:
+            info.client_gone = True
+        finally:
+            held.release()
+
+
+def _gives_vectors(model: ServedModel, pooling: PoolingFacts) -> APIError:
+    what, routes = "labels texts", "/classify, /score or /rerank"
+    if pooling.task == "embed":
+        what, routes = "embeds texts", "/v1/embeddings, /score or /rerank"
+    return invalid(f"model {model.name!r} {what} and generates none; use {routes}", "model", "model_not_supported")
+
+
+class _AnswerRoute(_Route):
+    """A route that gives one answer, without streaming."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = getattr(self._wire.package, self._function)
+        held = self._site.bodies.hold()
+        try:
+            body = await read_body(scope, receive, self._site.limits, held) if _has_body(scope) else b""
+            async with while_connected(receive):
+                made: bytes | Answer = await answer(body, self._site.context(scope))
+        except ClientGone:
+            request_info(scope).client_gone = True
+            return
+        finally:
+            held.release()
+        if isinstance(made, bytes):
+            made = Answer(made)
+        await _send_answer(made, send)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    await respond(send, answer.status, answer.body, answer.content_type, headers)
+
+
+def _has_body(scope: Scope) -> bool:
+    """False for a GET, and for a DELETE that says so: Ollama's has a body."""
+    if scope["method"] != "DELETE":
+        return scope["method"] not in ("GET", "HEAD")
+    return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
+
+
+class _RawRoute(_Route):
+    """A route that reads and sends by itself."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await getattr(self._wire.package, self._function)(scope, receive, send, self._site.context(scope))

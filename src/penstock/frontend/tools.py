@@ -1,0 +1,157 @@
+"""Checks the tools of a chat and the earlier calls of its messages. Independent of the wire."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+from pydantic_core import from_json
+
+from penstock.frontend.errors import digits, invalid
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.reply import ToolUse
+from penstock.frontend.served import ServedModel
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def check_tools(
+    tools: Sequence[dict[str, Any]] | None,
+    limits: RequestLimits,
+    *,
+    within: str = "function.",
+    schema: str = "parameters",
+) -> dict[str, dict[str, Any]]:
+    """Returns the tools by name. Raises APIError 400 that names the tool and what is wrong with it.
+
+    `tools` have OpenAI's form: {"type": "function", "function": {...}}. `within` and `schema` are the names that the
+    wire has for the place of the tool's fields, and for its schema.
+    """
+    if not tools:
+        return {}
+    if len(tools) > limits.max_tools:
+        raise invalid(f"tools has {len(tools)} tools; the limit is {limits.max_tools}: send fewer", "tools")
+    size = len(orjson.dumps(tools))
+    if size > limits.max_tool_bytes:
+        raise invalid(
+            f"tools has {size} bytes of JSON; the limit is {limits.max_tool_bytes}: send less",
+            "tools",
+        )
+    known: dict[str, dict[str, Any]] = {}
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        if tool.get("type", "function") != "function":
+            raise invalid(f'{where}.type is {str(tool["type"])[:40]!r}; it must be "function"', f"{where}.type")
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise invalid(f"{where}.function is missing; send an object with a name", f"{where}.function")
+        where = f"{where}.{within}"
+        name = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise invalid(
+                f"{where}name is {str(name)[:80]!r}; it must have 1 to 64 letters, digits, '_', '-' or '.'",
+                f"{where}name",
+            )
+        if name in known:
+            raise invalid(f"{where}name is {name!r}, as that of another tool; rename it", "tools")
+        for key, shown, kind, word in (
+            ("description", "description", str, "a string"),
+            ("parameters", schema, dict, "an object: a JSON schema"),
+        ):
+            if function.get(key) is not None and not isinstance(function[key], kind):
+                raise invalid(f"{where}{shown} must be {word}", f"{where}{shown}")
+        kind = (function.get("parameters") or {}).get("type", "object")
+        if kind != "object":
+            where = f"{where}{schema}.type"
+            raise invalid(f'{where} is {str(kind)[:40]!r}; it must be "object"', where)
+        known[name] = {"type": "function", **tool}
+    return known
+
+
+def use_tools(
+    model: ServedModel,
+    tools: Mapping[str, Mapping[str, Any]],
+    choice: Literal["auto", "required", "named", "none"],
+    name: str,
+    *,
+    parallel: bool,
+) -> ToolUse:
+    """Returns the tools that the answer may call. `name` is that of a named tool. Raises APIError 400 for no tools, or
+    a name of none."""
+    if choice in ("none", "auto") and not tools:
+        choice = "none"
+    if choice == "none":
+        return ToolUse()
+    if not tools:
+        raise invalid("tool_choice requires a call, but there are no tools; send tools", "tool_choice")
+    if choice == "named" and name not in tools:
+        raise invalid(f"tool_choice names {name[:80]!r}, which is none of the tools; send it in tools", "tool_choice")
+    if model.conversation.tools is None:
+        raise invalid(
+            "tools is not supported: the server was started with --tool-format none; leave it out",
+            "tools",
+            "unsupported_parameter",
+        )
+    return ToolUse(
+        tools=list(tools.values()),
+        schemas={key: tool["function"].get("parameters") or {} for key, tool in tools.items()},
+        choice=choice,
+        name=name,
+        parallel=parallel,
+    )
+
+
+def check_calls(count: int, where: str, limits: RequestLimits) -> None:
+    """Raises APIError 400 if an earlier answer has more calls than one may have. `where` is their place in the body."""
+    if count > limits.max_tool_calls:
+        raise invalid(f"{where} has {count} calls; the limit is {limits.max_tool_calls}: send fewer", where)
+
+
+def check_arguments(arguments: str, where: str, limits: RequestLimits) -> str:
+    """Returns the arguments of an earlier call, as JSON. Raises APIError 400 if they are too long."""
+    if len(arguments) > limits.max_argument_chars:
+        raise invalid(
+            f"{where} has {len(arguments)} characters; the limit is {limits.max_argument_chars}: shorten it", where
+        )
+    return arguments
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object. If the answer's limit cut them, those that are complete."""
+    try:
+        arguments = from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:
+    """Returns the template's variables for an effort to reason. Raises APIError 400 for an unknown one."""
+    if effort is None:
+        return {}
+    if effort not in _EFFORTS:
+        raise invalid(f"{param} is {effort[:40]!r}; it must be one of {', '.join(_EFFORTS)}", param)
+    if effort == "none":  # templates that can leave reasoning out read the first name or the second
+        return {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}
+    return {"reasoning_effort": effort}
+
+
+def check_budget(given: int | None, param: str, model: ServedModel) -> int | None:
+    """Returns how many tokens of an answer may be reasoning; None: as the server allows. Raises APIError 400 that names
+    the parameter. -1 asks for no budget."""
+    if given is None or given == -1:
+        return None
+    if given < 0:
+        raise invalid(f"{param} is {digits(given)}; it must be 0 or more, or -1 for the server's own", param)
+    if model.conversation.reasoning is None:
+        raise invalid(
+            f"{param} is not supported: this model has no known form of reasoning; leave it out, or start the server "
+            "with --reasoning-format",
+            param,
+            "unsupported_parameter",
+        )
+    most = 2**31 - 1 if model.thinking_budget is None else model.thinking_budget
+    if given > most:
+        raise invalid(f"{param} is {digits(given)}; this server's limit is {most}: lower it", param)
+    return given

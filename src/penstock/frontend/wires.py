@@ -1,0 +1,99 @@
+"""The wires: the APIs that the server speaks. The package of a wire is imported when a request needs it."""
+
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from penstock.frontend.http.asgi import Scope, header
+
+# What a route's function does:
+#   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
+#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET and DELETE
+#   raw:      async (scope, receive, send, context: RequestContext) -> None
+Kind = Literal["generate", "answer", "raw"]
+
+
+class WireRoute(NamedTuple):
+    """One route: a method, a path in Starlette's form, and the name of the function in the wire's package.
+
+    Several routes may have the same method and path. A request goes to the first one whose `when` is true, else to the
+    first one without `when`.
+    """
+
+    method: str
+    path: str
+    kind: Kind
+    function: str
+    when: Callable[[Scope], bool] | None = None
+
+
+class Wire:
+    """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> Answer`."""
+
+    def __init__(self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...]) -> None:
+        self.name = name
+        self.routes = routes
+        self._load = load
+
+    @cached_property
+    def package(self) -> Any:
+        return self._load()
+
+
+def _names_version(scope: Scope) -> bool:
+    """True for Anthropic's clients."""
+    return header(scope, b"anthropic-version") is not None
+
+
+OPENAI = Wire(
+    "openai",
+    lambda: import_module("penstock.frontend.openai"),
+    (
+        WireRoute("POST", "/v1/completions", "generate", "read_completion"),
+        WireRoute("POST", "/v1/chat/completions", "generate", "read_chat"),
+        WireRoute("GET", "/v1/models", "answer", "list_models"),
+        WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model"),
+        WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
+        WireRoute("POST", "/tokenize", "answer", "tokenize"),
+        WireRoute("POST", "/detokenize", "answer", "detokenize"),
+    ),
+)
+ANTHROPIC = Wire(
+    "anthropic",
+    lambda: import_module("penstock.frontend.anthropic"),
+    (
+        WireRoute("POST", "/v1/messages", "generate", "read_message"),
+        WireRoute("POST", "/v1/messages/count_tokens", "answer", "count_tokens"),
+        WireRoute("GET", "/v1/models", "answer", "list_models", _names_version),
+        WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model", _names_version),
+    ),
+)
+OLLAMA = Wire(
+    "ollama",
+    lambda: import_module("penstock.frontend.ollama"),
+    (
+        WireRoute("GET", "/", "answer", "greet"),
+        WireRoute("POST", "/api/chat", "generate", "read_chat"),
+        WireRoute("POST", "/api/generate", "generate", "read_generate"),
+        WireRoute("GET", "/api/tags", "answer", "list_models"),
+        WireRoute("GET", "/api/ps", "answer", "list_running"),
+        WireRoute("GET", "/api/version", "answer", "show_version"),
+        WireRoute("POST", "/api/show", "answer", "show_model"),
+        WireRoute("POST", "/api/pull", "answer", "pull"),
+        WireRoute("DELETE", "/api/delete", "answer", "delete"),
+    ),
+)
+RERANK = Wire(
+    "rerank",
+    lambda: import_module("penstock.frontend.rerank"),
+    (
+        WireRoute("POST", "/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v1/rerank", "answer", "rerank"),
+        WireRoute("POST", "/v2/rerank", "answer", "rerank_v2"),
+        WireRoute("POST", "/score", "answer", "score"),
+        WireRoute("POST", "/classify", "answer", "classify"),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK)

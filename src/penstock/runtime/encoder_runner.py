@@ -1,0 +1,106 @@
+"""Runs plans of an encoder. It keeps nothing between steps: no rows, no pages, no sampler.
+
+A step's texts lie one after the other without padding, sorted by length, so that attention takes equal ones together.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from penstock.config import EngineConfig
+from penstock.families import ModelSpec
+from penstock.messages import (
+    Capacity,
+    Grammar,
+    KVGroup,
+    MemoryRow,
+    NewSequence,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    StepTiming,
+    Work,
+)
+from penstock.models.encoder import Encoder, Texts
+from penstock.runtime.sampling.grammar_rows import Grammars
+
+NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this text"
+
+
+class EncoderRunner:
+    """Executes plans in order, one at a time, each when its result is asked for."""
+
+    def __init__(self, model: Encoder, config: EngineConfig, spec: ModelSpec, memory: Sequence[MemoryRow]) -> None:
+        self._model = model
+        self._new: dict[int, NewSequence] = {}
+        self._plans: deque[StepPlan] = deque()
+        rows = tuple(MemoryRow(r.name, model.nbytes if r.name == "weights" else r.bytes, r.note) for r in memory)
+        # Nothing is kept, so there are blocks for as many sequences as may run.
+        blocks = 1 + config.max_num_seqs * -(-config.max_model_len // config.block_size)
+        self.capacity = Capacity(
+            config.block_size,
+            (KVGroup(blocks),),
+            vocab_size=spec.vocabulary,
+            memory=rows,
+            pools=True,
+            whole_prompts=True,
+        )
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    @torch.inference_mode()
+    def result(self) -> StepResult:
+        """The result of the oldest plan, which is computed now. RuntimeError if it computes a part of a text."""
+        began = time.perf_counter()
+        plan = self._plans.popleft()
+        for seq in plan.gone:
+            self._new.pop(seq, None)
+        self._new.update((new.seq, new) for new in plan.new)
+        results = self._compute(plan.work) if plan.work else ()
+        seconds = time.perf_counter() - began
+        return StepResult(plan.plan_id, results, StepTiming(forward=seconds, total=seconds))
+
+    def take(self) -> StepResult:
+        return self.result()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.submit(plan)
+        return self.result()
+
+    def _compute(self, work: Sequence[Work]) -> tuple[SequenceResult, ...]:
+        sequences = [self._new[unit.seq] for unit in work]
+        for unit, new in zip(work, sequences, strict=True):
+            if unit.count != len(new.token_ids) or not unit.sample:
+                raise RuntimeError(f"the plan computes {unit.count} of the {len(new.token_ids)} tokens of a text")
+        order = sorted(range(len(work)), key=lambda i: work[i].count)
+        inputs = [sequences[i] for i in order]
+        lengths = [len(new.token_ids) for new in inputs]
+        second = [(new.pooling and new.pooling.second) or len(new.token_ids) for new in inputs]
+        token_ids = torch.tensor([token for new in inputs for token in new.token_ids])
+        texts = Texts(token_ids, lengths, second)
+        vectors = self._model.pool(self._model.forward(texts), lengths)
+        results = [SequenceResult(0)] * len(work)
+        for i, vector, finite in zip(order, vectors.numpy(), vectors.isfinite().all(-1).tolist(), strict=True):
+            seq = work[i].seq
+            results[i] = SequenceResult(seq, pooled=vector.tobytes()) if finite else _failed(seq)
+        return tuple(results)
+
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Requests with grammars are refused before they are planned."""
+
+    def prepare(self, grammar: Grammar) -> bool:
+        return True
+
+    def release(self) -> None:
+        """Nothing outlives the runner."""
+
+    def close(self) -> None:
+        self._new.clear()
+        self._plans.clear()
+
+
+def _failed(seq: int) -> SequenceResult:
+    return SequenceResult(seq, error=NOT_FINITE)

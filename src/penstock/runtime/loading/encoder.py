@@ -1,0 +1,60 @@
+"""Loads an encoder: reads the weights and packs its matrices."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from penstock.config import EngineConfig, detect_hardware, stored_as
+from penstock.families import ModelSpec
+from penstock.kernels.linear import Linear, TorchLinear
+from penstock.kernels.native.linear import NativeLinear
+from penstock.kernels.native.session import native_session
+from penstock.messages import MemoryRow, NewSequence, PoolingParams, SamplingParams, StepPlan, Work
+from penstock.models.encoder import Encoder
+from penstock.runtime.encoder_runner import EncoderRunner
+from penstock.runtime.loading.allocator import keep_freed_memory
+from penstock.weights.load import load_parameters
+from penstock.weights.stored import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+def load_encoder(
+    config: EngineConfig, spec: ModelSpec, memory: Sequence[MemoryRow], *, progress: bool = True
+) -> EncoderRunner:
+    """Reads an encoder's weights and runs a first step. Changes settings of the whole process: torch's number of
+    threads, and the allocator.
+
+    Raises CheckpointError, also if the vectors are not finite.
+    """
+    torch.set_num_threads(config.threads or detect_hardware().cores)
+    keep_freed_memory()
+    parameters = load_parameters(Path(config.model), spec, getattr(torch, config.dtype), progress=progress)
+    linear: Linear = TorchLinear()
+    if config.quantization == "int8":
+        linear = NativeLinear(native_session(), quantized=True)
+    runner = EncoderRunner(Encoder(spec, parameters, linear), config, spec, memory)
+    began = time.perf_counter()
+    _first_step(runner)
+    logger.info(
+        "weights in %s; torch's kernels%s; first step in %.2f s",
+        stored_as(config),
+        ", native products" if config.quantization == "int8" else "",
+        time.perf_counter() - began,
+    )
+    return runner
+
+
+def _first_step(runner: EncoderRunner) -> None:
+    """Computes a text of one token, so that libraries start their threads."""
+    new = NewSequence(-1, (0,), 1, 0, ((1,),), SamplingParams(seed=0, max_tokens=1), 0, pooling=PoolingParams())
+    result = runner.execute(StepPlan(-1, (Work(-1, 1, True),), (new,)))
+    runner.execute(StepPlan(0, (), gone=(-1,)))
+    if result.results[0].error:
+        raise CheckpointError(
+            "the model's vectors are not finite. The weights are damaged, or too large for the dtype: download them "
+            "again, or set --dtype float32"
+        )

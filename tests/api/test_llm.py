@@ -1,0 +1,151 @@
+"""The library, with a real model in this process."""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+
+from penstock import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from tests.smollm2 import smollm2
+
+SETTINGS = {"max_model_len": 1024, "max_num_seqs": 4, "kv_cache_memory": "128MB", "threads": 1}
+PROMPTS = ["Hello, my name is", "The capital of France is", "The future of AI is", "One, two, three,", "In the", "A"]
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(smollm2()), **SETTINGS) as llm:
+        yield llm
+
+
+def test_outputs_come_in_order_and_do_not_depend_on_their_company(llm: LLM) -> None:
+    together = llm.generate(PROMPTS * 3, GREEDY)  # more than the engine holds at once
+    assert [result.prompt for result in together] == PROMPTS * 3
+    for prompt, result in zip(PROMPTS, together, strict=False):
+        [alone] = llm.generate(prompt, GREEDY)
+        assert alone.outputs == result.outputs
+        assert alone.outputs[0].finish_reason == "length" and len(alone.outputs[0].token_ids) == 8
+        assert llm.get_tokenizer().decode(alone.outputs[0].token_ids) == alone.outputs[0].text
+
+
+def test_a_chat_answers(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    [answer], [again, other] = llm.chat(question), llm.chat([question, [{"role": "user", "content": "Say hello."}]])
+    assert "Paris" in answer.outputs[0].text and answer.outputs[0].finish_reason == "stop"
+    assert again.outputs == answer.outputs != other.outputs
+    assert "".join(llm.stream(question)) == answer.outputs[0].text
+
+
+def test_a_stop_string_ends_text_and_tokens(llm: LLM) -> None:
+    [free] = llm.generate("One, two, three,", SamplingParams(temperature=0, max_tokens=16))
+    [stopped] = llm.generate("One, two, three,", SamplingParams(temperature=0, max_tokens=16, stop=" five"))
+    text = free.outputs[0].text.partition(" five")[0]
+    assert text != free.outputs[0].text
+    assert (stopped.outputs[0].text, stopped.outputs[0].finish_reason) == (text, "stop")
+    assert stopped.outputs[0].token_ids == free.outputs[0].token_ids[: len(stopped.outputs[0].token_ids)]
+
+
+def test_logprobs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1, n=2)
+    [result] = llm.generate("The capital of France is", params)
+    for output in result.outputs:
+        assert output.logprobs is not None and output.cumulative_logprob is not None
+        chosen = [row[token] for row, token in zip(output.logprobs, output.token_ids, strict=True)]
+        assert [entry.rank for entry in chosen] == [1, 1, 1] and [len(row) for row in output.logprobs] == [2, 2, 2]
+        assert output.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in chosen))
+    assert result.prompt_logprobs is not None and result.prompt_logprobs[0] is None
+    rows = zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True)
+    assert all(row is not None and token in row for token, row in rows)
+
+
+def test_a_schema_holds(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 10**8}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    params = SamplingParams(max_tokens=100, structured_outputs=StructuredOutputsParams(json=schema))
+    [result] = llm.chat([{"role": "user", "content": "Paris and its population, as JSON"}], params)
+    jsonschema.validate(json.loads(result.outputs[0].text), schema)
+
+
+def test_vllms_forms(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode("The capital of France is")
+    results = llm.generate([{"prompt": "The capital of France is"}, {"prompt_token_ids": ids}, ids], GREEDY)
+    assert [result.prompt for result in results] == ["The capital of France is", None, None]
+    assert results[0].outputs == results[1].outputs == results[2].outputs
+    each = [SamplingParams(temperature=0, max_tokens=count) for count in (1, 2)]
+    assert [len(result.outputs[0].token_ids) for result in llm.generate(["a", "b"], each)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        ("", None, "prompt is empty"),
+        ([""], None, "prompt is empty"),
+        (["fine", ""], None, "prompt is empty"),
+        (["", ""], None, "prompt is empty"),
+        ("a", SamplingParams(temperature=-1), "temperature is -1"),
+        ("a", SamplingParams(max_tokens=10**6), "lower max_tokens to 10"),
+        (["a", "b"], [GREEDY], "1 entries for 2 prompts"),
+        ([[5, 10**7]], None, "token id 10000000"),
+    ],
+)
+def test_what_is_wrong_is_a_value_error(llm: LLM, prompts: list[str], params: SamplingParams, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.generate(prompts, params)
+    assert llm.generate("still there", GREEDY)[0].finished
+
+
+def test_a_stream_that_is_left_early_is_aborted(llm: LLM) -> None:
+    for _ in llm.stream("Once", SamplingParams(max_tokens=900, ignore_eos=True)):
+        break
+    [result] = llm.generate("One", GREEDY)  # the stats of a step arrive with its tokens
+    assert result.finished and llm._llm._model.client.stats().running <= 1
+
+
+def test_close_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    llm = LLM(str(smollm2()), **SETTINGS)
+    assert llm.generate("Hello", GREEDY)[0].finished
+    del llm
+    gc.collect()
+    assert {thread.name for thread in set(threading.enumerate()) - before if thread.is_alive()} == set()
+
+
+def test_asyncio() -> None:
+    async def main() -> None:
+        async with await AsyncLLM.start(str(smollm2()), **SETTINGS) as llm:
+
+            async def last(prompt: str) -> str:
+                text = ""
+                async for result in llm.generate(prompt, GREEDY, request_id=prompt):
+                    assert result.request_id == prompt and result.outputs[0].text.startswith(text)
+                    text = result.outputs[0].text
+                return text
+
+            texts = await asyncio.gather(*map(last, PROMPTS))
+            assert texts == [await last(prompt) for prompt in PROMPTS]
+
+    asyncio.run(main())
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ValueError, match="did you mean --max-model-len"):
+        LLM(str(smollm2()), max_modl_len=5)
+    with pytest.raises(ValueError, match="neither a folder"):
+        LLM("not-a-model")
+
+
+def test_the_library_is_imported_when_it_is_used() -> None:
+    code = "import sys, penstock; assert 'penstock.api' not in sys.modules; penstock.LLM; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"  # torch is imported by the engine's thread

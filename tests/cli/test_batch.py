@@ -1,0 +1,132 @@
+"""`penstock batch`, with real processes that are killed."""
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REQUESTS = 40
+
+
+def line(custom_id: str, **body: Any) -> str:
+    url = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}) + "\n"
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    path = tmp_path / "requests.jsonl"
+    lines = [line(f"r{i}", prompt=f"def f{i}(", max_tokens=40, temperature=0) for i in range(REQUESTS)]
+    lines[7] = line("r7", prompt="", max_tokens=4)
+    path.write_text("".join(lines))
+    return path
+
+
+def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock", "batch", *map(str, words), "--model", "python-8m"]
+    command += ["--threads", "1", "--max-num-seqs", "2", "--kv-cache-memory", "16MB"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def run(*words: str | Path, **options: Any) -> tuple[int, str]:
+    child = start(*words, **options)
+    out, err = child.communicate(timeout=120)
+    assert out == ""
+    return child.returncode, err
+
+
+def answers_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def wait_for_lines(path: Path, count: int) -> None:
+    end = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < end, "no answers came"
+        time.sleep(0.01)
+
+
+def check(answers: Path) -> None:
+    read = answers_of(answers)
+    assert sorted(answer["custom_id"] for answer in read) == sorted(f"r{i}" for i in range(REQUESTS))
+    for answer in read:
+        response = answer["response"]
+        if answer["custom_id"] == "r7":
+            assert response["status_code"] == 400 and "empty" in response["body"]["error"]["message"]
+        else:
+            assert response["status_code"] == 200 and response["body"]["usage"]["completion_tokens"] == 40
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.rare)])
+def test_each_request_is_answered_once_however_often_the_run_is_killed(
+    requests: Path, tmp_path: Path, kills: int
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    points = sorted(random.Random(kills).sample(range(1, REQUESTS - 4), kills))
+    for point in points:
+        child = start(requests, answers)
+        wait_for_lines(answers, point)
+        child.kill()
+        child.communicate()
+    code, said = run(requests, answers)
+    assert code == 0 and "going on with the others" in said
+    check(answers)
+    assert run(requests, answers) == (0, f"{answers} has {REQUESTS} of {REQUESTS} answers: nothing is left to do\n")
+
+
+def test_a_line_that_was_not_written_to_its_end_is_written_again(requests: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    limit = 4000  # bytes: a disk that becomes full
+
+    def full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    code, said = run(requests, answers, preexec_fn=full_disk)
+    assert code == 2 and "cannot be written: File too large; the same command goes on" in said
+    assert answers.stat().st_size == limit and not answers.read_bytes().endswith(b"\n")
+    child = start(requests, answers)
+    wait_for_lines(answers, 12)
+    child.send_signal(signal.SIGTERM)
+    assert "interrupted: answered" in child.communicate()[1] and child.returncode == 130
+    assert run(requests, answers)[0] == 0
+    check(answers)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "has no requests; write one JSON object a line"),
+        (["{"], "line 1: Input data was truncated"),
+        ([line("a", prompt="b"), line("a", prompt="b")], "line 2: custom_id 'a' was used before"),
+        ([line("", prompt="b")], "custom_id has 0 characters"),
+        ([line("a" * 513, prompt="b")], "custom_id has 513 characters"),
+        (['{"custom_id":"a","url":"/v1/embedding","body":{}}'], "url is '/v1/embedding'; it must be one of"),
+        (['{"custom_id":"a","url":"/v1/completions","body":3}'], "body is not an object"),
+        (['{"custom_id":"a","url":"/v1/completions","body":{},"method":"GET"}'], "method is 'GET'"),
+        (['{"custom_id":"a","url":"/v1/completions"}'], "missing required field `body`"),
+        (['{"custom_id":"a","body":' + "[" * 10**5], "line 1: "),
+    ],
+)
+def test_wrong_requests_are_named_before_anything_starts(lines: Sequence[str], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text("".join(lines))
+    code, said = run(path, tmp_path / "answers.jsonl")
+    assert code == 2 and words in said and said.count("\n") == 1
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_wrong_files_are_named(requests: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("a diary\n")
+    assert "not an answer of a batch" in run(requests, other)[1] and other.read_text() == "a diary\n"
+    other.write_text('{"custom_id":"r999"}\n')
+    assert "which REQUESTS does not ask" in run(requests, other)[1]
+    assert "another file for the answers" in run(requests, requests)[1]

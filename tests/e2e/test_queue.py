@@ -1,0 +1,102 @@
+"""The queue of a real server, with more clients than it can serve at a time."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.server import PATIENCE, Server, gauge, serving
+
+MOST = 1  # --max-priority
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that computes two sequences at a time, and lets few requests wait."""
+    log: Path = tmp_path_factory.mktemp("queue") / "log"
+    flags = ("--max-num-seqs", "2", "--kv-cache-memory", "64MiB", "--max-priority", str(MOST))
+    with serving(log, *flags, "--max-waiting", "12", "--max-waiting-tokens", "2000") as running:
+        yield running
+
+
+class Clients:
+    """Clients that each send the same request again and again, as long as the block lasts."""
+
+    def __init__(self, server: Server, count: int, **fields: object) -> None:
+        self.answers = 0
+        self.statuses: set[int] = set()
+        self.refusals: list[httpx.Response] = []
+        self._url = server.url + "/v1/completions"
+        self._fields = fields
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> "Clients":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        with httpx.Client(timeout=PATIENCE) as http:
+            while not self._stop.is_set():
+                answer = http.post(self._url, json=self._fields)
+                self.statuses.add(answer.status_code)
+                self.answers += 1
+                if answer.status_code == 429:
+                    self.refusals.append(answer)
+                    time.sleep(0.05)
+
+
+def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(narrow: Server) -> None:
+    with Clients(narrow, 12, prompt="def f(", max_tokens=24, ignore_eos=True, priority=-MOST) as clients:
+        time.sleep(0.3)
+        start = time.monotonic()
+        answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "priority": MOST})
+        waited, answers = time.monotonic() - start, clients.answers
+    assert answer.status_code == 200
+    assert clients.statuses == {200}
+    assert answers > 12, "the others were not many"
+    # 2 MOST seconds for those that came later, and the time of those that were due before them.
+    assert waited < 2 * MOST + 8
+
+
+def test_a_priority_out_of_range_is_refused_by_name(narrow: Server) -> None:
+    answer = narrow.post("/v1/completions", {"prompt": "1 +", "priority": -2147483647})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "priority")
+    assert "from -1 to 1 (--max-priority)" in error["message"]
+
+
+def test_a_full_queue_refuses_at_once(narrow: Server) -> None:
+    with Clients(narrow, 30, prompt="def f(", max_tokens=24, ignore_eos=True) as clients:
+        time.sleep(2)
+    assert clients.statuses == {200, 429}
+    for refusal in clients.refusals:
+        assert refusal.json()["error"]["code"] == "queue_full"
+        assert 1 <= int(refusal.headers["retry-after"]) <= 120
+    log = narrow.log.read_text()
+    seconds = sorted(float(found) for found in re.findall(r"status=429 seconds=([\d.]+)", log))
+    assert len(seconds) == len(clients.refusals)
+    assert seconds[len(seconds) * 9 // 10] < 0.05
+    metrics = narrow.get("/metrics").text
+    assert gauge(metrics, "penstock_requests_refused_total") == len(seconds)
+    assert gauge(metrics, "penstock_num_tokens_waiting") == 0
+
+
+def test_a_queue_is_bounded_in_tokens(narrow: Server) -> None:
+    with Clients(narrow, 4, prompt=[7] * 900, max_tokens=24, ignore_eos=True, seed=1) as clients:
+        time.sleep(0.5)
+        answer = narrow.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 1})
+    assert 200 in clients.statuses
+    assert answer.status_code == 429
+    assert "--max-waiting-tokens" in answer.json()["error"]["message"]
+    assert narrow.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 1}).status_code == 200

@@ -1,0 +1,179 @@
+"""Reasoning, tools and errors of Anthropic's and Ollama's wires, however the tokens arrive."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from penstock.config.server import WIRE_NAMES
+from penstock.frontend.wires import WIRES
+from penstock.messages import EngineError, QueueFull
+from tests.frontend.conftest import NAME, Site
+
+USER = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+TOOL = {"name": "now", "input_schema": SCHEMA}
+FUNCTION = {"type": "function", "function": {"name": "now", "parameters": SCHEMA}}
+CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "Köln 🌧"}}\n</tool_call>'
+TEXT = f"<think>\nHm, 🌧.\n</think>\n\nI look.\n{CALL}{CALL}"
+THINKING = {"type": "enabled", "budget_tokens": 50}
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+async def message(site: Site, **fields: Any) -> dict[str, Any]:
+    body = {"model": NAME, "messages": USER, "max_tokens": 500, **fields}
+    response = await site.http.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def streamed(site: Site, **fields: Any) -> dict[str, Any]:
+    """The message that the client's own code makes of a stream."""
+    body = {"model": NAME, "messages": USER, "max_tokens": 500, "stream": True, **fields}
+    response = await site.http.post("/v1/messages", json=body)
+    snapshot, buffers = None, {}
+    for event in response.text.split("\n\n")[:-1]:
+        data = event.split("\n")[1].removeprefix("data: ")
+        if data == '{"type":"ping"}':
+            continue
+        read = EVENT.validate_json(data, strict=True)
+        snapshot = accumulate_event(event=read, current_snapshot=snapshot, json_bufs=buffers)
+    return snapshot.to_dict()
+
+
+def blocks(message: dict[str, Any]) -> list[Any]:
+    return [
+        (block["name"], block["input"]) if block["type"] == "tool_use" else (block["type"], block[block["type"]])
+        for block in message["content"]
+    ]
+
+
+SAID = [("text", "I look."), ("now", {"a": "Köln 🌧"}), ("now", {"a": "Köln 🌧"})]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 1000])
+async def test_anthropics_blocks(sites: Callable[..., Site], cut: int) -> None:
+    site = sites()
+    site.says(TEXT, cuts=(cut,))
+    for get in (message, streamed):
+        shown = await get(site, tools=[TOOL], thinking=THINKING)
+        assert blocks(shown) == [("thinking", "Hm, 🌧."), *SAID]
+        assert shown["content"][0]["signature"] and shown["stop_reason"] == "tool_use"
+        assert shown["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+        assert len({block["id"] for block in shown["content"][2:]}) == 2
+        hidden = await get(site, tools=[TOOL])
+        assert blocks(hidden) == SAID
+
+
+async def test_thinking_reaches_template_and_engine(sites: Callable[..., Site]) -> None:
+    site = sites()
+    site.says("x")
+    for fields, shown in (
+        ({}, "</think>\n\nnone"),
+        ({"thinking": {"type": "disabled"}}, "</think>\n\nnone"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
+        ({"thinking": THINKING}, "assistant\n"),
+    ):
+        await message(site, **fields)
+        prompt = site.tokenizer.decode(site.engine.requests[-1].prompt_ids, skip_special_tokens=False)
+        assert prompt.endswith(shown), fields
+    grammar = site.engine.requests[-1].grammar
+    assert grammar is not None and grammar.thinking is not None
+
+
+async def test_results_of_tools_reach_the_template(sites: Callable[..., Site]) -> None:
+    """Anthropic's tool_result, and Ollama's message with the tool's name, are the same prompt."""
+    site = sites()
+    site.says("x")
+    called = [{"type": "text", "text": "I look."}, {"type": "tool_use", "id": "t1", "name": "now", "input": {"a": "b"}}]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "21 degrees"}
+    history = [*USER, {"role": "assistant", "content": called}, {"role": "user", "content": [result]}]
+    await message(site, messages=history, tools=[TOOL], thinking=THINKING)
+    call = {"function": {"name": "now", "arguments": {"a": "b"}}}
+    messages = [*USER, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_name": "now", "content": "21 degrees"}]
+    body = {"model": NAME, "messages": messages, "tools": [FUNCTION], "stream": False, "think": True}
+    assert (await site.http.post("/api/chat", json=body)).status_code == 200
+    first, second = (
+        site.tokenizer.decode(request.prompt_ids, skip_special_tokens=False) for request in site.engine.requests[-2:]
+    )
+    assert first == second and "21 degrees" in first and '"a": "b"' in first
+
+
+async def test_anthropics_errors(sites: Callable[..., Site]) -> None:
+    site = sites()
+    site.says("x")
+    body = {"model": NAME, "messages": USER, "max_tokens": 5}
+
+    async def error(**fields: Any) -> tuple[int, str]:
+        response = await site.http.post("/v1/messages", json={**body, **fields})
+        assert response.json()["type"] == "error" and response.headers["request-id"]
+        return response.status_code, response.json()["error"]["type"]
+
+    assert await error(max_tokens=0) == (400, "invalid_request_error")
+    assert await error(tools=[{"type": "bash_20250124", "name": "bash"}]) == (400, "invalid_request_error")
+    assert await error(mcp_servers=[{"url": "x"}]) == (400, "invalid_request_error")
+    assert await error(model="x") == (404, "not_found_error")
+    for refusal in (QueueFull("full", 3), EngineError("ended")):
+        site.engine.refusal = refusal
+        assert await error() == (529, "overloaded_error")
+    site.engine.refusal = None
+    site.engine.row_error_after = 1
+    assert await error() == (500, "api_error")
+    stream = await site.http.post("/v1/messages", json={**body, "stream": True})
+    assert stream.text.split("\n\n")[-2].startswith('event: error\ndata: {"type":"error","error":{"type":"api_error"')
+    site.engine.row_error_after = None
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+async def test_ollamas_messages(sites: Callable[..., Site], cut: int) -> None:
+    site = sites()
+    site.says(TEXT, cuts=(cut,))
+    body = {"model": NAME, "messages": USER, "tools": [FUNCTION]}
+    whole = (await site.http.post("/api/chat", json={**body, "stream": False})).json()["message"]
+    calls = [call["function"]["arguments"] for call in whole["tool_calls"]]
+    assert (whole["thinking"], whole["content"], calls) == ("Hm, 🌧.", "I look.", [{"a": "Köln 🌧"}] * 2)
+    lines = (await site.http.post("/api/chat", json=body)).text.splitlines()
+    messages = [json.loads(line)["message"] for line in lines]
+    assert "".join(message.get("thinking", "") for message in messages) == "Hm, 🌧."
+    assert "".join(message["content"] for message in messages) == "I look."
+    found = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    assert [call["arguments"] for call in found] == [{"a": "Köln 🌧"}] * 2
+    quiet = (await site.http.post("/api/chat", json={**body, "stream": False, "think": False})).json()["message"]
+    assert "thinking" not in quiet and quiet["content"] == "I look."
+
+
+async def test_ollamas_stream_that_fails(sites: Callable[..., Site]) -> None:
+    site = sites()
+    site.says("hello")
+    site.engine.row_error_after = 2
+    lines = (await site.http.post("/api/chat", json={"model": NAME, "messages": USER})).text.splitlines()
+    assert json.loads(lines[-1]) == {"error": "NaN in the logits"}
+    site.engine.row_error_after = None
+
+
+async def test_wires_can_be_turned_off(make_site: Callable[..., Site]) -> None:
+    assert {wire.name for wire in WIRES} <= {*WIRE_NAMES}
+    site = make_site(wires=("ollama",))
+    assert (await site.http.get("/api/tags")).status_code == 200
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        answer = await site.http.post(path, json={})
+        assert answer.status_code == 404 and "/api/chat" in answer.text
+
+
+async def test_keys_are_taken_from_either_header(make_site: Callable[..., Site]) -> None:
+    site = make_site(api_key="secret")
+    for headers, status in (
+        ({}, 401),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": "secret"}, 200),
+        ({"authorization": "Bearer secret"}, 200),
+        ({"authorization": "Bearer wrong", "x-api-key": "secret"}, 401),
+    ):
+        assert (await site.http.get("/v1/models", headers=headers)).status_code == status
+    refused = await site.http.post("/v1/messages", json={})
+    assert refused.json()["error"]["type"] == "authentication_error"
