@@ -62,8 +62,8 @@ class Scheduler:
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._planner = Planner(config, capacity, self._cache, self._live, self._speculation)
-        self._planned_at: deque[float] = deque()  # when the outstanding plans were made
-        self._applied_at = 0.0  # when the last result came
+        self._planned_at: deque[float] = deque()  # with speculation: when the outstanding plans were made
+        self._applied_at = 0.0  # with speculation: when the last result came
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
@@ -135,7 +135,8 @@ class Scheduler:
         self._planner.gone.clear()
         self._next_plan += 1
         self._outstanding.append(outstanding)
-        self._planned_at.append(now)
+        if self._speculation is not None:
+            self._planned_at.append(now)
         self._cache.submitted(plan.plan_id)
         if self._log is not None:
             self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
@@ -158,8 +159,8 @@ class Scheduler:
         if self._log is not None:
             self._log.append(Applied(result, now))
         self._outstanding.popleft()
-        began, self._applied_at = max(self._planned_at.popleft(), self._applied_at), now
         if self._speculation is not None:
+            began, self._applied_at = max(self._planned_at.popleft(), self._applied_at), now
             self._speculation.note(step, result, now - began)
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1

@@ -28,7 +28,7 @@ Scheme = Literal["green-list", "gumbel"]
 CONTEXT = {"green-list": 1, "gumbel": 4}  # tokens before a token that its hash depends on
 GREEN_SHARE = 0.25
 GREEN_BELOW = int(GREEN_SHARE * 2**32)  # hashes below this one are green
-GREEN_BIAS = 2.0  # what is added to the logit of a green token
+GREEN_BIAS = 1.5  # what is added to the logit of a green token
 
 
 class Watermark(NamedTuple):
