@@ -185,6 +185,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
     },
     "list": {"--json": SWITCH},
+    "models": {"--json": SWITCH, "--markdown": SWITCH},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),
         "--revision": _REVISION,
@@ -223,6 +224,18 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--tokens-in": ((NO_FILE, "name a file of --tokens-out"), (FOLDER, "is a directory"), ("", "--tokens-out")),
         "--tokens-out": _OUTPUT,
         "--json": _OUTPUT,
+    },
+    "top": {
+        "URL": (
+            ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
+            ("", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
+            ("https://127.0.0.1:1", "is a server running there?"),
+        ),
+        "--once": (),
+        "--interval": (("often", "give a number from 0.2 to 3600"), ("0", "from 0.2"), ("nan", "from 0.2")),
+        "--api-key": (),
     },
     "bench serve": {
         "--url": (

@@ -162,9 +162,9 @@ def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
         return Default(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
     count = max(STEP_TOKENS, inputs.values["max_num_seqs"])
     pooling = inputs.facts.pooling
-    if pooling is not None and pooling.encoder:
+    if pooling is not None and pooling.whole_prompts:
         longest = inputs.values.get("max_model_len") or inputs.facts.max_position
-        return Default(max(count, longest), "an encoder computes a text in one step")
+        return Default(max(count, longest), "a text is computed in one step")
     return Default(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
 
