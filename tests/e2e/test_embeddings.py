@@ -88,6 +88,7 @@ class TestOpenAI:
             ({"input": "x " * 300}, "the maximum length is 256 tokens, but input has 302"),
             ({"input": [7] * 257}, "the maximum context length is 256"),
             ({"input": "a", "dimensions": 385}, "from 1 to 384"),
+            ({"input": "a", "priority": -2147483647}, "from -10 to 10"),
             ({"input": "a", "encoding_format": "int8"}, "float or base64"),
             ({"input": "a", "prompt_name": "query"}, "the model's are: none"),
             ({"input": "a", "truncate_prompt_tokens": 2}, "cannot be cut off; the limit is 2"),
