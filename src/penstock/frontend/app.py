@@ -112,6 +112,8 @@ class _Probes:
             Route("/readyz", self._ready),
             Route("/health", self._ready),
             Route("/ping", self._ready, methods=["GET", "POST"]),
+            Route("/v2/health/live", self._live),  # KServe's
+            Route("/v2/health/ready", self._ready),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
             Route("/openapi.json", self._show_openapi),

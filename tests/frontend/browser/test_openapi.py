@@ -46,9 +46,9 @@ async def test_bodies_are_described_by_what_decodes_them(site: Site) -> None:
         schema = spec["components"]["schemas"][name]
         for parameter in (*schema["properties"], "no_such_parameter"):
             body = {**content.get("example", {}), parameter: {"a": [{}]}}
-            error = (await site.http.post(path, json=body)).json().get("error", {})
-            unknown = error.get("code") == "unknown_parameter" and error.get("param") == parameter
-            assert unknown == (parameter == "no_such_parameter"), (path, parameter, error)
+            answer = (await site.http.post(path, json=body)).text
+            unknown = f"unknown parameter '{parameter}'" in answer
+            assert unknown == (parameter == "no_such_parameter"), (path, parameter, answer)
             tried += 1
     assert tried > 100
 
