@@ -4,7 +4,7 @@ from penstock.frontend.describe import Operation
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.openai.chat import read_chat
 from penstock.frontend.openai.completions import read_completion
-from penstock.frontend.openai.embeddings import embeddings
+from penstock.frontend.openai.embeddings import EmbeddingFields, embeddings
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
@@ -24,6 +24,7 @@ OPERATIONS = {
         example={"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
         stream=_STREAM,
     ),
+    "embeddings": Operation(summary="Embed one text, or several", request=EmbeddingFields),
     "list_models": Operation(summary="List the model's names"),
     "show_model": Operation(summary="Show the model under one of its names"),
     "tokenize": Operation(
