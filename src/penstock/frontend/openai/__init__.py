@@ -24,7 +24,11 @@ OPERATIONS = {
         example={"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
         stream=_STREAM,
     ),
-    "embeddings": Operation(summary="Embed one text, or several", request=EmbeddingFields),
+    "embeddings": Operation(
+        summary="Turn texts into vectors, with an embedding model",
+        request=EmbeddingFields,
+        example={"input": ["a river", "a stream"]},
+    ),
     "list_models": Operation(summary="List the model's names"),
     "show_model": Operation(summary="Show the model under one of its names"),
     "tokenize": Operation(

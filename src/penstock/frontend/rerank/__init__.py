@@ -6,11 +6,14 @@ from penstock.frontend.rerank.errors import encode_error
 from penstock.frontend.rerank.rerank import RerankFields, rerank, rerank_v2
 from penstock.frontend.rerank.score import ScoreFields, score
 
+_RANKED = {"query": "a river", "documents": ["a stream", "a desert"]}
 OPERATIONS = {
-    "rerank": Operation(summary="Order documents by a query", request=RerankFields),
-    "rerank_v2": Operation(summary="Order documents by a query", request=RerankFields),
-    "score": Operation(summary="Score pairs of texts", request=ScoreFields),
-    "classify": Operation(summary="Label texts", request=ClassifyFields),
+    "rerank": Operation(summary="Order documents by a query, as Jina does", request=RerankFields, example=_RANKED),
+    "rerank_v2": Operation(summary="Order documents by a query, as Cohere does", request=RerankFields, example=_RANKED),
+    "score": Operation(
+        summary="Score pairs of texts", request=ScoreFields, example={"text_1": "a river", "text_2": ["a stream"]}
+    ),
+    "classify": Operation(summary="Classify texts", request=ClassifyFields, example={"input": ["a river"]}),
 }
 
 __all__ = ["OPERATIONS", "classify", "encode_error", "rerank", "rerank_v2", "score"]
