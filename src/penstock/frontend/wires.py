@@ -129,6 +129,7 @@ KSERVE = Wire(
             )
         ),
     ),
+    any_type=True,
 )
 RERANK = Wire(
     "rerank",
