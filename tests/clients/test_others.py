@@ -1,6 +1,6 @@
 """Clients with many dependencies, in environments of their own.
 
-python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor
+python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor sentence-transformers
 python -m venv CLIENTS/wires
 CLIENTS/wires/bin/pip install "tritonclient[http]" langchain-anthropic langchain-ollama litellm mcp
 cd CLIENTS/node && npm install ai@6 @ai-sdk/openai-compatible zod
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import Server
+from tests.e2e.server import Server, serving
+from tests.encoders import minilm
 
 HERE = Path(__file__).parent
 CLIENTS = Path(os.environ.get("TEST_CLIENTS", "/nowhere"))
@@ -36,6 +37,13 @@ def test_langchain_and_instructor(server: Server) -> None:
 @pytest.mark.skipif(not WIRES.exists(), reason="TEST_CLIENTS has no wires/ with langchain-ollama, litellm and others")
 def test_clients_of_other_wires(server: Server) -> None:
     run([str(WIRES), str(HERE / "wire_clients.py"), server.url, "smollm2"], HERE)
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai")
+def test_embeddings_equal_those_of_sentence_transformers(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", model="all-minilm-l6-v2") as server:
+        command = [str(PYTHON), str(HERE / "embedding_clients.py"), server.url + "/v1", "all-minilm-l6-v2"]
+        run([*command, str(minilm())], HERE)
 
 
 @pytest.mark.skipif(

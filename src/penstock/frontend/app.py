@@ -1,5 +1,6 @@
 """The ASGI application: its routes, and the layers around them."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -134,7 +135,7 @@ class _Probes:
         return _json({"version": __version__})
 
     async def _show_metrics(self, request: Request) -> Response:
-        body, content_type = self._metrics.render(request.headers.get("accept"))
+        body, content_type = await asyncio.to_thread(self._metrics.scrape(request.headers.get("accept")))
         return Response(body, headers={"content-type": content_type})
 
     async def _show_openapi(self, request: Request) -> Response:
