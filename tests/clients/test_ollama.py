@@ -118,6 +118,7 @@ def test_models(client: ollama.Client, server: Server) -> None:
     ("call", "status", "message"),
     [
         (lambda client: client.chat("llama3", USER), 404, "'llama3' is not served here"),
+        (lambda client: client.embed(MODEL, "x"), 400, "has no embeddings"),
         (lambda client: client.pull("llama3"), 403, "penstock pull"),
         (lambda client: client.delete(MODEL), 403, "penstock rm"),
         (lambda client: client.delete("llama3"), 404, "not served"),
