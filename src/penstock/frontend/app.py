@@ -141,7 +141,7 @@ class _Probes:
     async def _show_openapi(self, request: Request) -> Response:
         from penstock.frontend.openapi import document  # needs the packages of all wires
 
-        return Response(document(tuple(self._wires)), media_type="application/json")
+        return Response(document(tuple(self._wires), self._model.name), media_type="application/json")
 
 
 def _shown(path: str) -> str:
