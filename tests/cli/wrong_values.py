@@ -89,6 +89,7 @@ SHARED: Mapping[str, Wrong] = {
     "--enforce-eager": SWITCH,
     "--event-log": (*_OUTPUT[:2], *_EMPTY),
     "--expert-parallel": SWITCH,
+    "--first-token-timeout": _SECONDS,
     "--generation-config": (("all", "give"), ("", "give")),
     "--gpu-memory-utilization": (
         ("90%", "give a number above 0 up to 1"),
@@ -126,6 +127,7 @@ SHARED: Mapping[str, Wrong] = {
         ("some", "give 32, 64 or 128"),
         ("64", "--quantization int4"),
     ),
+    "--request-timeout": _SECONDS,
     "--revision": (("main", "leave"), *_REVISION),
     "--seed": (("random", "from 0 to 18446744073709551615"), ("-1", "from 0"), ("99999999999999999999", "from 0")),
     "--served-model-name": (("a,,b", "give one name"), ("a,a", "different ones"), *_EMPTY),
@@ -134,8 +136,11 @@ SHARED: Mapping[str, Wrong] = {
     "--reasoning-format": (("xml", "auto"), ("", "auto")),
     "--speculation": (("on", "give auto, off, ngram or suffix"), ("", "give auto")),
     "--thinking-budget": (("many", "from 0 to 2147483647"), ("-1", "from 0 to 2147483647")),
+    "--watermark": (("red", "give none, green-list or gumbel"), ("", "give none"), ("gumbel", "WATERMARK_KEY")),
+    "--watermark-key": (("", "it is empty"),),
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
+    "--target-itl": (("fast", "from 0 to 60000"), ("-1", "from 0 to 60000"), ("nan", "from 0"), ("", "from 0")),
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
     "--tls-certificate": (
         (NO_FILE, "cannot be read: No such file or directory; name a PEM file"),
@@ -150,6 +155,13 @@ SHARED: Mapping[str, Wrong] = {
 }
 
 OWN: Mapping[str, Mapping[str, Wrong]] = {
+    "detect": {
+        "TEXT": (),
+        "--model": (),
+        "--watermark": (("red", "give none, green-list or gumbel"),),
+        "--config": ((NO_FILE, "name a YAML file"),),
+        "--json": _OUTPUT,
+    },
     "serve": {"MODEL": _MODEL, "--model": _MODEL},
     "run": {
         "MODEL": (("./no-such-model", "check the path"),),
@@ -221,6 +233,18 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--tokens-in": ((NO_FILE, "name a file of --tokens-out"), (FOLDER, "is a directory"), ("", "--tokens-out")),
         "--tokens-out": _OUTPUT,
         "--json": _OUTPUT,
+    },
+    "top": {
+        "URL": (
+            ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
+            ("", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
+            ("https://127.0.0.1:1", "is a server running there?"),
+        ),
+        "--once": (),
+        "--interval": (("often", "give a number from 0.2 to 3600"), ("0", "from 0.2"), ("nan", "from 0.2")),
+        "--api-key": (),
     },
     "bench serve": {
         "--url": (

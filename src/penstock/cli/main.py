@@ -168,6 +168,27 @@ def verify(
 
 
 @app.command(
+    short_help="Look for a server's watermark in a text.",
+    help="Say whether a text has the watermark of a key, which PENSTOCK_WATERMARK_KEY or a file of --config has. Exit "
+    "status: 0 if it has, else 1.",
+)
+def detect(
+    *,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="A text, a file, or - for standard input.")] = "-",
+    model: Annotated[str | None, NAMED] = None,
+    scheme: Annotated[
+        str | None, typer.Option("--watermark", metavar="NAME", help="green-list or gumbel. Default: both.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="YAML file with settings of the server.")] = None,
+    json_file: Annotated[str | None, JSON] = None,
+) -> None:
+    from penstock.cli.detect import detect_watermark
+
+    flags = {name: value for name, value in (("watermark", scheme), ("config", config)) if value is not None}
+    sys.exit(detect_watermark(text, model, json_file, flags))
+
+
+@app.command(
     short_help="Answer the requests of a file.",
     help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
     "ended if the same command is given again.",
@@ -183,6 +204,22 @@ def batch(
     from penstock.cli.batch import batch as command
 
     sys.exit(command(requests, answers, named, flags))
+
+
+@app.command(
+    short_help="Watch what a running server does.",
+    help="Show a running server's batch, rates, latencies, cache and memory, from its metrics. Ctrl-C ends it.",
+)
+def top(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")] = "http://127.0.0.1:8000",
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval, and end.")] = False,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, max=3600, help="Between two looks.")] = 1.0,
+    api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key to send.")] = None,
+) -> None:
+    from penstock.cli.top.command import top as command
+
+    command(url, once, interval, api_key)
 
 
 @app.command(

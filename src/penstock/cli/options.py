@@ -152,12 +152,29 @@ SERVER: Flags = {
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],
+    "watermark": Annotated[
+        str | None, typer.Option(help="Mark outputs: green-list or gumbel (docs/watermarking.md). Default: none.")
+    ],
+    "watermark_key": Annotated[
+        str | None, typer.Option(help="Secret of the watermark. Better set PENSTOCK_WATERMARK_KEY.")
+    ],
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
     ],
     "max_waiting_tokens": Annotated[
         str | None,
         typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
+    ],
+    "request_timeout": Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Longest time of a request. Default: no limit.")
+    ],
+    "first_token_timeout": Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Longest time until a request's first token. Default: no limit."),
+    ],
+    "target_itl": Annotated[
+        str | None,
+        typer.Option(metavar="MS", help="Milliseconds between tokens, to which prompts are cut. Default: 0, not cut."),
     ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
@@ -229,6 +246,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "speculation": ("auto", "off", "ngram", "suffix"),
     "log_format": ("text", "json"),
     "distributed_executor": ("auto", "process", "ray"),
+    "watermark": ("none", "green-list", "gumbel"),
     "tool_format": (
         "auto",
         "none",

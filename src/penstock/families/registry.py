@@ -79,6 +79,12 @@ ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     }
 )
 
+# Decoders without a head: their folders say how they pool.
+DECODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
+    {"LlamaModel": llama, "MistralModel": mistral, "Qwen2Model": qwen2, "Qwen3Model": qwen3}
+)
+
+_ALL = {**FAMILIES, **ENCODERS, **DECODERS}
 MAX_CONFIG_BYTES = 4 << 20
 FEW_LAYERS = 8
 
@@ -88,15 +94,15 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     configuration's name in errors."""
     fields = HFConfig(config, where)
     architectures = fields.texts("architectures") or []
-    known = [name for name in architectures if name in FAMILIES or name in ENCODERS]
+    known = [name for name in architectures if name in _ALL]
     if not known:
-        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, ENCODERS)
+        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS])
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
-    spec = {**FAMILIES, **ENCODERS}[known[0]](fields)
+    spec = _ALL[known[0]](fields)
     check_layers(spec)
     return _with_sensitive_layers(spec)
 
@@ -132,7 +138,8 @@ def _spec_of_gguf(path: Path) -> ModelSpec:
 def _spec_of_folder(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
-        spec = spec_from_config(read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
+        config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+        spec = spec_from_config(config)
     except FileNotFoundError:
         raise UnsupportedModel(no_config(folder)) from None
     except UnsupportedModel as error:
@@ -141,6 +148,8 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         raise UnsupportedModel(str(error)) from None
     try:
         spec = with_pooling(spec, folder)
+        if spec.pooling is None and not {*config["architectures"]} & {*FAMILIES}:
+            raise UnsupportedModel("a decoder without a head generates nothing, and no modules.json says how it pools")
     except (UnsupportedModel, ValueError) as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
     eos = _generation_config(folder).token_ids("eos_token_id")

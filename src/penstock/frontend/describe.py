@@ -13,6 +13,6 @@ class Operation:
 
     summary: str
     request: type[msgspec.Struct] | None = None  # what the body is decoded as
-    example: Mapping[str, Any] = field(default_factory=dict)  # a body that works with any model
+    example: Mapping[str, Any] = field(default_factory=dict)  # a body, without the model's name
     answer: str = "application/json"  # content type
     stream: str | None = None  # content type of the answer if the request has "stream": true

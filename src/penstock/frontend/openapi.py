@@ -17,6 +17,8 @@ _PROBES = {
     "/readyz": "200 while new requests are accepted",
     "/health": "200 while new requests are accepted",
     "/ping": "200 while new requests are accepted",
+    "/v2/health/live": "200 unless the engine has ended for good",
+    "/v2/health/ready": "200 while new requests are accepted",
     "/version": "The server's version",
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This document",
@@ -39,8 +41,8 @@ _ERROR = {
 
 
 @cache
-def document(wires: tuple[Wire, ...]) -> bytes:
-    """Returns the document of a server with these wires, as JSON."""
+def document(wires: tuple[Wire, ...], model: str) -> bytes:
+    """Returns the document of a server with these wires and a model of this name, as JSON."""
     described = [(wire, route, _operation(wire, route)) for wire in wires for route in wire.routes]
     requests = {operation.request for _, _, operation in described if operation.request is not None}
     types = sorted(requests, key=lambda request: request.__name__)
@@ -50,11 +52,11 @@ def document(wires: tuple[Wire, ...]) -> bytes:
     for wire, route, operation in described:
         path = re.sub(r":\w+}", "}", route.path)
         # Of routes with the same path, the first wire's is described: the others are for clients that name themselves.
-        paths.setdefault(path, {}).setdefault(route.method.lower(), _fields(wire, route, operation, schema_of))
+        paths.setdefault(path, {}).setdefault(route.method.lower(), _fields(wire, route, operation, schema_of, model))
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
         answers = {"200": {"description": summary, "content": {kind: {}}}}
-        if path in ("/livez", "/readyz", "/health", "/ping"):
+        if summary.startswith("200 "):
             answers["503"] = {"description": "The server cannot serve now", "content": {kind: {}}}
         paths[path] = {
             "get": {
@@ -90,7 +92,7 @@ def _operation(wire: Wire, route: WireRoute) -> Operation:
 
 
 def _fields(
-    wire: Wire, route: WireRoute, operation: Operation, schema_of: Mapping[type[msgspec.Struct], Any]
+    wire: Wire, route: WireRoute, operation: Operation, schema_of: Mapping[type[msgspec.Struct], Any], model: str
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.answer: {}}
     if operation.stream is not None:
@@ -114,8 +116,7 @@ def _fields(
         fields["parameters"] = parameters
     if operation.request is not None:
         content: dict[str, Any] = {"schema": schema_of[operation.request]}
-        if operation.example:
-            content["example"] = operation.example
+        content["example"] = {"model": model, **operation.example}
         fields["requestBody"] = {"required": True, "content": {"application/json": content}}
     return fields
 

@@ -139,6 +139,15 @@ class Decoder:
         logits = self._kernels.linear.logits(normed, self._head, scale=spec.logit_scale, softcap=spec.logit_softcap)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 
+    def vectors(self, hidden: Hidden) -> Tensor:
+        """Returns the last hidden states, normed, [rows, hidden] for rows of what `forward` returned. Raises ValueError
+        on a stage without the head."""
+        if hidden.attended is None or self._norm is None:
+            raise ValueError("this pipeline stage has no head: only the last stage computes vectors")
+        states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
+        normed: Tensor = self._norm(self._kernels, states, addend)[0]
+        return normed
+
     def _embed(self, step: StepInput) -> tuple[Tensor, Tensor | None]:
         """Returns the first block's input as (hidden, addend). The addend is that of learned positions."""
         if step.hidden is not None:

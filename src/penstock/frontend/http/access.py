@@ -29,7 +29,12 @@ from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
 from penstock.observe.metrics import Metrics
 
-OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
+OPEN_PATHS = frozenset(
+    (
+        *(b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"),
+        *(b"/v2/health/live", b"/v2/health/ready"),
+    )
+)
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")

@@ -4,7 +4,7 @@ from penstock.frontend.describe import Operation
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.openai.chat import read_chat
 from penstock.frontend.openai.completions import read_completion
-from penstock.frontend.openai.embeddings import embeddings
+from penstock.frontend.openai.embeddings import EmbeddingFields, embeddings
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
@@ -23,6 +23,11 @@ OPERATIONS = {
         request=ChatFields,
         example={"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
         stream=_STREAM,
+    ),
+    "embeddings": Operation(
+        summary="Turn texts into vectors, with an embedding model",
+        request=EmbeddingFields,
+        example={"input": ["a river", "a stream"]},
     ),
     "list_models": Operation(summary="List the model's names"),
     "show_model": Operation(summary="Show the model under one of its names"),

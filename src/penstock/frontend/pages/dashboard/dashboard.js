@@ -102,7 +102,7 @@ function Board({ history }) {
       <//>
       <${Panel} title="Latency" note="requests of the last five minutes">
         <div class="table"><table class="latency">
-          <thead><tr><th></th><th scope="col">50%</th><th scope="col">90%</th><th scope="col">99%</th><th scope="col" class="count">Count</th></tr></thead>
+          <thead><tr><th scope="col"><span class="sr">Latency</span></th><th scope="col">50%</th><th scope="col">90%</th><th scope="col">99%</th><th scope="col" class="count">Count</th></tr></thead>
           <tbody>
             <${Percentiles} title="First token" about="From a request to its first token (TTFT)" values=${history.ttft} />
             <${Percentiles} title="Each further token" about="Mean time per output token after the first (TPOT)" values=${history.tpot} />

@@ -28,7 +28,7 @@ export function Completion({ conversation, live, schema, actions }) {
   useEffect(() => {
     const { current } = field;
     current.style.height = "auto";
-    current.style.height = `${Math.min(520, Math.max(160, current.scrollHeight + 4))}px`;
+    current.style.height = `${Math.min(520, Math.max(116, current.scrollHeight + 4))}px`;
   }, [conversation.prompt, conversation.id]);
   const keydown = (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || live) return;

@@ -289,7 +289,7 @@ function Composer({ play, busy }) {
 
 function Empty({ play }) {
   return html`<div class="empty">
-    <h1>What shall ${play.server?.model ?? "the model"} do?</h1>
+    <h2>What shall ${play.server?.model ?? "the model"} do?</h2>
     <div class="ideas">${IDEAS.map((idea) => html`<button type="button" onClick=${() => play.ask(idea)}>${idea}</button>`)}</div>
   </div>`;
 }
@@ -299,10 +299,11 @@ function Thread({ play, schema }) {
   const busy = play.running?.conversation === conversation;
   const area = useRef();
   const follow = useRef(true);
-  const toEnd = () => follow.current && area.current?.scrollTo(0, area.current.scrollHeight);
+  const toEnd = () => follow.current && conversation.mode === "chat" && area.current?.scrollTo(0, area.current.scrollHeight);
   useEffect(() => {
     follow.current = true;
     toEnd();
+    if (conversation.mode === "completion") area.current.scrollTo(0, 0);
   }, [conversation.id, conversation.messages.length]);
   useEffect(() => {
     const live = play.running?.live;
@@ -373,13 +374,14 @@ function App() {
   const shown = wide(1000) ? settings : drawer;
   return html`<div class="app">
     <${Header} model=${play.server?.model} start=${html`<${Tool} icon="menu" label="Conversations" aria-expanded=${sidebar} onClick=${() => setSidebar(!sidebar)} />`}>
-      <${Tool} icon="code" label="Copy as code (Alt+C)" onClick=${() => setDialog("code")} />
-      <${Tool} icon="question" label="Keyboard shortcuts (?)" onClick=${() => setDialog("help")} />
+      <${Tool} class="tool optional" icon="code" label="Copy as code (Alt+C)" onClick=${() => setDialog("code")} />
+      <${Tool} class="tool optional" icon="question" label="Keyboard shortcuts (?)" onClick=${() => setDialog("help")} />
       <${Tool} icon="sliders" label="Settings (Alt+S)" aria-pressed=${shown} onClick=${toggleSettings} />
     <//>
     <div class="columns">
       ${sidebar && html`<${Sidebar} conversations=${play.conversations} current=${conversation.id} removed=${play.removed} actions=${{ ...play, create: play.create }} onClose=${() => setSidebar(false)} />`}
       <main>
+        <h1 class="sr">Playground</h1>
         <div class="modes" role="group" aria-label="Mode">
           ${[["chat", "Chat"], ["completion", "Completion"]].map(([mode, label]) => html`<button type="button" aria-pressed=${conversation.mode === mode} onClick=${() => play.setMode(mode)}>${label}</button>`)}
         </div>

@@ -22,7 +22,6 @@ export const GROUPS = [
       { name: "min_tokens", label: "Min tokens", kind: "number", least: 0, step: 1, hint: "Shortest answer" },
       { name: "n", label: "Answers", kind: "number", least: 1, step: 1, fallback: 1, hint: "Answers to each prompt (n)" },
       { name: "stop", label: "Stop at", kind: "lines", hint: "One text a line; \\n is a line break" },
-      { name: "stop_token_ids", label: "Stop token ids", kind: "ids", hint: "Separated by commas" },
       { name: "include_stop_str_in_output", label: "Keep the stop text", kind: "check" },
       { name: "ignore_eos", label: "Ignore the end token", kind: "check" },
     ],
@@ -68,6 +67,7 @@ export const GROUPS = [
     settings: [
       { name: "reasoning_effort", label: "Reasoning effort", kind: "choice", choices: ["", "none", "low", "medium", "high"], in: "chat" },
       { name: "chat_template_kwargs", label: "Template variables", kind: "json", rows: 2, placeholder: '{"enable_thinking": false}', in: "chat" },
+      { name: "stop_token_ids", label: "Stop token ids", kind: "ids", hint: "Separated by commas" },
       { name: "echo", label: "Echo the prompt", kind: "check", in: "completion" },
       { name: "priority", label: "Priority", kind: "number", step: 1, fallback: 0, hint: "A lower one runs sooner" },
       { name: "cache_salt", label: "Cache salt", kind: "text", hint: "Only requests with the same salt share cached prompts" },
