@@ -13,6 +13,7 @@ ONE_RANK = (
     "--kv-cache-memory 16MiB --kv-cache-dtype int8 --enable-prefix-caching --speculation suffix "
     "--num-speculative-tokens 5 --threads 1"
 )
+ENCODER = ONE_RANK.replace("int4", "int8").replace("--quantization-group 64 ", "").replace("tokens 128", "tokens 256")
 RANKS = (
     "--tensor-parallel-size 2 --pipeline-parallel-size 1 --expert-parallel --distributed-executor process "
     "--no-enable-prefix-caching"
@@ -24,7 +25,8 @@ SERVER = (
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
     "--thinking-budget 100 --drain-timeout 5 --step-deadline 60 --log-format json "
-    "--event-log events.jsonl"
+    "--event-log events.jsonl --cors-origin https://ours.example --request-timeout 60 --first-token-timeout 30 "
+    "--target-itl 50"
 )
 SAMPLING = (
     "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2 "
@@ -40,6 +42,9 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
 )
 MODELS: Sequence[str] = (  # in this order
+    "models",
+    "models --json",
+    "models --markdown",
     f"pull {HUB}",
     "list",
     "list --json",
@@ -52,6 +57,7 @@ MODELS: Sequence[str] = (  # in this order
 )
 ENGINES: Sequence[str] = (
     f"run {HUB} Hello there {ONE_RANK} {SAMPLING} --stats --no-history",
+    f"embed all-minilm-l6-v2 Hello {ENCODER}",
     "run --model tiny Hello --max-model-len 128 --threads 1 --system Brief. --max-tokens 4 --history",
     "run tiny Hello --max-model-len 128 --threads 1 --raw --max-tokens 4",
     f"batch requests.jsonl answers.jsonl --model {HUB} {ONE_RANK}",
@@ -66,6 +72,7 @@ WITH_SERVER: Sequence[str] = (
     "bench serve --url {url} --model ours --api-key secret --num-prompts 4 --input-len 8-16 --output-len 4 "
     "--shared-prefix 8 --vocab-size 300 --request-rate 100 --burstiness 0.5 --concurrency 2 "
     "--slo ttft=5,tpot=1,e2e=10 --seed 3 --json load.json",
+    "top {url} --once --interval 0.5 --api-key secret",
 )
 OTHERS: Sequence[str] = ("completion bash", "completion zsh", "completion fish", "replay {log}")
 
@@ -88,4 +95,8 @@ OF_RANKS = {
     "--distributed-executor",
     "--no-enable-prefix-caching",
 }
-ELSEWHERE: Mapping[str, set[str]] = {"plan": set(), "serve": GPU_ONLY | {"--no-expert-parallel", "--otlp-endpoint"}}
+ELSEWHERE: Mapping[str, set[str]] = {
+    "plan": set(),
+    "serve": GPU_ONLY | {"--no-expert-parallel", "--otlp-endpoint"},
+    "embed": GPU_ONLY | OF_RANKS | {"--quantization-group", "--revision"},  # encoders have no int4
+}

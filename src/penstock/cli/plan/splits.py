@@ -16,6 +16,9 @@ from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
 
+# Settings that are meant for the split asked for. Several ranks would refuse speculation.
+ONE_SPLIT_ONLY = {"threads": None, "speculation": None, "num_speculative_tokens": None}
+
 
 @dataclass(frozen=True)
 class PlannedSplit:
@@ -46,8 +49,7 @@ def fitting_splits(
             resolved = asked
         else:
             try:
-                # --threads is meant for the split asked for.
-                resolved = found.changed("another split", **_settings_of(split), threads=None).resolve(machine)
+                resolved = found.changed("another split", **_settings_of(split), **ONE_SPLIT_ONLY).resolve(machine)
             except DoesNotFit:
                 continue
         engine, ranks = resolved.engine, found.divide(split, group)
