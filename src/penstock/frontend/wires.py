@@ -27,13 +27,19 @@ class WireRoute(NamedTuple):
     kind: Kind
     function: str
     when: Callable[[Scope], bool] | None = None
+    public: bool = False  # a file of a page: answered without an API key, and to a reader who comes from another site
+    logged: bool = True  # False: successful requests are not in the log
 
 
 class Wire:
     """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> Answer`."""
 
-    def __init__(self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...]) -> None:
+    def __init__(
+        self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...], *, any_type: bool = False
+    ) -> None:
+        """`any_type`: bodies may have any content type, or none, as clients of this API send none."""
         self.name = name
+        self.any_type = any_type
         self.routes = routes
         self._load = load
 
@@ -45,6 +51,11 @@ class Wire:
 def _names_version(scope: Scope) -> bool:
     """True for Anthropic's clients."""
     return header(scope, b"anthropic-version") is not None
+
+
+def _takes_html(scope: Scope) -> bool:
+    """Whether a browser asks. Ollama's clients get another answer."""
+    return b"text/html" in (header(scope, b"accept") or b"")
 
 
 OPENAI = Wire(
@@ -84,6 +95,40 @@ OLLAMA = Wire(
         WireRoute("POST", "/api/pull", "answer", "pull"),
         WireRoute("DELETE", "/api/delete", "answer", "delete"),
     ),
+    any_type=True,
+)
+TGI = Wire(
+    "tgi",
+    lambda: import_module("penstock.frontend.tgi"),
+    (
+        WireRoute("POST", "/", "generate", "read_any"),
+        WireRoute("POST", "/generate", "generate", "read_generate"),
+        WireRoute("POST", "/generate_stream", "generate", "read_stream"),
+        WireRoute("GET", "/info", "answer", "show_info"),
+    ),
+)
+_MODEL = "/v2/models/{model:path}"  # a name may have a slash
+KSERVE = Wire(
+    "kserve",
+    lambda: import_module("penstock.frontend.kserve"),
+    (
+        WireRoute("GET", "/v2", "answer", "show_server"),
+        WireRoute("POST", "/v2/repository/index", "answer", "list_repository"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/load", "answer", "load"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/unload", "answer", "unload"),
+        *(
+            route
+            for start in (_MODEL + "/versions/{version}", _MODEL)
+            for route in (
+                WireRoute("GET", start + "/ready", "answer", "is_ready"),
+                WireRoute("GET", start + "/stats", "answer", "show_stats"),
+                WireRoute("POST", start + "/infer", "generate", "read_infer"),
+                WireRoute("POST", start + "/generate", "generate", "read_generate"),
+                WireRoute("POST", start + "/generate_stream", "generate", "read_stream"),
+                WireRoute("GET", start, "answer", "show_model"),  # last: its path has those of the others
+            )
+        ),
+    ),
 )
 RERANK = Wire(
     "rerank",
@@ -96,4 +141,16 @@ RERANK = Wire(
         WireRoute("POST", "/classify", "answer", "classify"),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK)
+PAGES = Wire(
+    "pages",
+    lambda: import_module("penstock.frontend.pages"),
+    (
+        WireRoute("GET", "/", "answer", "show_playground", _takes_html, public=True),
+        WireRoute("GET", "/dashboard", "answer", "show_dashboard", public=True),
+        WireRoute("GET", "/docs", "answer", "show_docs", public=True),
+        WireRoute("GET", "/pages/{version}/{folder}/{file}", "answer", "show_file", public=True, logged=False),
+        WireRoute("GET", "/server_info", "answer", "show_server"),
+        WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
+    ),
+)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, TGI, KSERVE, RERANK, PAGES)

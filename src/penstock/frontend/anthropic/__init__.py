@@ -1,7 +1,22 @@
 """The wire of Anthropic's API: messages, their tokens counted, and models."""
 
 from penstock.frontend.anthropic.errors import encode_error
+from penstock.frontend.anthropic.fields import MessageFields, PromptFields
 from penstock.frontend.anthropic.messages import count_tokens, read_message
 from penstock.frontend.anthropic.models import list_models, show_model
+from penstock.frontend.describe import Operation
 
-__all__ = ["count_tokens", "encode_error", "list_models", "read_message", "show_model"]
+_MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
+OPERATIONS = {
+    "read_message": Operation(
+        summary="Answer a conversation",
+        request=MessageFields,
+        example={"messages": _MESSAGES, "max_tokens": 64},
+        stream="text/event-stream",
+    ),
+    "count_tokens": Operation(
+        summary="Count the tokens of a conversation", request=PromptFields, example={"messages": _MESSAGES}
+    ),
+}
+
+__all__ = ["OPERATIONS", "count_tokens", "encode_error", "list_models", "read_message", "show_model"]

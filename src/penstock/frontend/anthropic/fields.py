@@ -32,7 +32,7 @@ class Thinking(msgspec.Struct):
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: str
-    schema: msgspec.Raw = msgspec.Raw(b"")
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,13 +7,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
     Answer,
     ASGIApp,
+    Headers,
     Message,
     Receive,
     RequestInfo,
@@ -23,11 +24,17 @@ from penstock.frontend.http.asgi import (
     request_info,
     respond,
 )
+from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
 from penstock.observe.metrics import Metrics
 
-OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
+OPEN_PATHS = frozenset(
+    (
+        *(b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"),
+        *(b"/v2/health/live", b"/v2/health/ready"),
+    )
+)
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
@@ -74,11 +81,16 @@ class Access:
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
         retry_after: Callable[[], int],
+        cors_origins: Sequence[str] = (),
+        is_page: Callable[[bytes], bool] = lambda path: False,
+        quiet: Collection[str] = (),
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
         `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
+        Pages of `cors_origins` may send requests. `is_page` says whether a raw path is of a file that everyone may
+        read. Successful requests to routes in `quiet` are not logged.
         """
         self.lifecycle = lifecycle
         self._app = app
@@ -86,6 +98,9 @@ class Access:
         self.limits = limits
         self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in api_keys)
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
+        self._cors = Cors(cors_origins)
+        self._is_page = is_page
+        self._quiet = frozenset(quiet)
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
@@ -96,9 +111,11 @@ class Access:
         request_id = _request_id(header(scope, b"x-request-id"))
         info = RequestInfo(request_id.decode(), time.monotonic())
         scope["penstock.request"] = info
-        answer = _ResponseTracker(send, request_id)
+        origin = self._cors.allowed(scope)
+        ids = ((b"x-request-id", request_id), (b"request-id", request_id))  # the second: Anthropic's
+        answer = _ResponseTracker(send, [*ids, *self._cors.headers(origin)])
         try:
-            await self._admit(scope, receive, answer.send)
+            await self._admit(scope, receive, answer.send, origin)
         except Exception as error:
             failure = as_api_error(error, self.limits.retry_after)
             if failure.code == INTERNAL_ERROR:
@@ -111,13 +128,19 @@ class Access:
         finally:
             self._record(scope, info, answer.status)
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: Send, origin: bytes | None) -> None:
+        """`origin` is that of the page that sends the request, if it is an allowed one."""
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-        if raw_path in OPEN_PATHS:
+        if origin is not None and is_preflight(scope):
+            await answer_preflight(scope, send)
+        elif raw_path in OPEN_PATHS:
             await self._app(scope, receive, send)
         else:
             self._check_host(header(scope, b"host"))
-            if not self._keys:
+            if self._is_page(raw_path):
+                await self._app(scope, receive, send)
+                return
+            if not self._keys and origin is None:
                 check_site(scope)
             request_info(scope).tenant = self._tenant(_bearer(scope))
             await self._in_flight(scope, receive, send)
@@ -184,7 +207,11 @@ class Access:
             info.trace.attributes |= {"http.request.method": method, "http.route": route}
             info.trace.attributes |= {"penstock.request_id": info.request_id, "gen_ai.response.id": info.answer_id}
             info.trace.end(code)
-        if route.encode() in OPEN_PATHS or not _log.isEnabledFor(logging.INFO):
+        if (
+            route.encode() in OPEN_PATHS
+            or (route in self._quiet and code == 200)
+            or not _log.isEnabledFor(logging.INFO)
+        ):
             return
         fields = {
             "client": _address(scope.get("client")),
@@ -200,21 +227,20 @@ class Access:
 
 
 class _ResponseTracker:
-    """Adds the request's id to a response, and tracks its status and whether it is complete."""
+    """Adds headers to a response, and tracks its status and whether it is complete."""
 
-    __slots__ = ("_request_id", "_send", "complete", "status")
+    __slots__ = ("_headers", "_send", "complete", "status")
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
-        self._request_id = request_id
+        self._headers = headers
         self.status: int | None = None
         self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            ids = ((b"x-request-id", self._request_id), (b"request-id", self._request_id))  # the second: Anthropic's
-            message["headers"] = [*message.get("headers", ()), *ids]
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)

@@ -24,7 +24,7 @@ def check_site(scope: Scope) -> None:
 
 def _refused(what: str) -> APIError:
     message = (
-        f"requests from web pages of other sites are refused ({what}), as this server has no API key; set --api-key, "
-        "or send this from a program"
+        f"requests from web pages of other sites are refused ({what}), as this server has no API key; allow the site "
+        "with --cors-origin, set --api-key, or send this from a program"
     )
     return APIError(403, message, code="origin_refused", close=True)

@@ -1,11 +1,39 @@
 """The wire of Ollama's API."""
 
+from penstock.frontend.describe import Operation
 from penstock.frontend.ollama.chat import read_chat
 from penstock.frontend.ollama.errors import encode_error
+from penstock.frontend.ollama.fields import ChatFields, GenerateFields, ModelFields
 from penstock.frontend.ollama.generate import read_generate
 from penstock.frontend.ollama.models import delete, greet, list_models, list_running, pull, show_model, show_version
 
+_NDJSON = "application/x-ndjson"
+OPERATIONS = {
+    "greet": Operation(summary="Say that a server is here", answer="text/plain"),
+    "read_chat": Operation(
+        summary="Answer a chat",
+        request=ChatFields,
+        example={"messages": [{"role": "user", "content": "Why is the sky blue?"}], "options": {"num_predict": 64}},
+        stream=_NDJSON,
+    ),
+    "read_generate": Operation(
+        summary="Continue a prompt",
+        request=GenerateFields,
+        example={"prompt": "Water flows", "options": {"num_predict": 32}},
+        stream=_NDJSON,
+    ),
+    "list_models": Operation(summary="List the model's names"),
+    "list_running": Operation(summary="List the loaded models"),
+    "show_version": Operation(summary="The version of Ollama's API"),
+    "show_model": Operation(summary="What is known about the model", request=ModelFields, example={}),
+    "pull": Operation(
+        summary="Success for the served model; no other is downloaded", request=ModelFields, stream=_NDJSON
+    ),
+    "delete": Operation(summary="Refused: the served model is in use", request=ModelFields),
+}
+
 __all__ = [
+    "OPERATIONS",
     "delete",
     "encode_error",
     "greet",

@@ -19,7 +19,7 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
     """`strict` changes nothing: a schema is always held exactly."""
 
     name: str | None = None
-    schema: msgspec.Raw = msgspec.Raw(b"")
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
     description: str | None = None
 
@@ -32,7 +32,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     """vLLM's: exactly one of these."""
 
-    json: msgspec.Raw = msgspec.Raw(b"")  # a schema, or a string that contains one
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # a schema, or a string that contains one
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -67,9 +67,14 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    # Penstock's
+    timeout: float | None = None  # seconds
+    first_token_timeout: float | None = None
+    # OpenAI's, and vLLM's
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: msgspec.Raw = msgspec.Raw(b"")  # as in `structured_outputs`, which replaced these four
+    # as in `structured_outputs`, which replaced these four
+    guided_json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None

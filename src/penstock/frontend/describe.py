@@ -1,0 +1,18 @@
+"""How a wire describes its routes for the OpenAPI document."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """Describes one route. A wire's package has `OPERATIONS`, a mapping from the names of its functions to these."""
+
+    summary: str
+    request: type[msgspec.Struct] | None = None  # what the body is decoded as
+    example: Mapping[str, Any] = field(default_factory=dict)  # a body, without the model's name
+    answer: str = "application/json"  # content type
+    stream: str | None = None  # content type of the answer if the request has "stream": true

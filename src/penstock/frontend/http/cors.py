@@ -1,0 +1,51 @@
+"""Cross-origin requests (https://fetch.spec.whatwg.org/#http-cors-protocol) of web pages that the operator allows."""
+
+import re
+from collections.abc import Iterable
+
+from penstock.frontend.http.asgi import Headers, Scope, Send, header
+
+_SHARED = b"x-request-id, request-id, retry-after"  # headers of answers that a page may read
+_METHODS = b"GET, POST, DELETE, OPTIONS"
+_SECONDS = b"600"  # that a browser may remember the answer to a preflight
+_HEADER_NAMES = re.compile(rb"[a-z0-9-]+(, ?[a-z0-9-]+)*")  # as browsers write them
+_MAX_HEADERS = 1024  # bytes
+
+
+class Cors:
+    """Decides which origins may read answers. No cookies are used, so no credentials are allowed."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        """`origins` are compared with the Origin header as they are."""
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def allowed(self, scope: Scope) -> bytes | None:
+        """Returns the request's origin if it is allowed."""
+        if not self._origins:
+            return None
+        origin = header(scope, b"origin")
+        return origin if origin in self._origins else None
+
+    def headers(self, origin: bytes | None) -> Headers:
+        """Returns the headers of every answer. `origin` is an allowed one, or None."""
+        if not self._origins:
+            return []
+        vary = (b"vary", b"origin")
+        if origin is None:
+            return [vary]
+        return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _SHARED), vary]
+
+
+def is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks if a page may send a request."""
+    return scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None
+
+
+async def answer_preflight(scope: Scope, send: Send) -> None:
+    """Allows a page of an allowed origin every method and every header that it asks for."""
+    headers = [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _SECONDS)]
+    wanted = header(scope, b"access-control-request-headers")
+    if wanted and len(wanted) <= _MAX_HEADERS and _HEADER_NAMES.fullmatch(wanted):
+        headers.append((b"access-control-allow-headers", wanted))
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,26 @@
+"""The pages for browsers: the playground, the dashboard and the API's description, with the routes that they read."""
+
+from penstock.frontend.describe import Operation
+from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.pages.files import show_dashboard, show_docs, show_file, show_playground
+from penstock.frontend.pages.server import show_load, show_server
+
+OPERATIONS = {
+    "show_playground": Operation(summary="The playground", answer="text/html"),
+    "show_dashboard": Operation(summary="The dashboard", answer="text/html"),
+    "show_docs": Operation(summary="A page that shows this document", answer="text/html"),
+    "show_file": Operation(summary="A file of a page", answer="*/*"),
+    "show_server": Operation(summary="The model, defaults of sampling parameters, and limits"),
+    "show_load": Operation(summary="Counters, gauges and latencies, as the dashboard reads them"),
+}
+
+__all__ = [
+    "OPERATIONS",
+    "encode_error",
+    "show_dashboard",
+    "show_docs",
+    "show_file",
+    "show_load",
+    "show_playground",
+    "show_server",
+]

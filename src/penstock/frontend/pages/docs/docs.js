@@ -1,0 +1,118 @@
+// The API's page: shows /openapi.json.
+import { html, render, useEffect, useState } from "../vendor/preact.js";
+import { fetchJSON, readKey } from "../shared/api.js";
+import { Code } from "../shared/code.js";
+import { CopyButton, Header, KeyDialog } from "../shared/shell.js";
+
+const TITLES = { openai: "OpenAI", pages: "Pages and server", probes: "Probes and metrics", anthropic: "Anthropic", ollama: "Ollama", tgi: "Text Generation Inference", kserve: "KServe v2 and Triton", rerank: "Rerank and score" };
+const METHODS = ["get", "post", "put", "patch", "delete"];
+
+function operations(spec) {
+  return Object.entries(spec.paths).flatMap(([path, methods]) =>
+    METHODS.filter((method) => methods[method]).map((method) => ({ path, method, ...methods[method] })),
+  );
+}
+
+const resolve = (spec, schema) => {
+  const name = schema?.$ref?.split("/").at(-1);
+  return name ? [spec.components.schemas[name] ?? {}, name] : [schema ?? {}, ""];
+};
+
+// A schema's type in few words.
+function typeOf(schema) {
+  if (schema.$ref) return schema.$ref.split("/").at(-1);
+  if (schema.anyOf) return schema.anyOf.map(typeOf).filter((name) => name !== "null").join(" or ");
+  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
+  if (schema.type === "array") return `list of ${schema.items ? typeOf(schema.items) : "anything"}`;
+  if (schema.type === "object" && schema.additionalProperties?.type) return `object of ${typeOf(schema.additionalProperties)}`;
+  return [schema.type ?? "anything"].flat().join(" or ");
+}
+
+function references(schema) {
+  if (!schema || typeof schema !== "object") return [];
+  return [schema.$ref?.split("/").at(-1), ...[schema.items, ...(schema.anyOf ?? [])].flatMap(references)].filter(Boolean);
+}
+
+function Fields({ spec, schema, depth = 0 }) {
+  const required = new Set(schema.required ?? []);
+  const entries = Object.entries(schema.properties ?? {});
+  return html`<table class="fields">
+    <thead class="sr"><tr><th scope="col">Name</th><th scope="col">Type</th></tr></thead>
+    <tbody>${entries.map(([name, field]) => {
+      const inner = depth < 3 ? references(field).filter((one) => spec.components.schemas[one]?.properties) : [];
+      return html`<tr>
+        <th scope="row"><code>${name}</code>${required.has(name) && html`<em>required</em>`}</th>
+        <td><span class="type">${typeOf(field)}</span>${field.description && html`<p>${field.description}</p>`}
+          ${inner.map((one) => html`<details><summary>${one}</summary><${Fields} spec=${spec} schema=${spec.components.schemas[one]} depth=${depth + 1} /></details>`)}</td>
+      </tr>`;
+    })}</tbody>
+  </table>`;
+}
+
+function example(operation) {
+  const body = operation.requestBody?.content["application/json"].example;
+  const key = readKey() && operation.security?.length !== 0 ? ` \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"` : "";
+  const method = operation.method === "get" || body ? "" : ` -X ${operation.method.toUpperCase()}`;
+  const data = body ? ` \\\n  -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'` : "";
+  return `curl${method} ${location.origin}${operation.path}${key}${data}`;
+}
+
+const anchor = (operation) => `${operation.method}${operation.path.replaceAll(/[^\w]+/g, "-")}`;
+
+function Operation({ spec, operation }) {
+  const content = operation.requestBody?.content["application/json"];
+  const [schema] = resolve(spec, content?.schema);
+  const text = example(operation);
+  const streams = Object.keys(operation.responses["200"]?.content ?? {}).filter((kind) => kind !== "application/json" && operation.requestBody);
+  return html`<section class="operation" id=${anchor(operation)} aria-labelledby="${anchor(operation)}-title">
+    <h3 id="${anchor(operation)}-title"><span class="method ${operation.method}">${operation.method.toUpperCase()}</span><code>${operation.path}</code></h3>
+    <p class="summary">${operation.summary}${operation.security?.length === 0 && html`<span class="tag">no key needed</span>`}${streams.map((kind) => html`<span class="tag">streams ${kind}</span>`)}</p>
+    <div class="snippet"><${Code} text=${text} lang="bash" /><${CopyButton} text=${text} label="Copy the command" /></div>
+    ${schema.properties && html`<details class="body"><summary>Body: ${Object.keys(schema.properties).length} parameters</summary><${Fields} spec=${spec} schema=${schema} /></details>`}
+  </section>`;
+}
+
+function App() {
+  const [spec, setSpec] = useState(null);
+  const [model, setModel] = useState("");
+  const [problem, setProblem] = useState("");
+  const [keyNeeded, setKeyNeeded] = useState(false);
+  const [search, setSearch] = useState("");
+  const connect = async () => {
+    setKeyNeeded(false);
+    try {
+      setSpec(await fetchJSON("/openapi.json"));
+      setModel((await fetchJSON("/server_info")).model);
+      setProblem("");
+    } catch (error) {
+      setProblem(error.message);
+      setKeyNeeded(error.status === 401);
+    }
+  };
+  useEffect(() => void connect(), []);
+  useEffect(() => {
+    if (spec && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+  }, [spec]);
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const all = spec ? operations(spec).filter((one) => words.every((word) => `${one.method} ${one.path} ${one.summary}`.toLowerCase().includes(word))) : [];
+  const tags = [...new Set(all.map((operation) => operation.tags[0]))];
+  const titleOf = (tag) => TITLES[tag] ?? tag;
+  return html`<${Header} model=${model} />
+    <div class="layout">
+      <nav class="contents" aria-label="Routes">
+        <label class="sr" for="search">Search</label>
+        <input id="search" type="text" placeholder="Search" value=${search} onInput=${(event) => setSearch(event.target.value)} />
+        ${tags.map((tag) => html`<h2>${titleOf(tag)}</h2><ul>${all.filter((one) => one.tags[0] === tag).map((one) => html`<li><a href="#${anchor(one)}"><span class="method ${one.method}">${one.method.toUpperCase()}</span><span class="path">${one.path}</span></a></li>`)}</ul>`)}
+      </nav>
+      <main>
+        <h1>API</h1>
+        <p class="lead">The routes of this server${spec && html`, Penstock ${spec.info.version}`}. Base URL: <code>${location.origin}</code>. The same as a document for tools: <a href="/openapi.json">openapi.json</a>.</p>
+        ${problem && !keyNeeded && html`<div class="problem" role="alert">${problem}</div>`}
+        ${tags.map((tag) => html`<h2 class="wire">${titleOf(tag)}</h2>${all.filter((one) => one.tags[0] === tag).map((one) => html`<${Operation} key=${anchor(one)} spec=${spec} operation=${one} />`)}`)}
+        ${spec && !all.length && html`<p>No route has “${search}”.</p>`}
+      </main>
+    </div>
+    ${keyNeeded && html`<${KeyDialog} onDone=${connect} />`}`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,103 @@
+"""GET /server_info and /server_load: what the pages show of the server."""
+
+import time
+
+import orjson
+
+from penstock.frontend.call import RequestContext
+from penstock.messages import SamplingParams
+from penstock.messages.limits import MAX_ADDITIVE_PENALTY, MAX_BIAS, MAX_STOP_TOKENS, REPETITION_RANGE
+from penstock.observe.histogram import Histogram
+from penstock.version import __version__
+
+_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+_LIMITS = (
+    *("max_choices", "max_logprobs", "max_stop_strings", "max_stop_chars", "max_logit_bias", "max_tools"),
+    *("max_tool_bytes", "max_body_bytes"),
+)
+
+
+async def show_server(body: bytes, context: RequestContext) -> bytes:
+    """Answers with the model's names, the defaults of sampling parameters, their ranges and the server's limits."""
+    model, limits = context.model, context.limits
+    info = model.client.info
+    own = SamplingParams(seed=0, max_tokens=0)
+    return orjson.dumps(
+        {
+            "version": __version__,
+            "model": model.name,
+            "aliases": model.aliases,
+            "max_model_len": model.max_model_len,
+            "vocab_size": info.vocab_size,
+            "dtype": info.dtype,
+            "chat": model.tokenizer.chat_template is not None,
+            "tools": model.conversation.tools is not None,
+            "reasoning": model.conversation.reasoning is not None,
+            "defaults": {name: model.defaults.get(name, getattr(own, name)) for name in _DEFAULTS},
+            "ranges": {
+                **dict.fromkeys(("top_p", "min_p"), (0, 1)),
+                **dict.fromkeys(
+                    ("presence_penalty", "frequency_penalty"), (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
+                ),
+                "repetition_penalty": REPETITION_RANGE,
+                "logit_bias": (-MAX_BIAS, MAX_BIAS),
+            },
+            "limits": {
+                **{name: getattr(limits, name) for name in _LIMITS},
+                "max_stop_token_ids": MAX_STOP_TOKENS,
+                "max_num_seqs": info.max_num_seqs,
+            },
+        }
+    )
+
+
+async def show_load(body: bytes, context: RequestContext) -> bytes:
+    """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
+    client, metrics = context.model.client, context.metrics
+    assert metrics is not None
+    stats, info = client.stats(), client.info
+    serves = client.healthy and not client.restarting
+    return orjson.dumps(
+        {
+            "time": time.monotonic(),
+            "state": "ready" if serves else "restarting" if client.restarting else "ended",
+            "restarts": client.restarts,
+            "block_size": info.block_size,
+            "max_num_seqs": info.max_num_seqs,
+            "running": stats.running if serves else 0,
+            "waiting": stats.waiting if serves else 0,
+            "blocks": [
+                {"total": total, "held": held, "cached": cached}
+                for total, held, cached in zip(stats.blocks_total, stats.blocks_held, stats.blocks_cached, strict=False)
+            ],
+            "counters": {
+                "steps": stats.steps,
+                "computed_tokens": stats.computed_tokens,
+                "step_seconds": stats.step_seconds,
+                "forward_seconds": stats.forward_seconds,
+                "sample_seconds": stats.sample_seconds,
+                "prefix_queries": stats.prefix_queries,
+                "prefix_hits": stats.prefix_hits,
+                "preemptions": stats.preemptions,
+                "draft_tokens": stats.draft_tokens,
+                "accepted_tokens": stats.accepted_tokens,
+                "prompt_tokens": metrics.prompt_tokens,
+                "generation_tokens": metrics.generation_tokens,
+                "finished": metrics.finished,
+            },
+            "histograms": {
+                "ttft": _buckets(metrics.time_to_first_token),
+                "tpot": _buckets(metrics.time_per_output_token),
+                "queue": _buckets(metrics.queue_time),
+                "e2e": _buckets(metrics.e2e_latency),
+            },
+        }
+    )
+
+
+def _buckets(histogram: Histogram) -> list[tuple[float | None, float]]:
+    """Upper bounds in seconds, None for the last one, with cumulative counts."""
+    return [(None if bound == "+Inf" else float(bound), count) for bound, count in histogram.buckets()]

@@ -1,0 +1,74 @@
+"""The OpenAPI document: it has every route, and its examples work."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+
+from penstock.frontend.http.access import OPEN_PATHS
+from penstock.frontend.wires import WIRES
+from tests.frontend.conftest import Site
+
+
+async def document(site: Site) -> dict[str, Any]:
+    return (await site.http.get("/openapi.json")).json()
+
+
+async def test_every_route_is_in_it(site: Site) -> None:
+    described = {
+        (method.upper(), path) for path, methods in (await document(site))["paths"].items() for method in methods
+    }
+    routes = {(route.method, re.sub(r":\w+}", "}", route.path)) for wire in WIRES for route in wire.routes}
+    assert described == routes | {("GET", path.decode()) for path in OPEN_PATHS} | {("GET", "/openapi.json")}
+
+
+async def test_its_references_are_whole_and_names_are_different(site: Site) -> None:
+    spec = await document(site)
+    schemas = spec["components"]["schemas"]
+    for name in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(spec)):
+        assert name in schemas
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    ids = [operation["operationId"] for methods in spec["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def bodies(spec: dict[str, Any]) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """(method, path, schema, example) of every route that takes a body."""
+    found = []
+    for path, methods in spec["paths"].items():
+        for method, operation in methods.items():
+            if "requestBody" in operation:
+                content = operation["requestBody"]["content"]["application/json"]
+                name = content["schema"]["$ref"].rpartition("/")[2]
+                found.append((method, path, spec["components"]["schemas"][name], content["example"]))
+    return found
+
+
+async def test_every_route_that_takes_a_body_describes_it(site: Site) -> None:
+    described = {(method.upper(), path) for method, path, _, _ in bodies(await document(site))}
+    routes = {(route.method, route.path) for wire in WIRES for route in wire.routes if route.method != "GET"}
+    assert described == routes
+
+
+async def test_bodies_are_described_by_what_decodes_them(site: Site) -> None:
+    """Every parameter of a schema is known to its route, and no other is."""
+    tried = 0
+    for method, path, schema, example in bodies(await document(site)):
+        strict = schema.get("additionalProperties") is False
+        for parameter in (*schema["properties"], "no_such_parameter"):
+            response = await site.http.request(method, path, json={**example, parameter: {"a": [{}]}})
+            unknown = re.search(rf"unknown parameter '{parameter}'", response.text) is not None
+            assert unknown == (strict and parameter == "no_such_parameter"), (path, parameter, response.text)
+            tried += 1
+    assert tried > 200
+
+
+async def test_the_examples_work(make_site: Callable[..., Site]) -> None:
+    site = make_site(max_model_len=256)
+    for method, path, _, example in bodies(await document(site)):
+        response = await site.http.request(method, path, json=example)
+        refused = "has no embeddings" in response.text or path == "/api/delete"  # of a model that generates
+        assert response.status_code == 200 or refused, (path, response.text)
