@@ -37,6 +37,31 @@ _GEMMA = {"hidden_size": 72, "num_hidden_layers": 6, "head_dim": 48, "query_pre_
 
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+}
+_DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0],
+    "partial_rotary_factor": 0.75,
+}
+_GPT2 = {
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": MAX_POSITION,
+    "n_inner": 112,
+    "attn_pdrop": 0.0,
+}
+
 # variant: the class's prefix in transformers, and what differs from _SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -70,6 +95,115 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "tie_word_embeddings": False,
         },
+    ),
+    "llama_yarn": ("Llama", {"rope_parameters": _YARN_ROPE, "head_dim": 32, "tie_word_embeddings": False}),
+    "llama_dynamic": ("Llama", {"rope_parameters": _DYNAMIC_ROPE, "tie_word_embeddings": False}),
+    "gemma": ("Gemma", {"head_dim": 24, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2",
+        {**_GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
+    ),
+    "gemma2_uncapped": (
+        "Gemma2",
+        {**_GEMMA, "num_hidden_layers": 2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "phi3": ("Phi3", {"sliding_window": 16}),
+    "phi3_long": (
+        "Phi3",
+        {"rope_parameters": _LONG_ROPE, "original_max_position_embeddings": 256, "tie_word_embeddings": True},
+    ),
+    "ministral": (
+        "Ministral",
+        {
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                **_YARN_ROPE,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 256,
+                "factor": 2.0,
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "smollm3_every_fourth": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "smollm3_window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
+    ),
+    "olmo2": ("Olmo2", {"tie_word_embeddings": False}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "full_attention": _YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 1.7,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "cohere2": ("Cohere2", {"logit_scale": 0.7, "num_hidden_layers": 4, "sliding_window": 16}),
+    "glm": ("Glm", {"head_dim": 24}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "head_dim": 24,
+        },
+    ),
+    "glm4_moe_grouped": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "attention_bias": True,
+        },
+    ),
+    "starcoder2": ("Starcoder2", {"sliding_window": None}),
+    "starcoder2_window": ("Starcoder2", {"sliding_window": 16, "use_bias": False}),
+    "gpt2": ("GPT2", _GPT2),
+    "gpt2_scaled": ("GPT2", {**_GPT2, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.25}),
+    "gpt_neox_serial": ("GPTNeoX", {"use_parallel_residual": False, "rotary_pct": 1.0, "hidden_act": "gelu_new"}),
+    "opt": ("OPT", {"ffn_dim": 112}),
+    "falcon": ("Falcon", {"ffn_hidden_size": 112}),
+    "falcon_grouped": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon_serial": (
+        "Falcon",
+        {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 112, "tie_word_embeddings": False},
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 72}),
     "mixtral_window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 16}),
@@ -129,8 +263,9 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
     family, changes = VARIANTS[family_variant]
     text = "Text" if family == "Gemma3" else ""
     config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    randomise(model, seed, norm_mean=0.0 if family == "Gemma3" else 1.0)
+    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    model = getattr(transformers, name)(config).eval()
+    randomise(model, seed, norm_mean=0.0 if family.startswith("Gemma") else 1.0)
     return model
 
 
@@ -147,6 +282,10 @@ def randomise(model: Any, seed: int, *, norm_mean: float) -> None:
                 parameter.copy_(mean + 0.2 * noise)
             else:
                 parameter.copy_(noise * 1.5 / math.sqrt(parameter.shape[-1]))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                generator = torch.Generator().manual_seed(seed * 1000 + len(name))
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def split_checkpoint(folder: Path, shards: int) -> None:

@@ -29,7 +29,12 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "smollm3": "smollm3",
 }
 # Variants that a GGUF file can describe: llama.cpp fixes what the others change (windows of Qwen, dense layers).
 REPRESENTABLE = (
@@ -48,7 +53,13 @@ REPRESENTABLE = (
     "mixtral_window",
     "qwen2_moe_plain",
     "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "granite",
+    "olmo2",
+    "smollm3_every_fourth",
 )
+PERMUTED = ("llama", "granite", "smollm3")
 
 
 Written = Callable[..., Path]
@@ -116,7 +127,13 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.freq_base": float(rope["rope_theta"]),
         "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
-        "rope.dimension_count": head_dim if arch == "llama" else None,
+        "rope.dimension_count": head_dim if arch in PERMUTED else None,
+        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "attention.scale": config.get("attention_multiplier"),
+        "embedding_scale": config.get("embedding_multiplier"),
+        "residual_scale": config.get("residual_multiplier"),
+        "logit_scale": config.get("logits_scaling"),
         "attention.key_length": head_dim if config.get("head_dim") else None,
         "attention.value_length": head_dim if config.get("head_dim") else None,
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
@@ -126,7 +143,7 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     }
     if rope.get("rope_type") == "linear":
         own |= {"rope.scaling.type": RopeScalingType.LINEAR.value, "rope.scaling.factor": float(rope["factor"])}
-    if arch in ("gemma3", "llama") and config.get("sliding_window"):
+    if arch in ("gemma2", "gemma3", "llama") and config.get("sliding_window"):
         own["attention.sliding_window"] = config["sliding_window"]
     if arch == "gemma3" and config["layer_types"] != [
         "full_attention" if i % 6 == 5 else "sliding_attention" for i in range(config["num_hidden_layers"])
@@ -180,10 +197,10 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
             number, which, _ = after.split(".")
             experts.setdefault(f"{before}experts.{which}", {})[int(number)] = tensor
             continue
-        if arch == "llama" and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
+        if arch in PERMUTED and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
             count = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             tensor = permuted(tensor, count)
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
         found[_mapped(names, name)] = tensor
     for name, each in experts.items():

@@ -167,7 +167,7 @@ def _elementwise(sizes: Sizes, device: torch.device) -> Iterator[Op]:
             qkv = _normal(device, rows, (heads + 2 * kv_heads) * head_dim)
             where = torch.arange(rows, device=device)
             factor = _normal(device, heads + kv_heads, head_dim)
-            turns = attention.rotation(where, torch.ones(head_dim // 2, device=device), BF16)
+            turns = attention.rotation(where, torch.ones(2, head_dim // 2, device=device), BF16)
             blocks, offsets = where // BLOCK, where % BLOCK
             return lambda: attention.store(qkv, heads, factor, turns, keys, values, blocks, offsets, 1e-6, 0.0)
 

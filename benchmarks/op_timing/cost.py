@@ -12,6 +12,7 @@ from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import WeightFormat
 from penstock.kernels.native.structs import (
     CODES,
+    EPILOGUES,
     F32,
     I8,
     SCALES,
@@ -52,7 +53,7 @@ def op_cost(op: Any) -> OpCost:
     match op:
         case LinearOp():
             rows, weight = _cell(op.rows), op.weight
-            width = weight.n // 2 if op.epilogue else weight.n
+            width = weight.n // 2 if 0 < op.epilogue < len(EPILOGUES) else weight.n
             out = width * (4 if op.out_dtype == F32 else 2)
             residual = width * size if op.residual else 0
             return OpCost(

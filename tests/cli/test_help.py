@@ -33,8 +33,8 @@ def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[st
 
 def test_help_imports_nothing_heavy() -> None:
     """Of all commands, one after the other in one process."""
-    commands = [[], ["serve"], ["run"], ["plan"], ["bench"], ["list"], ["pull"], ["show"], ["rm"], ["completion"]]
-    commands += [["bench", one] for one in ("throughput", "latency", "quality", "serve")]
+    commands = [[], ["serve"], ["run"], ["plan"], ["bench"], ["list"], ["pull"], ["show"], ["rm"], ["models"]]
+    commands += [["completion"], *(["bench", one] for one in ("throughput", "latency", "quality", "serve"))]
     code = (
         "import sys; from penstock.cli.main import app\n"
         f"for command in {commands!r}:\n"

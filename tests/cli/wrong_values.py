@@ -89,6 +89,7 @@ SHARED: Mapping[str, Wrong] = {
     "--enforce-eager": SWITCH,
     "--event-log": (*_OUTPUT[:2], *_EMPTY),
     "--expert-parallel": SWITCH,
+    "--first-token-timeout": _SECONDS,
     "--generation-config": (("all", "give"), ("", "give")),
     "--gpu-memory-utilization": (
         ("90%", "give a number above 0 up to 1"),
@@ -126,6 +127,7 @@ SHARED: Mapping[str, Wrong] = {
         ("some", "give 32, 64 or 128"),
         ("64", "--quantization int4"),
     ),
+    "--request-timeout": _SECONDS,
     "--revision": (("main", "leave"), *_REVISION),
     "--seed": (("random", "from 0 to 18446744073709551615"), ("-1", "from 0"), ("99999999999999999999", "from 0")),
     "--served-model-name": (("a,,b", "give one name"), ("a,a", "different ones"), *_EMPTY),
@@ -136,6 +138,7 @@ SHARED: Mapping[str, Wrong] = {
     "--thinking-budget": (("many", "from 0 to 2147483647"), ("-1", "from 0 to 2147483647")),
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
+    "--target-itl": (("fast", "from 0 to 60000"), ("-1", "from 0 to 60000"), ("nan", "from 0"), ("", "from 0")),
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
     "--tls-certificate": (
         (NO_FILE, "cannot be read: No such file or directory; name a PEM file"),
@@ -182,6 +185,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
     },
     "list": {"--json": SWITCH},
+    "models": {"--json": SWITCH, "--markdown": SWITCH},
     "pull": {
         "MODEL": (("./no-such-model", "check the path"), ("", "check the path"), ("a b", "org/model")),
         "--revision": _REVISION,
@@ -220,6 +224,18 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--tokens-in": ((NO_FILE, "name a file of --tokens-out"), (FOLDER, "is a directory"), ("", "--tokens-out")),
         "--tokens-out": _OUTPUT,
         "--json": _OUTPUT,
+    },
+    "top": {
+        "URL": (
+            ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
+            ("", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
+            ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
+            ("https://127.0.0.1:1", "is a server running there?"),
+        ),
+        "--once": (),
+        "--interval": (("often", "give a number from 0.2 to 3600"), ("0", "from 0.2"), ("nan", "from 0.2")),
+        "--api-key": (),
     },
     "bench serve": {
         "--url": (

@@ -1,6 +1,6 @@
 """Clients with many dependencies, in environments of their own.
 
-python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor
+python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor sentence-transformers
 cd CLIENTS/node && npm install ai@6 @ai-sdk/openai-compatible zod
 TEST_CLIENTS=CLIENTS pytest tests/clients
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import Server
+from tests.e2e.server import Server, serving
+from tests.encoders import minilm
 
 HERE = Path(__file__).parent
 CLIENTS = Path(os.environ.get("TEST_CLIENTS", "/nowhere"))
@@ -28,6 +29,13 @@ def run(command: list[str], folder: Path) -> None:
 @pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai and instructor")
 def test_langchain_and_instructor(server: Server) -> None:
     run([str(PYTHON), str(HERE / "python_clients.py"), server.url + "/v1", "smollm2"], HERE)
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai")
+def test_embeddings_equal_those_of_sentence_transformers(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", model="all-minilm-l6-v2") as server:
+        command = [str(PYTHON), str(HERE / "embedding_clients.py"), server.url + "/v1", "all-minilm-l6-v2"]
+        run([*command, str(minilm())], HERE)
 
 
 @pytest.mark.skipif(

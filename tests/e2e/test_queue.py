@@ -1,5 +1,6 @@
 """The queue of a real server, with more clients than it can serve at a time."""
 
+import json
 import re
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, gauge, serving
+from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 
 MOST = 1  # --max-priority
 
@@ -40,8 +41,12 @@ class Clients:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Let each client end with its current request."""
         self._stop.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         for thread in self._threads:
             thread.join(PATIENCE)
 
@@ -100,3 +105,57 @@ def test_a_queue_is_bounded_in_tokens(narrow: Server) -> None:
     assert answer.status_code == 429
     assert "--max-waiting-tokens" in answer.json()["error"]["message"]
     assert narrow.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 1}).status_code == 200
+
+
+LONG = {"prompt": "def f(", "max_tokens": 1500, "ignore_eos": True}
+
+
+def late_requests(server: Server) -> float:
+    return gauge(server.get("/metrics").text, "penstock_requests_late_total")
+
+
+def nothing_runs(server: Server) -> bool:
+    return gauge(server.get("/metrics").text, "penstock_num_requests_running") == 0
+
+
+@pytest.mark.parametrize("way", ["header", "parameter"])
+def test_an_answer_ends_at_its_deadline(narrow: Server, way: str) -> None:
+    before, start = late_requests(narrow), time.monotonic()
+    headers = {"X-Request-Timeout": "0.6"} if way == "header" else {}
+    body = LONG if way == "header" else {**LONG, "timeout": 0.6}
+    answer = httpx.post(narrow.url + "/v1/completions", json=body, headers=headers, timeout=PATIENCE)
+    assert 0.5 < time.monotonic() - start < 5
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert answer.headers["x-should-retry"] == "false"
+    assert late_requests(narrow) == before + 1
+    wait_for(lambda: nothing_runs(narrow), 5, "the engine to stop")
+
+
+def test_a_stream_that_has_begun_ends_with_an_event(narrow: Server) -> None:
+    body = {**LONG, "stream": True, "timeout": 0.8}
+    with httpx.stream("POST", narrow.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
+        assert answer.status_code == 200
+        lines = [line for line in answer.iter_lines() if line]
+    assert len(lines) > 5
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    wait_for(lambda: nothing_runs(narrow), 5, "the engine to stop")
+
+
+def test_what_waits_too_long_for_its_first_token_is_given_up(narrow: Server) -> None:
+    with Clients(narrow, 2, **LONG, timeout=4.0) as clients:
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, 10, "two to run")
+        start = time.monotonic()
+        answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "first_token_timeout": 0.5})
+        waited = time.monotonic() - start
+        clients.stop()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert 0.4 < waited < 3
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1" * 40])
+def test_a_wrong_header_is_named(narrow: Server, value: str) -> None:
+    headers = {"X-Request-Timeout": value}
+    answer = httpx.post(narrow.url + "/v1/completions", json={"prompt": "1 +"}, headers=headers, timeout=PATIENCE)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "X-Request-Timeout"

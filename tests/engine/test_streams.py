@@ -7,7 +7,7 @@ import pytest
 from penstock.engine.link.wire import ControlReply, Ended, Rejected, Step
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
-from penstock.messages import EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
+from penstock.messages import DeadlineExceeded, EngineError, EngineStats, QueueFull, RequestRejected, TokenDelta
 from tests.schedule.simulated import request
 
 
@@ -95,6 +95,24 @@ async def test_a_rejection_ends_the_stream(streams: Streams) -> None:
         await stream.read()
     assert not streams.close(stream)
     assert not streams.busy
+
+
+async def test_a_late_request_is_aborted_as_other_choices_may_run(streams: Streams) -> None:
+    stream = streams.open(request("a"))
+    stream.sent = True
+    streams.take(step(rejected=[Rejected("a", "too late", late=True)]))
+    with pytest.raises(DeadlineExceeded, match="too late"):
+        await stream.read()
+    assert streams.close(stream) == ["a"]
+
+
+async def test_a_resumed_request_with_tokens_has_met_its_first_deadline(streams: Streams) -> None:
+    stream = streams.open(request("a", max_tokens=9, deadline=90.0, first_token_deadline=50.0))
+    (first,) = streams.requests(stream)
+    assert (first.deadline, first.first_token_deadline) == (90.0, 50.0)
+    streams.take(step(delta(0, (5,))))
+    (resumed,) = streams.requests(stream)
+    assert (resumed.output_ids, resumed.deadline, resumed.first_token_deadline) == ((5,), 90.0, None)
 
 
 async def test_an_early_close_counts_until_the_engine_knows(streams: Streams) -> None:

@@ -25,6 +25,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 16, "sliding_window_pattern": 4},
     "mixtral": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], **_QWEN2_MOE},
+    # Tensors of another form: heads fused by group, transposed matrices, halves and heads fused, rows in another order.
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"]},
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], "n_inner": 96},
+    "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 4},
+    "phi3": {"architectures": ["Phi3ForCausalLM"]},
+    "glm4": {"architectures": ["Glm4ForCausalLM"]},
     "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **_EXPERTS, "tie_word_embeddings": True},
 }
 

@@ -39,17 +39,19 @@ def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
     read: Counter[tuple[str, int]] = Counter()
     for place in split.places:
         for parameter in shard(spec, place).parameters:
-            for (name, row, _, width), times in values_of(parameter).items():
+            for (name, row, _, width), times in values_of(parameter).items():  # rows of the parameter, as are columns
                 assert times == 1
                 read[name, row] += width
     vocabulary = {s.name for p in spec.parameters if p.kind == "vocabulary" for s in p.sources}
     for parameter in spec.parameters:
         name = parameter.name
-        everywhere = "norm" in name or ".router." in name or ".shared.gate." in name
+        everywhere = (
+            "norm" in name or ".router." in name or ".shared.gate." in name or name == "embedding.positions.weight"
+        )
         copies = split.tensor if everywhere else 1
         for source in parameter.sources:
             twice = spec.tie_embeddings and split.pipeline > 1 and source.name in vocabulary
-            for row in range(source.rows):
+            for row in range(source.first_row, source.first_row + source.rows):
                 assert read[source.name, row] == prod(parameter.shape[1:]) * copies * (2 if twice else 1), name
 
 
@@ -71,7 +73,8 @@ def test_a_ranks_layers_are_those_its_parameters_describe(family: str, split: Sp
             assert shapes[f"layers.{i}.output.weight"] == (hidden, width)
             assert (f"layers.{i}.output.bias" in shapes) == layer.attention.output_bias
             if layer.moe is None:
-                assert shapes[f"layers.{i}.gate_up.weight"] == (2 * layer.intermediate_size, hidden)
+                name, halves = ("gate_up", 2) if layer.gated else ("up", 1)
+                assert shapes[f"layers.{i}.{name}.weight"] == (halves * layer.intermediate_size, hidden)
                 assert shapes[f"layers.{i}.down.weight"] == (hidden, layer.intermediate_size)
             else:
                 size, held = layer.moe.intermediate_size, layer.moe.held

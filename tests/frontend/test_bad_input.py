@@ -71,6 +71,8 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     *[({"min_tokens": value}, "min_tokens") for value in (-1, 3, HUGE, 1.5, "1", True)],
     *[({"seed": value}, "seed") for value in (2**64, -(2**63) - 1, 10**4000, 1.5, "1", True)],
     *[({"priority": value}, "priority") for value in (11, -11, -(2**31) + 1, -HUGE, 1.5, "1", True)],
+    *[({"timeout": value}, "timeout") for value in (0, -1, 86401, 1e300, "5", True)],
+    *[({"first_token_timeout": value}, "first_token_timeout") for value in (0, -0.5, 10**9, "1", [1])],
     *[({"prompt_logprobs": value}, "prompt_logprobs") for value in (-1, 21, HUGE, "1", True)],
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     *[({"stop": value}, "stop") for value in ("", [""], ["a", ""], ["a"] * 17, "x" * 257, 5, True)],

@@ -157,7 +157,7 @@ async def test_ollamas_stream_that_fails(sites: Callable[..., Site]) -> None:
 
 
 async def test_wires_can_be_turned_off(make_site: Callable[..., Site]) -> None:
-    assert {wire.name for wire in WIRES} <= {*WIRE_NAMES}
+    assert tuple(wire.name for wire in WIRES) == WIRE_NAMES
     site = make_site(wires=("ollama",))
     assert (await site.http.get("/api/tags")).status_code == 200
     for path in ("/v1/messages", "/v1/chat/completions"):
@@ -177,3 +177,15 @@ async def test_keys_are_taken_from_either_header(make_site: Callable[..., Site])
         assert (await site.http.get("/v1/models", headers=headers)).status_code == status
     refused = await site.http.post("/v1/messages", json={})
     assert refused.json()["error"]["type"] == "authentication_error"
+
+
+async def test_ollamas_clients_name_no_type_but_pages_of_other_sites_are_refused(site: Site) -> None:
+    for headers, status in (
+        ({}, 200),
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),
+        ({"origin": "http://evil.test"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ):
+        body = json.dumps({"model": NAME}).encode()
+        assert (await site.http.post("/api/show", content=body, headers=headers)).status_code == status
+    assert (await site.http.post("/v1/messages", content=b"{}")).status_code == 415

@@ -38,6 +38,8 @@ def test_it_agrees_with_the_reference(head_dim: int, dtype: torch.dtype) -> None
 
     attention = FlashInferAttention(TritonAttention(), getattr(flashinfer, NAME))
     for arguments in attention_inputs(dtype, 0, head_dim):
+        if arguments[5] or arguments[6] is not None:  # bounded scores and sinks: see Needs.plain_scores
+            continue
         want = run_attention(ReferenceAttention(), arguments)
         got = run_attention(attention, there(arguments)).cpu()
         largest = want.abs().max().item() if want.numel() else 0.0

@@ -58,8 +58,8 @@ def test_inputs_have_one_row_and_none(op: Op) -> None:
 
 def test_the_check_notices_a_wrong_provider() -> None:
     class Wrong(TorchLinear):
-        def __call__(self, *arguments: Any) -> torch.Tensor:
-            return super().__call__(*arguments) + 0.01
+        def __call__(self, *arguments: Any, **options: Any) -> torch.Tensor:
+            return super().__call__(*arguments, **options) + 0.01
 
     op = next(op for op in OPS if op.name == "linear")
     with pytest.raises(AssertionError):
@@ -121,8 +121,8 @@ def test_embedding_scale_is_rounded_to_the_weights_dtype() -> None:
 
 
 def test_reference_attention_is_dense_attention_with_a_mask() -> None:
-    for query, keys, values, batch, scale in attention_inputs(torch.float32, 4):
-        got = ReferenceAttention()(query, keys, values, batch, scale)
+    for query, keys, values, batch, scale, softcap, sinks in attention_inputs(torch.float32, 4):
+        got = ReferenceAttention()(query, keys, values, batch, scale, softcap=softcap, sinks=sinks)
         groups = query.shape[1] // keys.shape[1]
         for i, context in enumerate(batch.context_lens.tolist()):
             start, end = batch.query_start[i : i + 2].tolist()
@@ -134,5 +134,9 @@ def test_reference_attention_is_dense_attention_with_a_mask() -> None:
             lag = torch.arange(context - (end - start), context)[:, None] - torch.arange(context)
             visible = (lag >= 0) & ((lag < batch.window) | (batch.window == 0))
             scores = query[start:end].transpose(0, 1).double() @ k.double().transpose(1, 2) * scale
-            want = (scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v.double()).float()
+            if softcap:
+                scores = softcap * (scores / softcap).tanh()
+            weights = scores.masked_fill(~visible, -torch.inf).exp()
+            beside = 0.0 if sinks is None else sinks.double().exp()[:, None, None]
+            want = (weights @ v.double() / (weights.sum(-1, keepdim=True) + beside)).float()
             torch.testing.assert_close(got[start:end], want.transpose(0, 1), rtol=1e-5, atol=1e-5)

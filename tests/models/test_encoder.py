@@ -14,6 +14,7 @@ import torch
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec, UnsupportedModel, load_spec
 from penstock.kernels.linear import TorchLinear
+from penstock.kernels.prepacked import ACTIVATIONS, PrepackedLinear, SeparateActivation
 from penstock.messages import NewSequence, PoolingParams, SamplingParams, StepPlan, Work
 from penstock.models.encoder import Encoder, Texts
 from penstock.runtime.encoder_runner import EncoderRunner
@@ -113,7 +114,9 @@ def test_each_part_of_a_spec_matters(variant: str, change: Any, tmp_path: Path) 
     (ids,) = ids_of((90,))
 
     def vector(spec: ModelSpec) -> torch.Tensor:
-        encoder = Encoder(spec, load_parameters(tmp_path, spec, torch.float32, progress=False), TorchLinear())
+        encoder = Encoder(
+            spec, load_parameters(tmp_path, spec, torch.float32, progress=False), SeparateActivation(TorchLinear())
+        )
         with torch.inference_mode():
             return encoder.pool(encoder.forward(Texts(torch.tensor(ids), [90], [90])), [90])
 
@@ -234,3 +237,25 @@ class TestModules:
         with pytest.raises(UnsupportedModel) as caught:
             load_spec(folder)
         assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 600])
+def test_prepacked_products(rows: int, dtype: torch.dtype) -> None:
+    """oneDNN's products are those of torch, with every activation, with and without bias and residual."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    x, weight, residual = normal(rows, 48), normal(80, 48) * 0.2, normal(rows, 80)
+    ours, torchs = PrepackedLinear(), SeparateActivation(TorchLinear())
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 4e-2, "rtol": 2e-2}
+    for bias in (None, normal(80)):
+        packed, plain = ours.pack(weight, bias), torchs.pack(weight, bias)
+        torch.testing.assert_close(ours(x, packed), torchs(x, plain), **near)
+        torch.testing.assert_close(ours(x, packed, residual.clone()), torchs(x, plain, residual.clone()), **near)
+        for activation in ACTIVATIONS:
+            torch.testing.assert_close(
+                ours.activated(x, packed, activation), torchs.activated(x, plain, activation), **near
+            )

@@ -65,13 +65,13 @@ class RoundedLinear(TorchLinear):
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % GROUP_OF_X)).unflatten(-1, (-1, GROUP_OF_X))
-        scale = groups.abs().amax(-1, keepdim=True) / 127
-        rounded = torch.where(scale > 0, (groups * (1 / scale)).round() * scale, 0.0).flatten(-2)[..., : x.shape[-1]]
-        return super().__call__(rounded.contiguous(), weight, residual)
+        unit = groups.abs().amax(-1, keepdim=True) / 127
+        rounded = torch.where(unit > 0, (groups * (1 / unit)).round() * unit, 0.0).flatten(-2)[..., : x.shape[-1]]
+        return super().__call__(rounded.contiguous(), weight, residual, scale=scale)
 
-    def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
+    def logits(self, x: Tensor, weight: DenseWeight, **_: float) -> Tensor:
         return self(x, weight) if len(weight.weight) == self._vocab else super().__call__(x, weight)
 
 

@@ -101,17 +101,21 @@ class MirrorAttention(TorchPages):
         offsets: Tensor,
         eps: float,
         offset: float,
+        *,
+        whole: bool = False,
     ) -> Tensor:
         kept = blocks >= 0  # padding is not
         cos, sin = rotation
-        stored = super().store(
-            qkv[kept], heads, weight, (cos[kept], sin[kept]), keys, values, blocks[kept], offsets[kept], eps, offset
-        )
+        places = keys, values, blocks[kept], offsets[kept]
+        turned = cos[kept], sin[kept]
+        stored = super().store(qkv[kept], heads, weight, turned, *places, eps, offset, whole=whole)
         query = stored.new_zeros(len(qkv), *stored.shape[1:])
         query[kept] = stored
         return query
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float) -> Tensor:
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float, **scores: Any
+    ) -> Tensor:
         count = prepared.decodes + prepared.prompts
         first, length, context, row, _ = prepared.units[:5, :count].numpy().astype(np.int64)
         real = np.flatnonzero(context)
@@ -120,7 +124,7 @@ class MirrorAttention(TorchPages):
         tables = prepared.tables.numpy()[row[order]].astype(np.int64)
         batch = AttentionBatch(keys.shape[2], prepared.window, start, context[order], tables)
         out = torch.zeros_like(query)
-        out[: start[-1]] = ReferenceAttention()(query[: start[-1]], keys, values, batch, scale)
+        out[: start[-1]] = ReferenceAttention()(query[: start[-1]], keys, values, batch, scale, **scores)
         return out
 
 

@@ -273,6 +273,10 @@ class Simulation:
         self.now = 0.0
         self.token_seconds = 0.0001
         self.plans: list[StepPlan] = []
+        self.dropped: list[str] = []  # requests that would have been late
+        self.step_seconds: Callable[[StepPlan], float] = lambda plan: (
+            0.001 + self.token_seconds * sum(work.count for work in plan.work)
+        )
         self.requests: dict[str, GenerateRequest] = {}
         self.outputs: dict[tuple[str, int], Output] = {}
 
@@ -295,6 +299,7 @@ class Simulation:
 
     def plan(self) -> StepPlan | None:
         """Plan and submit. Fails where there is work, nothing is outstanding and yet nothing is planned."""
+        self.dropped += [name for name, _ in self.scheduler.drop_late(self.now)]
         plan = self.scheduler.plan(self.now)
         self.scheduler.check()
         if plan is None:
@@ -302,7 +307,7 @@ class Simulation:
             return None
         self.plans.append(plan)
         self.executor.submit(plan)
-        self.now += 0.001 + self.token_seconds * sum(work.count for work in plan.work)
+        self.now += self.step_seconds(plan)
         return plan
 
     def apply(self) -> list[TokenDelta]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from penstock.config.weights import cpu_format
-from penstock.families import ModelSpec, load_spec
+from penstock.families import ModelSpec, TensorSource, load_spec
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.pack import pack
 from penstock.weights import load, matrices, reads
@@ -31,7 +31,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def assembled(state: dict[str, torch.Tensor], spec: ModelSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """What the parameters should be, from a transformers state dict."""
-    return {p.name: torch.cat([state[s.name] for s in p.sources]).to(dtype) for p in spec.parameters}
+    return {p.name: torch.cat([rows_of(state[s.name], s) for s in p.sources]).to(dtype) for p in spec.parameters}
+
+
+def rows_of(tensor: torch.Tensor, source: TensorSource) -> torch.Tensor:
+    """What a source takes of its tensor."""
+    rows = (tensor.T if source.transposed else tensor)[source.first_row : source.first_row + source.rows]
+    if not source.order:
+        return rows
+    head = torch.cat([first + step * torch.arange(count) for first, count, step in source.order])
+    return torch.cat([rows[start + head] for start in range(0, source.rows, len(head))])
 
 
 def assert_equal(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:

@@ -21,6 +21,7 @@ from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native.packing import PackedWeight
 from penstock.weights import load, reads
+from penstock.weights.checkpoint import tensor_shapes
 from penstock.weights.load import load_parameters
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.stored import CheckpointError
@@ -35,11 +36,7 @@ EXPERT_SPLITS = [Split(2, 1, True), Split(4, 3, True)]
 def write(spec: ModelSpec, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A checkpoint of random tensors, as a spec says."""
     generator = torch.Generator().manual_seed(1)
-    tensors = {
-        source.name: torch.randn(source.rows, *parameter.shape[1:], generator=generator).to(dtype)
-        for parameter in spec.parameters
-        for source in parameter.sources
-    }
+    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in tensor_shapes(spec).items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -62,6 +59,8 @@ def joined(spec: ModelSpec, name: str, parts: Sequence[Tensor]) -> Tensor:
     if kind in ("output", "down", "shared.down", "experts.down"):
         return torch.cat(list(parts), -1)
     moe = next((layer.moe for layer in spec.layers if layer.moe), None)
+    if kind == "up":
+        return torch.cat(list(parts))
     blocks = 2 * (moe.num_experts if moe and kind.startswith("experts") else 1)
     return torch.cat([part.view(blocks, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
 
@@ -75,7 +74,7 @@ def assembled(spec: ModelSpec, split: Split, ranks: Sequence[dict[str, Tensor]])
         for name in group[0]:
             parts = [rank[name] for rank in group if name in rank]
             if not name.startswith("layers."):
-                whole[name] = parts[0] if name == "norm.weight" else torch.cat(parts)
+                whole[name] = torch.cat(parts) if name in ("embedding.weight", "head.weight") else parts[0]
                 continue
             _, number, rest = name.split(".", 2)
             if rest in ("output.bias", "down.bias"):

@@ -48,9 +48,11 @@ class AsyncLLM:
         prepared = prepare(model, settings)
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
-        client = await launch(replace(resolved.engine, log_level="warning"), in_process=True)
+        # The caller has the memory, so these limits are open.
+        engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)
+        client = await launch(engine, in_process=True)
         served = served_model(prepared, client)
-        limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)  # the caller has the memory
+        limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)
         return cls(served, limits, resolved.server.seed)
 
     @property

@@ -186,6 +186,22 @@ def batch(
 
 
 @app.command(
+    short_help="Watch what a running server does.",
+    help="Show a running server's batch, rates, latencies, cache and memory, from its metrics. Ctrl-C ends it.",
+)
+def top(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address.")] = "http://127.0.0.1:8000",
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval, and end.")] = False,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, max=3600, help="Between two looks.")] = 1.0,
+    api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key to send.")] = None,
+) -> None:
+    from penstock.cli.top.command import top as command
+
+    command(url, once, interval, api_key)
+
+
+@app.command(
     short_help="Check that an event log replays to the same plans.",
     help="Run the scheduler again on a log of serve --event-log. Exit status: 0 for the same plans, 1 for others.",
 )

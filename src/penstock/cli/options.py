@@ -159,6 +159,17 @@ SERVER: Flags = {
         str | None,
         typer.Option(metavar="N", help="Most prompt tokens of waiting requests; more get 429. Default: 1048576."),
     ],
+    "request_timeout": Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Longest time of a request. Default: no limit.")
+    ],
+    "first_token_timeout": Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="Longest time until a request's first token. Default: no limit."),
+    ],
+    "target_itl": Annotated[
+        str | None,
+        typer.Option(metavar="MS", help="Milliseconds between tokens, to which prompts are cut. Default: 0, not cut."),
+    ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
     ],

@@ -162,9 +162,9 @@ def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
         return Default(count, "enough to keep tensor cores busy, few enough to keep a prompt from stalling others")
     count = max(STEP_TOKENS, inputs.values["max_num_seqs"])
     pooling = inputs.facts.pooling
-    if pooling is not None and pooling.encoder:
+    if pooling is not None and pooling.whole_prompts:
         longest = inputs.values.get("max_model_len") or inputs.facts.max_position
-        return Default(max(count, longest), "an encoder computes a text in one step")
+        return Default(max(count, longest), "a text is computed in one step")
     return Default(count, "enough to keep a CPU's GEMMs busy, few enough to keep a joining prompt from stalling others")
 
 
@@ -240,6 +240,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "kv_cache_memory": _kv_cache_memory,
         "max_waiting": _constant(1024, "a longer queue would only time out"),
         "max_waiting_tokens": _constant(1 << 20, "a thousand tokens for each request that may wait"),
+        "target_itl": _constant(0.0, "prompts are cut to --max-num-batched-tokens only"),
         "threads": _threads,
         "step_deadline": _constant(120.0, "no step of a healthy engine takes as long"),
         "log_format": _constant("text", "for people"),
@@ -258,6 +259,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "reasoning_format": _constant("auto", "as the chat template shows it"),
         "thinking_budget": _constant(None, "models think as long as max_tokens allows"),
         "max_in_flight": _constant(2048, "bounds memory and open sockets"),
+        "request_timeout": _constant(None, "a request may take as long as it needs"),
+        "first_token_timeout": _constant(None, "a request may wait as long as it needs"),
         "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
     }
 )

@@ -1,4 +1,4 @@
-"""What an encoder cannot be combined with."""
+"""What models that give vectors cannot be combined with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,10 +26,14 @@ def check_encoder(values: Mapping[str, Any], sources: Mapping[str, str], device:
             f"--quantization ({sources['quantization']}) is {values['quantization']}, but encoders support none and "
             "int8; set --quantization int8"
         )
+
+
+def check_whole_texts(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise ConfigError unless the longest text fits in a step."""
     length, tokens = values["max_model_len"], values["max_num_batched_tokens"]
     if tokens < length:
         raise ConfigError(
-            f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but an encoder computes a "
-            f"text of up to {length} tokens in one step; set --max-num-batched-tokens {length} or more, or a lower "
+            f"--max-num-batched-tokens ({sources['max_num_batched_tokens']}) is {tokens}, but this model reads "
+            f"texts of up to {length} tokens in one step; set --max-num-batched-tokens {length} or more, or a lower "
             "--max-model-len"
         )

@@ -77,6 +77,11 @@ class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()  # of a classifier
     activation: Literal["sigmoid", "softmax"] = "sigmoid"  # makes scores of a classifier's logits
 
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a text must be computed in one step, and without what the prefix cache has of it."""
+        return self.encoder or self.mode != "last"
+
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a model, or of one rank's part of it. Widths are those of its widest layer, in elements per token."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
 from penstock.config.device_limits import check_device_settings, check_flashinfer_settings
-from penstock.config.encoders import check_encoder
+from penstock.config.encoders import check_encoder, check_whole_texts
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.hardware import Hardware
@@ -129,6 +129,8 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
     pooling = inputs.facts.pooling
     if pooling is not None and pooling.encoder:
         check_encoder(values, sources, inputs.hardware.device, inputs.split)
+    if pooling is not None and pooling.whole_prompts:
+        check_whole_texts(values, sources)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
         raise ConfigError(
             f"--quantization-group ({sources['quantization_group']}) is {values['quantization_group']}, but only int4 "

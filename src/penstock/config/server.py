@@ -32,6 +32,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: str = "auto"  # how it marks its reasoning
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     max_in_flight: int = 2048  # requests being answered; more get 429
+    request_timeout: float | None = None  # of a request in seconds, at most; None: no limit
+    first_token_timeout: float | None = None
     otlp_endpoint: str = ""  # URL of an OpenTelemetry collector; "": no traces
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -141,6 +141,9 @@ class Settings(BaseModel):
     )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
+    target_itl: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=60000)] | None = Field(
+        None, description="Milliseconds between the tokens of a stream, to which prompts beside it are cut; 0: not cut"
+    )
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")
     pipeline_parallel_size: Ranks | None = Field(None, description="Stages that share the layers")
@@ -175,4 +178,6 @@ class Settings(BaseModel):
         None, description="Tokens of reasoning in an answer, at most"
     )
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
+    request_timeout: Seconds | None = Field(None, description="Seconds from a request to its last token, at most")
+    first_token_timeout: Seconds | None = Field(None, description="Seconds from a request to its first token, at most")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

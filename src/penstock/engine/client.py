@@ -12,6 +12,7 @@ from penstock.engine.queue import RequestQueue
 from penstock.engine.recovery import Recovery
 from penstock.engine.streams import Stream, Streams
 from penstock.messages import (
+    DeadlineExceeded,
     EngineError,
     EngineInfo,
     EngineStats,
@@ -22,6 +23,9 @@ from penstock.messages import (
 )
 
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
+
+_NO_TOKEN = "no token came within the request's first_token_timeout; send it with a longer one, or with less load"
+_NOT_DONE = "the request was not complete within its timeout; send it again with a longer one, or ask for fewer tokens"
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +81,7 @@ class StreamingClient:
         frame = _encode_request(request)
         self._recovery.check(request)
         stream = self._streams.open(request)
+        timers = self._timers(stream)
         try:
             if self._streams.down or self._recovery.holding:
                 self._recovery.hold(stream, alone=self._recovery.holding)
@@ -86,7 +91,12 @@ class StreamingClient:
             while deltas := await stream.read():
                 for delta in deltas:
                     yield delta
+        except DeadlineExceeded:
+            self._streams.queue.late += 1
+            raise
         finally:
+            for timer in timers:
+                timer.cancel()
             for name in self._streams.close(stream):
                 self._link.send(encode(Abort(name)))
 
@@ -129,6 +139,22 @@ class StreamingClient:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         await self._link.close()
+
+    def _timers(self, stream: Stream) -> list[asyncio.TimerHandle]:
+        """End the stream at its deadlines."""
+        request, timers = stream.request, []
+
+        def first() -> None:
+            if not stream.has_tokens:
+                stream.fail(DeadlineExceeded(_NO_TOKEN))
+
+        now = time.monotonic()
+        if request.first_token_deadline is not None:
+            timers.append(self._loop.call_later(max(request.first_token_deadline - now, 0.0), first))
+        if request.deadline is not None:
+            after = max(request.deadline - now, 0.0)
+            timers.append(self._loop.call_later(after, lambda: stream.fail(DeadlineExceeded(_NOT_DONE))))
+        return timers
 
     # -- an engine that ends ----------------------------------------------------------------------------------
 

@@ -107,7 +107,9 @@ class EngineCore:
             return False
 
     def _advance(self) -> None:
-        """Fill the pipeline with plans, then apply the oldest result."""
+        """Drop what would be late, fill the pipeline with plans, then apply the oldest result."""
+        for request_id, seconds in self._scheduler.drop_late(self._clock()):
+            self._out.rejected.append(Rejected(request_id, _late(seconds), late=True))
         while self._outstanding < self._depth and (plan := self._scheduler.plan(self._clock())) is not None:
             if plan.new:
                 # If the step ends the engine, the client must know who was in it.
@@ -198,6 +200,13 @@ class EngineCore:
                 self._scheduler.reset_prefix_cache()
                 return ControlReply(command.serial, "the prefix cache is empty")
         return ControlReply(command.serial, error=f"unknown command {command.message!r}: there is 'reset_prefix_cache'")
+
+
+def _late(seconds: float) -> str:
+    return (
+        "the request was dropped before its prompt was computed: its first token would have come "
+        f"{max(seconds, 0.01):.2f} s after its deadline; send it with a longer timeout, or when fewer requests wait"
+    )
 
 
 def _log_failure(message: str, request_id: str) -> None:

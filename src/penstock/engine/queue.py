@@ -20,7 +20,7 @@ class RequestQueue:
 
     def __init__(self, *, max_num_seqs: int, max_waiting: int, max_waiting_tokens: int, clock: Callable[[], float]):
         self.requests = self.tokens = 0  # that wait
-        self.refused = 0
+        self.refused = self.late = 0
         self._max_num_seqs, self._max_waiting, self._max_tokens = max_num_seqs, max_waiting, max_waiting_tokens
         self._free = max_num_seqs  # sequences that could start at once
         self._clock = clock

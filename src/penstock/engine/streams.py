@@ -11,6 +11,7 @@ from penstock.engine.link.merge import DeltaBuffer
 from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
+    DeadlineExceeded,
     EngineError,
     EngineInfo,
     EngineStats,
@@ -83,6 +84,11 @@ class Stream:
         self._refused = True
         self.fail(RequestRejected(message))
 
+    @property
+    def has_tokens(self) -> bool:
+        """True when some engine has sent something."""
+        return self._begun
+
     def fail(self, error: Exception) -> None:
         """End the stream after what has been pushed. The first error stays."""
         self._error = self._error or error
@@ -126,6 +132,7 @@ class Stream:
                 request,
                 request_id=self._names.get(choice, request.request_id),
                 output_ids=tuple(output),
+                first_token_deadline=None if output else request.first_token_deadline,
                 n=1,
                 first_choice=choice,
                 # The prompt's logprobs come with the first token.
@@ -310,7 +317,10 @@ class Streams:
                 self._leave_queue(stream, started=True)
         for rejected in step.rejected:
             if (stream := self._find(rejected.request_id)) is not None:
-                stream.reject(rejected.message)
+                if rejected.late:  # others of its choices may still run: `close` returns their names
+                    stream.fail(DeadlineExceeded(rejected.message))
+                else:
+                    stream.reject(rejected.message)
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             self._answer(reply)

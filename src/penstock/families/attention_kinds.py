@@ -18,20 +18,36 @@ Cut = Literal["whole", "rows", "columns", "experts", "once"]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding over the whole head, halves rotated (the "NeoX" layout).
+    """Rotary position embedding over the first `dims` elements of a head.
 
-    Frequencies are theta ** (-2i / head_dim), then changed by `scaling`:
+    Frequencies are theta ** (-2i / dims), then changed by `scaling`:
+    - "off": all 0, as nothing is rotated;
     - "linear": divided by `factor`;
     - "llama3": wavelengths above original_max_position / low_freq_factor divided by `factor`, those below
-      original_max_position / high_freq_factor kept, and a smooth blend between.
+      original_max_position / high_freq_factor kept, and a smooth blend between;
+    - "yarn": those that turn fewer than `slow` times in original_max_position divided by `factor`, those that turn more
+      than `fast` times kept, and a linear blend between (Peng et al., "YaRN", 2023);
+    - "longrope": divided by `short_factors`, one each, in a model served with at most original_max_position, else by
+      `long_factors` (Ding et al., "LongRoPE", 2024).
+
+    The kernels rotate the halves of a head (the "NeoX" layout). A checkpoint's rows are in that order, except for the
+    elements that are not rotated and, with `interleaved`, pairs that lie side by side: see rows.py.
     """
 
     theta: float = 10000.0
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    scaling: Literal["none", "off", "linear", "llama3", "yarn", "longrope"] = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    dims: int = 0  # 0: the whole head
+    interleaved: bool = False
+    attention_factor: float = 1.0  # cosines and sines are multiplied by it
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: bool = True  # the ends of the blend to whole frequencies
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,7 @@ _GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
         "output.bias": "once",
         "q_norm.weight": "whole",
         "k_norm.weight": "whole",
+        "sinks.weight": "rows",
     }
 )
 
@@ -103,7 +120,8 @@ class GroupedQuerySpec:
     Parameters of layer i:
     - `qkv.weight` [(num_heads + 2 num_kv_heads) * head_dim, hidden], `output.weight` [hidden, num_heads * head_dim];
     - with qkv_bias `qkv.bias`; with output_bias `output.bias`;
-    - with qk_norm `q_norm.weight` and `k_norm.weight`, [head_dim] each.
+    - with qk_norm "heads" `q_norm.weight` and `k_norm.weight`, [head_dim] each; with "whole" one for each element;
+    - with sinks `sinks.weight` [num_heads].
     """
 
     num_heads: int
@@ -113,7 +131,9 @@ class GroupedQuerySpec:
     scale: float  # of the products of queries and keys
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head of q and k, before rope
+    qk_norm: Literal["", "heads", "whole"] = ""  # RMSNorm before rope: of each head, or of all of q and all of k
+    softcap: float = 0.0  # scores are bounded: softcap * tanh(score / softcap); 0: not
+    sinks: bool = False  # each head has the score of a further position without a value
 
     causal: ClassVar[bool] = True
 
@@ -136,13 +156,14 @@ class GroupedQuerySpec:
     @property
     def memory(self) -> AttentionMemory:
         """q, k and v twice, before and after rope, and the output; K and V gathered."""
-        repeated = (self.num_heads + self.num_kv_heads - 2) * self.head_dim if self.qk_norm else 0
+        repeated = (self.num_heads + self.num_kv_heads - 2) * self.head_dim if self.qk_norm == "heads" else 0
         return AttentionMemory(3 * self.query_width + 4 * self.kv_width, 2 * self.kv_width, repeated)
 
     @property
     def tensor_split(self) -> TensorSplit:
+        together = ((1, "norm over all heads"),) if self.qk_norm == "whole" else ()  # each rank needs all heads
         return TensorSplit(
-            sizes=((self.num_kv_heads, "{} KV heads"), (self.num_heads, "{} attention heads")),
+            sizes=(*together, (self.num_kv_heads, "{} KV heads"), (self.num_heads, "{} attention heads")),
             columns=((self.query_width, "output"),),
             cuts=_GROUPED_QUERY_CUTS,
         )

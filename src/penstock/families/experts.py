@@ -20,6 +20,7 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
+    choice_bias: str = "mlp.gate.e_score_correction_bias"
 
 
 def moe_spec(
@@ -37,6 +38,18 @@ def moe_spec(
         raise config.unsupported("num_experts_per_tok", chosen, f"at most {name} ({experts})")
     width = config.integer(size[0]) if size[1] is None else config.integer(*size)
     return MoESpec(experts, chosen, width, normalize)
+
+
+def grouped_routing(config: HFConfig, moe: MoESpec) -> MoESpec:
+    """The mixture with DeepSeek's fields: n_group groups of experts, of which topk_group take part, and the scale of
+    the weights. Raises UnsupportedModel if groups are not equal, or those that take part have too few experts."""
+    groups, kept = config.integer("n_group", 1), config.integer("topk_group", 1)
+    if moe.num_experts % groups or moe.num_experts // groups < (2 if groups > 1 else 1):
+        raise config.unsupported("n_group", groups, f"equal groups of two or more of the {moe.num_experts} experts")
+    if kept > groups or kept * (moe.num_experts // groups) < moe.experts_per_token:
+        raise config.unsupported("topk_group", kept, f"up to n_group ({groups}), with {moe.experts_per_token} experts")
+    scale = config.number("routed_scaling_factor", 1.0)
+    return replace(moe, groups=groups, kept_groups=kept, weight_scale=scale)
 
 
 def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) -> list[LayerSpec]:
@@ -62,6 +75,8 @@ def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: 
     each = [f"{names.experts}{i}." for i in range(moe.first_expert, moe.first_expert + moe.held)]
     router = stacked(f"{ours}router.weight", (hidden,), (f"{theirs}{names.router}.weight", moe.num_experts))
     parameters = [router, *mlps("experts", each, moe.intermediate_size, names.gate, names.up, names.down)]
+    if moe.choice_bias:
+        parameters.append(stacked(f"{ours}choice.bias", (), (f"{theirs}{names.choice_bias}", moe.num_experts)))
     if moe.shared_intermediate_size:
         parameters += mlps("shared", [names.shared], moe.shared_intermediate_size, names.gate, names.up, names.down)
     if moe.shared_gate:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.families.attention_kinds import RopeSpec
 from penstock.families.spec import Activation
 
 
@@ -15,7 +14,16 @@ class UnsupportedModel(ValueError):
 MAX_INTEGER = 2**31 - 1
 _REQUIRED: Final = object()
 
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
 _CHECKPOINT_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -29,6 +37,10 @@ class HFConfig:
     def get(self, name: str) -> Any:
         """The raw value; None if it is absent or null."""
         return self._fields.get(name)
+
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there and null: in some families that is another thing than absent."""
+        return name in self._fields and self._fields[name] is None
 
     def names(self) -> list[str]:
         """The fields that are there."""
@@ -69,6 +81,15 @@ class HFConfig:
             raise self._wrong(name, value, "a list of strings")
         return value
 
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """So many positive finite numbers."""
+        value = self.get(name)
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong(name, value, f"a list of {count} numbers above 0")
+        if not all(isinstance(item, int | float) and 0 < item < math.inf for item in value):
+            raise self._wrong(name, value, f"a list of {count} numbers above 0")
+        return tuple(float(item) for item in value)
+
     def integers(self, name: str) -> list[int]:
         """Counts from 0; an empty list if the field is absent."""
         value = self.get(name)
@@ -99,6 +120,19 @@ class HFConfig:
         """This section, with each field of `names` taken from `outer` if that sets it."""
         return HFConfig({**self._fields, **{n: outer.get(n) for n in names if outer.get(n) is not None}}, self._where)
 
+    def renamed(self, **names: str) -> "HFConfig":
+        """This configuration with fields by other names: `theirs` becomes `ours` for each `ours="theirs"`."""
+        found = {ours: self.get(theirs) for ours, theirs in names.items() if self.get(theirs) is not None}
+        return HFConfig({**self._fields, **found}, self._where)
+
+    def without(self, *names: str) -> "HFConfig":
+        """This configuration without fields that the family does not have."""
+        return HFConfig({name: value for name, value in self._fields.items() if name not in names}, self._where)
+
+    def with_section(self, name: str, **fields: Any) -> "HFConfig":
+        """This configuration with fields of a nested object changed."""
+        return HFConfig({**self._fields, name: {**self._fields.get(name, {}), **fields}}, self._where)
+
     def refuse(self, name: str, why: str) -> None:
         """Raise UnsupportedModel if the field is set: it changes the model's output and is not implemented."""
         value = self.get(name)
@@ -125,10 +159,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def activation(config: HFConfig, name: str, default: str) -> Activation:
+def activation(config: HFConfig, name: str, default: str, *, gated: bool = True) -> Activation:
     value = config.text(name, default)
-    if value not in _ACTIVATIONS:
-        raise config.unsupported(name, value, ", ".join(_ACTIVATIONS))
+    known = [one for one, ours in _ACTIVATIONS.items() if not (gated and ours.startswith("relu"))]
+    if value not in known:
+        raise config.unsupported(name, value, ", ".join(known))
     return _ACTIVATIONS[value]
 
 
@@ -139,43 +174,6 @@ def checkpoint_dtype(config: HFConfig) -> str:
     if value not in _CHECKPOINT_DTYPES:
         raise config.unsupported(name, value, ", ".join(_CHECKPOINT_DTYPES))
     return value
-
-
-def rope(config: HFConfig) -> RopeSpec:
-    """One rope for all layers: `rope_parameters`, before transformers 5 `rope_theta` and `rope_scaling`."""
-    parameters = config.section("rope_scaling") or config.section("rope_parameters") or HFConfig({})
-    if parameters.get("full_attention") is not None:
-        raise config.unsupported("rope_parameters", "one per layer type", "one for all layers of this architecture")
-    return rope_of(parameters, config, config.number("rope_theta", 10000.0))
-
-
-def rope_of(parameters: HFConfig, config: HFConfig, theta: float) -> RopeSpec:
-    """The RopeSpec of one set of parameters. `theta` is the default of rope_theta."""
-    for holder in (parameters, config):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.unsupported("partial_rotary_factor", holder.get("partial_rotary_factor"), "1.0")
-    theta = parameters.number("rope_theta", theta)
-    name = "rope_type" if parameters.get("rope_type") is not None else "type"
-    kind = parameters.text(name, "default")
-    if kind == "default":
-        return RopeSpec(theta=theta)
-    if kind == "linear":
-        return RopeSpec(theta=theta, scaling="linear", factor=parameters.number("factor"))
-    if kind != "llama3":
-        raise parameters.unsupported(name, kind, "default, linear, llama3")
-    spec = RopeSpec(
-        theta=theta,
-        scaling="llama3",
-        factor=parameters.number("factor"),
-        low_freq_factor=parameters.number("low_freq_factor"),
-        high_freq_factor=parameters.number("high_freq_factor"),
-        original_max_position=parameters.integer(
-            "original_max_position_embeddings", config.integer("max_position_embeddings")
-        ),
-    )
-    if spec.high_freq_factor <= spec.low_freq_factor:
-        raise parameters.unsupported("high_freq_factor", spec.high_freq_factor, "above low_freq_factor")
-    return spec
 
 
 def layer_windows(config: HFConfig, num_layers: int, window: int, sliding_by_default: list[bool]) -> tuple[int, ...]:

@@ -1,18 +1,60 @@
 """Shared by nearly all families: how a Llama-like configuration is read, and the names and shapes of its tensors."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 from penstock.families.attention_kinds import GroupedQuerySpec, RopeSpec
 from penstock.families.experts import ExpertNames, expert_parameters
-from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows, rope
-from penstock.families.spec import LayerSpec, ModelSpec, Parameter, stacked
+from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows
+from penstock.families.rope_config import rope
+from penstock.families.rows import fused_heads, head_order, joined
+from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, stacked
 
 MAX_LAYERS = 2000
 
-# (prefix of our names, prefix of the checkpoint's, the layer's AttentionSpec, hidden size) to its parameters
+LLAMA_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+GEMMA_NORMS = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """How a checkpoint names its tensors, without `.weight` and `.bias`. Those of a layer follow `layers` and its
+    number."""
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""  # learned ones
+    layers: str = "model.layers."
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
+    attention: str = "self_attn."
+    heads: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # after `attention`; one name: q, k and v are fused,
+    by_group: bool = False  # those of each KV head together
+    output: str = "o_proj"
+    mlp: str = "mlp."
+    up: tuple[str, ...] = ("gate_proj", "up_proj")  # after `mlp`; one name: the halves are fused, or there is no gate
+    down: str = "down_proj"
+    transposed: bool = False  # matrices of layers are [in, out]
+    first_position: int = 0  # the row of the first learned position
+
+
+NAMES = TensorNames()
+
+# (prefix of our names, prefix of the layer's in the checkpoint, its AttentionSpec, hidden size) to its parameters
 AttentionParameters = Callable[[str, str, Any, int], list[Parameter]]
+
+
+def with_attention(layer: LayerSpec, **changes: Any) -> LayerSpec:
+    """The layer with fields of its GroupedQuerySpec changed."""
+    assert isinstance(layer.attention, GroupedQuerySpec)
+    return replace(layer, attention=replace(layer.attention, **changes))
 
 
 def num_layers(config: HFConfig) -> int:
@@ -31,13 +73,16 @@ def layer_spec(
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
-    post_norms: bool = False,
+    qk_norm: Literal["", "heads", "whole"] = "",
+    softcap: float = 0.0,
+    intermediate_size: int | None = None,
+    **block: Any,
 ) -> LayerSpec:
     """A layer in KV group 0, from the configuration and the family's arguments.
 
     `num_heads`, `num_kv_heads` and `head_dim` are the family's defaults for a configuration without them; `act` is the
-    activation's field and its default. Raises UnsupportedModel for sizes that contradict each other.
+    activation's field and its default; `block` has further fields of LayerSpec. Raises UnsupportedModel for sizes that
+    contradict each other.
     """
     hidden = config.integer("hidden_size")
     heads = _integer(config, "num_attention_heads", num_heads)
@@ -49,23 +94,27 @@ def layer_spec(
     size = config.integer("head_dim", hidden // heads if head_dim is None else head_dim)
     if size % 2:
         raise config.unsupported("head_dim", size, "an even size: rope rotates its halves")
+    turned = rope(config) if rope_spec is None else rope_spec
+    if turned.dims > size or turned.dims % 2:
+        raise config.unsupported("partial_rotary_factor", turned.dims / size, "an even part of the head")
     attention = GroupedQuerySpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size,
-        rope=rope_spec or rope(config),
+        rope=turned,
         scale=attention_scale or size**-0.5,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         qk_norm=qk_norm,
+        softcap=softcap,
     )
     return LayerSpec(
         attention,
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=config.integer("intermediate_size") if intermediate_size is None else intermediate_size,
         kv_group=0,
-        activation=activation(config, *act),
+        activation=activation(config, *act, gated=block.get("gated", True)),
         mlp_bias=mlp_bias,
-        post_norms=post_norms,
+        **block,
     )
 
 
@@ -87,17 +136,20 @@ def decoder_spec(
     vocab_size: int | None = None,
     max_position: int | None = None,
     tied: bool = False,
-    norm_offset: float = 0.0,
-    embedding_scale: float = 1.0,
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
+    norm_bias: bool = False,
+    names: TensorNames = NAMES,
     experts: ExpertNames | None = None,
     attention_parameters: AttentionParameters | None = None,
+    **model: Any,
 ) -> ModelSpec:
     """The whole model: one layer repeated, or the given layers.
 
     `windows` has the number of tokens that a query sees, per layer (None: all of them). KV groups follow from it and
     from what the layers keep. `prefix` stands before every tensor name. `vocab_size`, `max_position` and `tied` are the
-    family's defaults. `experts` names the tensors of mixtures. `attention_parameters` makes the parameters of each
-    layer's attention; None: those of GroupedQuerySpec, by Llama's names.
+    family's defaults; `eps` is the field of the norms' epsilon and its default. `norm_bias`: norms have biases. `names`
+    and `experts` name the tensors. `attention_parameters` makes the parameters of each layer's attention; None: those
+    of GroupedQuerySpec. `model` has further fields of ModelSpec.
     """
     if isinstance(layers, LayerSpec):
         layers = [layers] * num_layers(config)
@@ -110,7 +162,9 @@ def decoder_spec(
     layers = [replace(layer, kv_group=groups.index(group)) for layer, group in zip(layers, kept, strict=True)]
     vocab, hidden = _integer(config, "vocab_size", vocab_size), config.integer("hidden_size")
     tie = config.flag("tie_word_embeddings", tied)
-    attention = attention_parameters or grouped_query_parameters
+    if any(layer.post_norms and layer.pre_norms for layer in layers) and names.norms == LLAMA_NORMS:
+        names = replace(names, norms=GEMMA_NORMS)
+    parameters = _Parameters(names, prefix, hidden, norm_bias, experts, attention_parameters)
     return ModelSpec(
         family=family,
         vocab_size=vocab,
@@ -118,17 +172,18 @@ def decoder_spec(
         layers=tuple(layers),
         windows=tuple(window for window, _ in groups),
         max_position=positions,
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number(*eps),
         tie_embeddings=tie,
-        norm_offset=norm_offset,
-        embedding_scale=embedding_scale,
         checkpoint_dtype=checkpoint_dtype(config),
         eos_token_ids=config.token_ids("eos_token_id"),
-        parameters=decoder_parameters(
-            layers, vocab, hidden, tied=tie, prefix=prefix, experts=experts, attention=attention
+        parameters=parameters.of_model(layers, vocab, positions, tied=tie),
+        ignored_tensors=(
+            f"{prefix}{names.layers}*.{names.attention}rotary_emb.inv_freq",
+            f"{prefix}model.rotary_emb.inv_freq",
         ),
-        ignored_tensors=(f"{prefix}model.layers.*.self_attn.rotary_emb.inv_freq", f"{prefix}model.rotary_emb.inv_freq"),
-        duplicates=((f"{prefix}lm_head.weight", f"{prefix}model.embed_tokens.weight"),) if tie else (),
+        duplicates=((f"{prefix}{names.head}.weight", f"{prefix}{names.embedding}.weight"),) if tie else (),
+        learned_positions=bool(names.positions),
+        **model,
     )
 
 
@@ -136,64 +191,89 @@ def _integer(config: HFConfig, name: str, default: int | None) -> int:
     return config.integer(name) if default is None else config.integer(name, default)
 
 
-def decoder_parameters(
-    layers: Sequence[LayerSpec],
-    vocab: int,
-    hidden: int,
-    *,
-    tied: bool,
-    prefix: str,
-    attention: AttentionParameters,
-    experts: ExpertNames | None,
-) -> tuple[Parameter, ...]:
-    """All parameters: `embedding`, `layers.*`, `norm` and, unless the head is tied, `head`."""
-    parameters = [stacked("embedding.weight", (hidden,), (f"{prefix}model.embed_tokens.weight", vocab))]
-    for index, layer in enumerate(layers):
-        ours, theirs = f"layers.{index}.", f"{prefix}model.layers.{index}."
-        parameters += attention(ours, f"{theirs}self_attn.", layer.attention, hidden)
-        parameters += _norm_parameters(ours, theirs, layer, hidden)
-        if layer.moe is not None and experts is not None:
-            parameters += expert_parameters(ours, theirs, layer.moe, hidden, experts)
-        else:
-            parameters += _mlp_parameters(ours, f"{theirs}mlp.", layer, hidden)
-    parameters.append(stacked("norm.weight", (), (f"{prefix}model.norm.weight", hidden)))
-    if not tied:
-        parameters.append(stacked("head.weight", (hidden,), (f"{prefix}lm_head.weight", vocab)))
-    return tuple(parameters)
+@dataclass(frozen=True)
+class _Parameters:
+    """Makes the parameters of a model whose tensors have these names."""
+
+    names: TensorNames
+    prefix: str
+    hidden: int
+    norm_bias: bool
+    experts: ExpertNames | None
+    attention: AttentionParameters | None
+
+    def of_model(self, layers: Sequence[LayerSpec], vocab: int, positions: int, *, tied: bool) -> tuple[Parameter, ...]:
+        """All parameters: `embedding`, `positions`, `layers.*`, `norm` and, unless the head is tied, `head`."""
+        names, width = self.names, (self.hidden,)
+        parameters = [stacked("embedding.weight", width, (f"{self.prefix}{names.embedding}.weight", vocab))]
+        if names.positions:
+            source = TensorSource(f"{self.prefix}{names.positions}.weight", 0, positions, names.first_position)
+            parameters.append(joined("embedding.positions.weight", width, [source], ()))
+        for index, layer in enumerate(layers):
+            parameters += self.of_layer(f"layers.{index}.", f"{self.prefix}{names.layers}{index}.", layer)
+        parameters += self._norm("norm", f"{self.prefix}{names.norm}")
+        if not tied:
+            parameters.append(stacked("head.weight", width, (f"{self.prefix}{names.head}.weight", vocab)))
+        return tuple(parameters)
+
+    def of_layer(self, ours: str, theirs: str, layer: LayerSpec) -> list[Parameter]:
+        attention: AttentionParameters = self.attention or partial(grouped_query_parameters, names=self.names)
+        parameters = attention(ours, f"{theirs}{self.names.attention}", layer.attention, self.hidden)
+        for norm, name in self.names.norms.items():
+            parameters += self._norm(f"{ours}{norm}", f"{theirs}{name}")
+        if layer.moe is not None and self.experts is not None:
+            return parameters + expert_parameters(ours, theirs, layer.moe, self.hidden, self.experts)
+        width, mlp, turned = layer.intermediate_size, f"{theirs}{self.names.mlp}", self.names.transposed
+        halves = 2 if layer.gated else 1
+        each = width * halves // len(self.names.up)
+        sources = [TensorSource(f"{mlp}{name}", 0, each) for name in self.names.up]
+        if halves > len(sources):
+            sources = [replace(sources[0], rows=width), replace(sources[0], rows=width, first_row=width)]
+        up = f"{ours}gate_up" if layer.gated else f"{ours}up"
+        parameters += _linear(up, self.hidden, sources, layer.mlp_bias, turned)
+        down = [TensorSource(f"{mlp}{self.names.down}", 0, self.hidden)]
+        return parameters + _linear(f"{ours}down", width, down, layer.mlp_bias, turned)
+
+    def _norm(self, ours: str, theirs: str) -> list[Parameter]:
+        kinds = ("weight", "bias") if self.norm_bias else ("weight",)
+        return [stacked(f"{ours}.{kind}", (), (f"{theirs}.{kind}", self.hidden)) for kind in kinds]
 
 
-def _norm_parameters(ours: str, theirs: str, layer: LayerSpec, hidden: int) -> list[Parameter]:
-    """A layer with post_norms has Gemma's four norms; its `pre_feedforward_layernorm` is the MLP's norm."""
-    names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    if layer.post_norms:
-        names["mlp_norm"] = "pre_feedforward_layernorm"
-        names["attention_post_norm"] = "post_attention_layernorm"
-        names["mlp_post_norm"] = "post_feedforward_layernorm"
-    return [stacked(f"{ours}{norm}.weight", (), (f"{theirs}{name}.weight", hidden)) for norm, name in names.items()]
-
-
-def grouped_query_parameters(ours: str, theirs: str, spec: GroupedQuerySpec, hidden: int) -> list[Parameter]:
-    rows = spec.query_width, spec.kv_width, spec.kv_width
-    heads = [(f"{theirs}{name}_proj", count) for name, count in zip("qkv", rows, strict=True)]
-    parameters = _linear(f"{ours}qkv", hidden, heads, spec.qkv_bias)
-    parameters += _linear(f"{ours}output", spec.query_width, [(f"{theirs}o_proj", hidden)], spec.output_bias)
+def grouped_query_parameters(
+    ours: str, theirs: str, spec: GroupedQuerySpec, hidden: int, names: TensorNames = NAMES
+) -> list[Parameter]:
+    """The parameters of a layer's attention. `theirs` ends with the name of the attention."""
+    parts, order = (spec.query_width, spec.kv_width, spec.kv_width), head_order(spec.rope, spec.head_dim)
+    if len(names.heads) == 1:
+        heads = fused_heads(f"{theirs}{names.heads[0]}", spec, by_group=names.by_group)
+    else:
+        each = zip(names.heads, parts, (order, order, ()), strict=True)
+        heads = [TensorSource(f"{theirs}{name}", 0, rows, order=own) for name, rows, own in each]
+    turned, output = names.transposed, [TensorSource(f"{theirs}{names.output}", 0, hidden)]
+    parameters = _linear(f"{ours}qkv", hidden, heads, spec.qkv_bias, turned, parts)
+    parameters += _linear(f"{ours}output", spec.query_width, output, spec.output_bias, turned)
     if spec.qk_norm:
-        for name in ("q_norm.weight", "k_norm.weight"):
-            parameters.append(stacked(ours + name, (), (theirs + name, spec.head_dim)))
+        widths = parts[:2] if spec.qk_norm == "whole" else (spec.head_dim, spec.head_dim)
+        for name, width in zip(("q_norm.weight", "k_norm.weight"), widths, strict=True):
+            parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)], ()))
+    if spec.sinks:
+        parameters.append(stacked(f"{ours}sinks.weight", (), (f"{theirs}sinks", spec.num_heads)))
     return parameters
 
 
-def _mlp_parameters(ours: str, theirs: str, layer: LayerSpec, hidden: int) -> list[Parameter]:
-    width = layer.intermediate_size
-    halves = [(f"{theirs}gate_proj", width), (f"{theirs}up_proj", width)]
-    parameters = _linear(f"{ours}gate_up", hidden, halves, layer.mlp_bias)
-    return parameters + _linear(f"{ours}down", width, [(f"{theirs}down_proj", hidden)], layer.mlp_bias)
-
-
-def _linear(name: str, columns: int, sources: Sequence[tuple[str, int]], bias: bool) -> list[Parameter]:
-    """The weight and, with `bias`, the bias of a layer made of (checkpoint prefix, rows)."""
-    kinds: dict[str, tuple[int, ...]] = {"weight": (columns,), "bias": ()} if bias else {"weight": (columns,)}
-    return [
-        stacked(f"{name}.{kind}", shape, *((f"{source}.{kind}", rows) for source, rows in sources))
-        for kind, shape in kinds.items()
-    ]
+def _linear(
+    name: str,
+    columns: int,
+    sources: Sequence[TensorSource],
+    bias: bool,
+    transposed: bool,
+    parts: tuple[int, ...] = (),
+) -> list[Parameter]:
+    """The weight and, with `bias`, the bias of a layer made of these sources, whose names lack their ends."""
+    parts = parts if len(sources) != len(parts) else ()  # each source is a part
+    weights = [replace(source, name=f"{source.name}.weight", transposed=transposed) for source in sources]
+    parameters = [joined(f"{name}.weight", (columns,), weights, parts)]
+    if bias:
+        biases = [replace(source, name=f"{source.name}.bias") for source in sources]
+        parameters.append(joined(f"{name}.bias", (), biases, parts))
+    return parameters

@@ -12,8 +12,9 @@ from penstock.families.encoder import (
     head_dim,
     labels_of,
 )
-from penstock.families.hf_config import HFConfig, layer_windows, rope_of
+from penstock.families.hf_config import HFConfig, layer_windows
 from penstock.families.llama_like import num_layers
+from penstock.families.rope_config import rope_of
 from penstock.families.spec import EncoderSpec, ModelSpec, stacked
 
 _NAMES = LayerNames(("attn.Wqkv",), "attn.Wo", "attn_norm", "mlp.Wi", "mlp.Wo", "mlp_norm")

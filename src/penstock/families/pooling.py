@@ -49,9 +49,20 @@ def with_pooling(spec: ModelSpec, folder: Path) -> ModelSpec:
         normalize="Normalize" in names,
         **_prompts(_section(folder / "config_sentence_transformers.json")),
     )
-    if spec.encoder is None and pooling.mode != "last":
-        raise UnsupportedModel(f"a decoder with pooling mode {pooling.mode!r} is not supported; supported: lasttoken")
+    if spec.encoder is None:
+        spec = _without_head(spec)
     return replace(spec, pooling=pooling, max_position=min(longest, spec.max_position))
+
+
+def _without_head(spec: ModelSpec) -> ModelSpec:
+    """A decoder that computes no logits."""
+    return replace(
+        spec,
+        parameters=tuple(parameter for parameter in spec.parameters if parameter.name != "head.weight"),
+        tie_embeddings=True,
+        duplicates=(),
+        ignored_tensors=(*spec.ignored_tensors, "lm_head.weight"),
+    )
 
 
 def _modules(path: Path) -> dict[str, str]:

@@ -9,20 +9,31 @@ from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
 from penstock.families.bert import bert, roberta
-from penstock.families.gemma3 import gemma3, gemma3_multimodal
+from penstock.families.decoders.cohere import cohere, cohere2
+from penstock.families.decoders.falcon import falcon
+from penstock.families.decoders.gemma import gemma, gemma2
+from penstock.families.decoders.gemma3 import gemma3, gemma3_multimodal
+from penstock.families.decoders.glm import glm, glm4
+from penstock.families.decoders.glm4_moe import glm4_moe
+from penstock.families.decoders.gpt2 import gpt2
+from penstock.families.decoders.gpt_neox import gpt_neox
+from penstock.families.decoders.granite import granite
+from penstock.families.decoders.llama import llama
+from penstock.families.decoders.mistral import ministral, ministral3, mistral
+from penstock.families.decoders.mixtral import mixtral
+from penstock.families.decoders.olmo import olmo2, olmo3
+from penstock.families.decoders.opt import opt
+from penstock.families.decoders.phi3 import phi3
+from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
+from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
+from penstock.families.decoders.smollm3 import smollm3
+from penstock.families.decoders.starcoder2 import starcoder2
 from penstock.families.gguf.config import WHERE, hf_config, sampling_defaults
 from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
-from penstock.families.llama import llama
-from penstock.families.mistral import mistral
-from penstock.families.mixtral import mixtral
 from penstock.families.modernbert import modernbert
 from penstock.families.pooling import with_pooling
-from penstock.families.qwen2 import qwen2
-from penstock.families.qwen2_moe import qwen2_moe
-from penstock.families.qwen3 import qwen3
-from penstock.families.qwen3_moe import qwen3_moe
 from penstock.families.spec import ModelSpec
 from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
@@ -33,11 +44,30 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Qwen2ForCausalLM": qwen2,
         "Qwen3ForCausalLM": qwen3,
         "MistralForCausalLM": mistral,
+        "MinistralForCausalLM": ministral,
+        "Ministral3ForCausalLM": ministral3,
         "MixtralForCausalLM": mixtral,
         "Qwen2MoeForCausalLM": qwen2_moe,
         "Qwen3MoeForCausalLM": qwen3_moe,
+        "GemmaForCausalLM": gemma,
+        "Gemma2ForCausalLM": gemma2,
         "Gemma3ForCausalLM": gemma3,
         "Gemma3ForConditionalGeneration": gemma3_multimodal,
+        "Phi3ForCausalLM": phi3,
+        "SmolLM3ForCausalLM": smollm3,
+        "Olmo2ForCausalLM": olmo2,
+        "Olmo3ForCausalLM": olmo3,
+        "GraniteForCausalLM": granite,
+        "CohereForCausalLM": cohere,
+        "Cohere2ForCausalLM": cohere2,
+        "GlmForCausalLM": glm,
+        "Glm4ForCausalLM": glm4,
+        "Glm4MoeForCausalLM": glm4_moe,
+        "Starcoder2ForCausalLM": starcoder2,
+        "GPT2LMHeadModel": gpt2,
+        "GPTNeoXForCausalLM": gpt_neox,
+        "OPTForCausalLM": opt,
+        "FalconForCausalLM": falcon,
     }
 )
 _ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
@@ -49,6 +79,12 @@ ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     }
 )
 
+# Decoders without a head: their folders say how they pool.
+DECODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
+    {"LlamaModel": llama, "MistralModel": mistral, "Qwen2Model": qwen2, "Qwen3Model": qwen3}
+)
+
+_ALL = {**FAMILIES, **ENCODERS, **DECODERS}
 MAX_CONFIG_BYTES = 4 << 20
 FEW_LAYERS = 8
 
@@ -58,15 +94,15 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     configuration's name in errors."""
     fields = HFConfig(config, where)
     architectures = fields.texts("architectures") or []
-    known = [name for name in architectures if name in FAMILIES or name in ENCODERS]
+    known = [name for name in architectures if name in _ALL]
     if not known:
-        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, ENCODERS)
+        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS])
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method")
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
-    spec = {**FAMILIES, **ENCODERS}[known[0]](fields)
+    spec = _ALL[known[0]](fields)
     check_layers(spec)
     return _with_sensitive_layers(spec)
 
@@ -102,7 +138,8 @@ def _spec_of_gguf(path: Path) -> ModelSpec:
 def _spec_of_folder(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
-        spec = spec_from_config(read_json_object(path, max_bytes=MAX_CONFIG_BYTES))
+        config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+        spec = spec_from_config(config)
     except FileNotFoundError:
         raise UnsupportedModel(no_config(folder)) from None
     except UnsupportedModel as error:
@@ -111,6 +148,8 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         raise UnsupportedModel(str(error)) from None
     try:
         spec = with_pooling(spec, folder)
+        if spec.pooling is None and not {*config["architectures"]} & {*FAMILIES}:
+            raise UnsupportedModel("a decoder without a head generates nothing, and no modules.json says how it pools")
     except (UnsupportedModel, ValueError) as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
     eos = _generation_config(folder).token_ids("eos_token_id")
@@ -196,8 +235,10 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
 
 
 def _vector_elements(spec: ModelSpec) -> int:
-    """Elements of the norms. A norm of heads is held once for every head."""
-    stored = sum(p.size for p in spec.parameters if p.kind == "vector" and not p.name.endswith(".bias"))
+    """Elements of all vectors but the biases of matrices. A norm of heads is held once for every head."""
+    matrices = {p.name for p in spec.parameters if p.kind != "vector"}
+    vectors = [p for p in spec.parameters if p.kind == "vector" and p.name.replace(".bias", ".weight") not in matrices]
+    stored = sum(p.size for p in vectors)
     return stored + sum(layer.attention.memory.repeated_weights for layer in spec.layers)
 
 

@@ -33,6 +33,12 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
         "attention_post_norm.weight": "whole",
         "mlp_norm.weight": "whole",
         "mlp_post_norm.weight": "whole",
+        "attention_norm.bias": "whole",
+        "mlp_norm.bias": "whole",
+        "up.weight": "rows",
+        "up.bias": "rows",
+        "router.bias": "whole",
+        "choice.bias": "whole",
     }
 )
 
@@ -210,7 +216,9 @@ def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range
         return [_take_rows(parameter, vocabulary)] if place.first else []
     if parameter.name == "head.weight":
         return [_take_rows(parameter, vocabulary)] if place.last else []
-    if parameter.name == "norm.weight":
+    if parameter.name == "embedding.positions.weight":
+        return [parameter] if place.first else []
+    if parameter.name in ("norm.weight", "norm.bias"):
         return [parameter] if place.last else []
     _, number, name = parameter.name.split(".", 2)
     if int(number) not in stage:
@@ -223,7 +231,7 @@ def _parameter(spec: ModelSpec, parameter: Parameter, place: Place, stage: range
 def _cut(spec: ModelSpec, parameter: Parameter, expert: bool) -> Cut:
     """How tensor ranks divide a parameter."""
     if not parameter.name.startswith("layers."):
-        return "whole" if parameter.kind == "vector" else "rows"
+        return "rows" if parameter.kind == "vocabulary" else "whole"
     _, number, name = parameter.name.split(".", 2)
     if name.startswith("experts.") and expert:
         return "experts"
@@ -238,8 +246,14 @@ def _divide(parameter: Parameter, cut: Cut, ranks: int, rank: int) -> list[Param
         return [parameter] if rank == 0 else []
     if cut == "columns":
         return [_take_columns(parameter, part(parameter.shape[1], ranks, rank))]
-    if cut == "rows":  # of each source by itself
-        return [_stack(parameter, [_rows_of(source, part(source.rows, ranks, rank)) for source in parameter.sources])]
+    if cut == "rows":  # of each part by itself
+        sources: list[TensorSource] = []
+        start = 0
+        for rows in parameter.parts or [source.rows for source in parameter.sources]:
+            own = part(rows, ranks, rank)
+            sources += _rows_between(parameter.sources, start + own.start, start + own.stop)
+            start += rows
+        return [replace(_stack(parameter, sources), parts=tuple(rows // ranks for rows in parameter.parts))]
     experts = part(parameter.experts, ranks, rank)
     each = len(parameter.sources) // parameter.experts
     held = parameter.sources[experts.start * each : experts.stop * each]
@@ -249,6 +263,16 @@ def _divide(parameter: Parameter, cut: Cut, ranks: int, rank: int) -> list[Param
 def _take_rows(parameter: Parameter, rows: range) -> Parameter:
     """Those rows of a parameter that has one source."""
     return _stack(parameter, [_rows_of(parameter.sources[0], rows)])
+
+
+def _rows_between(sources: Sequence[TensorSource], first: int, last: int) -> list[TensorSource]:
+    """Rows `first` to `last` of a parameter with these sources."""
+    found = []
+    for source in sources:
+        begin, end = max(first - source.start, 0), min(last - source.start, source.rows)
+        if begin < end:
+            found.append(_rows_of(source, range(begin, end)))
+    return found
 
 
 def _rows_of(source: TensorSource, rows: range) -> TensorSource:

@@ -8,8 +8,8 @@ from typing import Literal
 from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
-Activation = Literal["silu", "gelu_tanh"]
-_TABLES = ("tokens.", "positions.", "types.", "classifier.")
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
+_TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
 
@@ -17,11 +17,12 @@ ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "ta
 @dataclass(frozen=True)
 class MoESpec:
     """A mixture of experts: each token goes through `experts_per_token` of many gated MLPs, which a router chooses by
-    the largest of its logits; their outputs are weighted by the softmax over all logits. A shared expert sees every
-    token.
+    the largest of its scores; their outputs are weighted by these. Scores are the softmax over all logits, or with
+    `sigmoid` that of each. A shared expert sees every token.
 
     Parameters of layer i, a dense layer's `gate_up` and `down` not among them:
-    - `router.weight` [num_experts, hidden], in full precision however weights are quantised;
+    - `router.weight` [num_experts, hidden], in full precision however weights are quantised; with choice_bias
+      `choice.bias` [num_experts]; with biases `router.bias`, `experts.gate_up.bias` and `experts.down.bias`;
     - `experts.gate_up.weight` [held * 2 * intermediate_size, hidden]: expert by expert its gate rows, then its up rows;
     - `experts.down.weight` [held * hidden, intermediate_size];
     - with a shared expert `shared.gate_up.weight`, `shared.down.weight`, and with a gate of its own
@@ -34,6 +35,13 @@ class MoESpec:
     normalize: bool  # the weights of a token's experts are made to sum to 1
     shared_intermediate_size: int = 0  # 0: there is no shared expert
     shared_gate: bool = False  # the shared expert's output is scaled by a sigmoid of the token
+    sigmoid: bool = False
+    groups: int = 1  # of equal groups of experts,
+    kept_groups: int = 1  # the best so many take part: those with the largest score,
+    by_pairs: bool = False  # or with the largest sum of two scores
+    weight_scale: float = 1.0  # of the weights of a token's experts
+    choice_bias: bool = False  # a bias of scores that changes the choice alone
+    biases: bool = False  # of the router and the experts
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 
@@ -45,15 +53,25 @@ class MoESpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One decoder block: attention and a gated MLP or, with `moe`, a mixture of them; each of the two with a norm
-    before and, with `post_norms`, one after."""
+    """One decoder block: attention and an MLP or, with `moe`, a mixture of them; each of the two with a norm before,
+    with `post_norms` one after too.
+
+    Parameters of layer i besides those of its attention: `attention_norm.weight` and `mlp_norm.weight` [hidden] (with a
+    bias if the model's norms have one), with post_norms `attention_post_norm.weight` and `mlp_post_norm.weight`;
+    `gate_up.weight` [2 * intermediate_size, hidden], or `up.weight` of an MLP that is not gated; `down.weight`; with
+    mlp_bias their biases; those of a mixture instead (see MoESpec).
+    """
 
     attention: AttentionSpec
     intermediate_size: int  # of the MLP; 0 with a mixture instead
     kv_group: int  # index into ModelSpec.windows
     activation: Activation = "silu"
     mlp_bias: bool = False
-    post_norms: bool = False  # Gemma: norm the block's output before it joins the residual
+    pre_norms: bool = True
+    post_norms: bool = False  # norm the output of attention and of the MLP before it joins the residual
+    gated: bool = True  # False: down(activation(up(x)))
+    parallel: bool = False  # the MLP reads what attention reads, not its output; there is no norm after
+    shared_norm: bool = False  # of a parallel block: attention and MLP share one norm, `attention_norm`
     moe: MoESpec | None = None
 
 
@@ -72,8 +90,9 @@ class EncoderSpec:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or, for one rank, its
-    rows from `first_row`, and of these `columns` columns (0: all) from `first_column`.
+    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or its rows from
+    `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and columns of the
+    tensor are exchanged. `order` has the order of rows within each head: runs of (first row, count, step) in a row.
     """
 
     name: str
@@ -83,6 +102,8 @@ class TensorSource:
     first_column: int = 0
     columns: int = 0
     stored: str = ""  # the tensor's type, if it holds codes (see penstock.gguf); else ""
+    transposed: bool = False
+    order: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,19 +115,20 @@ class Parameter:
     sources: tuple[TensorSource, ...]
     experts: int = 1  # number of equal matrices that are stacked
     sensitive: bool = False  # gets more bits than others where weights are quantised
+    parts: tuple[int, ...] = ()  # rows of each part that tensor ranks divide by itself; (): each source is one
 
     @property
     def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
-        head are the vocabulary's; a router's, a shared expert's gate and an encoder's tables, which are the matrices
-        outside its layers, stay in full precision."""
+        head are the vocabulary's; a router's, a shared expert's gate, learned positions and an encoder's tables, which
+        are the matrices outside its layers, stay in full precision."""
         if len(self.shape) == 1:
             return "vector"
         if self.name.startswith(_TABLES):
             return "table"
         if self.name in ("embedding.weight", "head.weight"):
             return "vocabulary"
-        if self.name.endswith((".router.weight", ".shared.gate.weight")):
+        if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
             return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
 
@@ -152,11 +174,17 @@ class ModelSpec:
     tie_embeddings: bool
     norm_offset: float = 0.0  # the model adds it to every norm's weight, in fp32: Gemma stores weight - 1
     embedding_scale: float = 1.0  # Gemma: sqrt(hidden_size), rounded to the weights' dtype
+    layer_norm: bool = False  # norms are LayerNorm, not RMSNorm
+    residual_scale: float = 1.0  # what attention and the MLP add to the residual is multiplied by it
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0  # logits are bounded: softcap * tanh(logit / softcap); 0: not
+    learned_positions: bool = False  # `embedding.positions.weight` [max_position, hidden] is added to the embedding
     checkpoint_dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of checkpoint tensors that carry no weights of ours
     duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source that it must equal if it is stored): a tied head
+    base_prefix: str = ""  # of tensor names; some checkpoints leave it out
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
     encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder
@@ -180,6 +208,13 @@ class ModelSpec:
         """The page of each layer of a KV group, which is the same for all. Its width is 0 if there is no layer."""
         layers = self.group_layers(group)
         return self.layers[layers[0]].attention.page if layers else PageShape(1, 1, 0)
+
+    @property
+    def plain_scores(self) -> bool:
+        """Whether no layer's attention bounds scores or has sinks."""
+        return not any(
+            getattr(layer.attention, "softcap", 0) or getattr(layer.attention, "sinks", 0) for layer in self.layers
+        )
 
     @property
     def head_dims(self) -> tuple[int, ...]:

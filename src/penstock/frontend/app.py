@@ -1,5 +1,6 @@
 """The ASGI application: its routes, and the layers around them."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -111,6 +112,8 @@ class _Probes:
             Route("/readyz", self._ready),
             Route("/health", self._ready),
             Route("/ping", self._ready, methods=["GET", "POST"]),
+            Route("/v2/health/live", self._live),  # KServe's
+            Route("/v2/health/ready", self._ready),
             Route("/version", self._show_version),
             Route("/metrics", self._show_metrics),
             Route("/openapi.json", self._show_openapi),
@@ -132,7 +135,7 @@ class _Probes:
         return _json({"version": __version__})
 
     async def _show_metrics(self, request: Request) -> Response:
-        body, content_type = self._metrics.render(request.headers.get("accept"))
+        body, content_type = await asyncio.to_thread(self._metrics.scrape(request.headers.get("accept")))
         return Response(body, headers={"content-type": content_type})
 
     async def _show_openapi(self, request: Request) -> Response:

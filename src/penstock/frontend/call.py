@@ -1,7 +1,8 @@
 """Defines what passes between the server and a wire: the context of a request, and the valid call it becomes."""
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.frontend.answer import Codec
@@ -22,7 +23,7 @@ class RequestContext:
     path: Mapping[str, str]  # the parameters in the path
     headers: Sequence[tuple[bytes, bytes]]  # as ASGI has them
     metrics: ModelMetrics  # of the model
-    start: float = 0.0  # when the request arrived, on time.monotonic()
+    start: float = field(default_factory=time.monotonic)  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.messages import EngineError, QueueFull, RequestRejected
+from penstock.messages import DeadlineExceeded, EngineError, QueueFull, RequestRejected
 
 INTERNAL_ERROR = "internal_error"  # the code of an unexpected exception
 
@@ -38,7 +38,7 @@ class APIError(Exception):
             fields.append((b"retry-after", b"%d" % self.retry_after))
         if self.status == 401:
             fields.append((b"www-authenticate", b"Bearer"))
-        if self.status == 500:
+        if self.status in (500, 504):
             fields.append((b"x-should-retry", b"false"))  # else OpenAI's client retries twice
         if self.close:
             fields.append((b"connection", b"close"))
@@ -70,6 +70,8 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
             return error
         case QueueFull():
             return APIError(429, str(error), code="queue_full", retry_after=error.retry_after)
+        case DeadlineExceeded():
+            return APIError(504, str(error), code="deadline_exceeded")
         case RequestRejected():
             return invalid(str(error), getattr(error, "param", None), "request_rejected")
         case EngineError():

@@ -35,6 +35,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout: float = 60.0  # from the end of the headers to the end of the body
     write_timeout: float = 120.0  # a client that does not read for this long is disconnected
     keep_alive_timeout: float = 75.0
+    request_timeout: float | None = None  # from a request to its last token; None: no limit
+    first_token_timeout: float | None = None  # from a request to its first token
     drain_timeout: float = 30.0  # for requests in flight to finish after the server was asked to stop
     retry_after: int = 1  # seconds; the Retry-After header where nothing better is known
 

@@ -17,6 +17,8 @@ _PROBES = {
     "/readyz": "200 while new requests are accepted",
     "/health": "200 while new requests are accepted",
     "/ping": "200 while new requests are accepted",
+    "/v2/health/live": "200 unless the engine has ended for good",
+    "/v2/health/ready": "200 while new requests are accepted",
     "/version": "The server's version",
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This document",
@@ -54,7 +56,7 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
     for path, summary in _PROBES.items():
         kind = "text/plain" if path == "/metrics" else "application/json"
         answers = {"200": {"description": summary, "content": {kind: {}}}}
-        if path in ("/livez", "/readyz", "/health", "/ping"):
+        if summary.startswith("200 "):
             answers["503"] = {"description": "The server cannot serve now", "content": {kind: {}}}
         paths[path] = {
             "get": {
@@ -114,7 +116,9 @@ def _fields(
         fields["parameters"] = parameters
     if operation.request is not None:
         content: dict[str, Any] = {"schema": schema_of[operation.request]}
-        content["example"] = {"model": model, **operation.example}
+        if operation.example:
+            named = {"model": model} if "model" in operation.request.__struct_fields__ else {}
+            content["example"] = {**named, **operation.example}
         fields["requestBody"] = {"required": True, "content": {"application/json": content}}
     return fields
 

@@ -143,7 +143,7 @@ class _GenerateRoute(_Route):
         site.model.client.queue.check()
         held = site.bodies.hold()
         try:
-            body = await read_body(scope, receive, site.limits, held)
+            body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 call = cast(Call | Answer, await read(body, site.context(scope)))
                 del body
@@ -178,7 +178,9 @@ class _AnswerRoute(_Route):
         answer = getattr(self._wire.package, self._function)
         held = self._site.bodies.hold()
         try:
-            body = await read_body(scope, receive, self._site.limits, held) if _has_body(scope) else b""
+            body = b""
+            if _has_body(scope):
+                body = await read_body(scope, receive, self._site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 made: bytes | Answer = await answer(body, self._site.context(scope))
         except ClientGone:
@@ -197,9 +199,6 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 
 def _has_body(scope: Scope) -> bool:
-    """False for a GET, and for a DELETE that says so: Ollama's has a body."""
-    if scope["method"] != "DELETE":
-        return scope["method"] not in ("GET", "HEAD")
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.frontend.answer_size import check_answer_size
 from penstock.frontend.call import RequestContext
+from penstock.frontend.deadlines import check_timeout, deadlines
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
@@ -31,6 +32,8 @@ class GenerationOptions:
     skip_special_tokens: bool = True
     cache_salt: str | None = None
     priority: int = 0
+    timeout: float | None = None  # seconds to the last token
+    first_token_timeout: float | None = None
 
 
 def check_options(options: GenerationOptions, limits: RequestLimits) -> None:
@@ -49,6 +52,8 @@ def check_options(options: GenerationOptions, limits: RequestLimits) -> None:
             "leave it out",
             "priority",
         )
+    check_timeout(options.timeout, "timeout", limits.request_timeout)
+    check_timeout(options.first_token_timeout, "first_token_timeout", limits.first_token_timeout)
     if salt is not None and not 0 < len(salt) <= 256:
         raise invalid(f"cache_salt has {len(salt)} characters; it must have 1 to 256", "cache_salt")
 
@@ -102,6 +107,7 @@ def make_parts(
     _check_stop(options.stop, context.limits)
     sizes = [len(prompt) for prompt in prompts]
     check_answer_size(sizes, max_tokens, options.n, logprobs, prompt_logprobs, context.limits)
+    deadline, first_token_deadline = deadlines(context, options.timeout, options.first_token_timeout)
     parts = []
     for i, (prompt_ids, most) in enumerate(zip(prompts, max_tokens, strict=True)):
         request = GenerateRequest(
@@ -114,6 +120,8 @@ def make_parts(
             tenant=context.tenant,
             priority=options.priority,
             arrival=time.monotonic(),
+            deadline=deadline,
+            first_token_deadline=first_token_deadline,
             model_revision=context.model.client.info.revision,
             prediction_ids=prediction_ids,
         )

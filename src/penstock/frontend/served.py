@@ -11,6 +11,8 @@ from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
 from penstock.text.calls import Conversation
 
+_NO_NAMES = (None, "dummy", "tgi")  # huggingface_hub sends these texts when its user names no model
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -44,7 +46,7 @@ class ServedModel:
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""
-        if name is not None and name != self.name and name not in self.aliases:
+        if name not in _NO_NAMES and name != self.name and name not in self.aliases:
             shown = name if len(name) <= 100 else name[:100] + "..."
             message = f"model {shown!r} is not served here; this server has {self.name!r}"
             raise APIError(404, message, param="model", code="model_not_found")

@@ -34,8 +34,12 @@ class WireRoute(NamedTuple):
 class Wire:
     """One API. Its package has the functions of its routes, and `encode_error(error: APIError) -> Answer`."""
 
-    def __init__(self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...]) -> None:
+    def __init__(
+        self, name: str, load: Callable[[], ModuleType], routes: tuple[WireRoute, ...], *, any_type: bool = False
+    ) -> None:
+        """`any_type`: bodies may have any content type, or none, as clients of this API send none."""
         self.name = name
+        self.any_type = any_type
         self.routes = routes
         self._load = load
 
@@ -91,6 +95,40 @@ OLLAMA = Wire(
         WireRoute("POST", "/api/pull", "answer", "pull"),
         WireRoute("DELETE", "/api/delete", "answer", "delete"),
     ),
+    any_type=True,
+)
+TGI = Wire(
+    "tgi",
+    lambda: import_module("penstock.frontend.tgi"),
+    (
+        WireRoute("POST", "/", "generate", "read_any"),
+        WireRoute("POST", "/generate", "generate", "read_generate"),
+        WireRoute("POST", "/generate_stream", "generate", "read_stream"),
+        WireRoute("GET", "/info", "answer", "show_info"),
+    ),
+)
+_MODEL = "/v2/models/{model:path}"  # a name may have a slash
+KSERVE = Wire(
+    "kserve",
+    lambda: import_module("penstock.frontend.kserve"),
+    (
+        WireRoute("GET", "/v2", "answer", "show_server"),
+        WireRoute("POST", "/v2/repository/index", "answer", "list_repository"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/load", "answer", "load"),
+        WireRoute("POST", "/v2/repository/models/{model:path}/unload", "answer", "unload"),
+        *(
+            route
+            for start in (_MODEL + "/versions/{version}", _MODEL)
+            for route in (
+                WireRoute("GET", start + "/ready", "answer", "is_ready"),
+                WireRoute("GET", start + "/stats", "answer", "show_stats"),
+                WireRoute("POST", start + "/infer", "generate", "read_infer"),
+                WireRoute("POST", start + "/generate", "generate", "read_generate"),
+                WireRoute("POST", start + "/generate_stream", "generate", "read_stream"),
+                WireRoute("GET", start, "answer", "show_model"),  # last: its path has those of the others
+            )
+        ),
+    ),
 )
 RERANK = Wire(
     "rerank",
@@ -115,4 +153,4 @@ PAGES = Wire(
         WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA, RERANK, PAGES)
+WIRES = (OPENAI, ANTHROPIC, OLLAMA, TGI, KSERVE, RERANK, PAGES)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.elementwise import qk_norm_rope
+from penstock.kernels.elementwise import capped, normed_together, qk_norm_rope
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class PagedAttention(Protocol):
         ...
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Any:
-        """The rotations that `store` applies, for int64 positions [tokens] and fp32 frequencies [head_dim / 2] in
-        radians."""
+        """The rotations that `store` applies, for int64 positions [tokens] and fp32 frequencies [2, head_dim / 2]:
+        radians per position, and what cosine and sine are multiplied by."""
         ...
 
     def store(
@@ -79,16 +79,29 @@ class PagedAttention(Protocol):
         offsets: Tensor,
         eps: float,
         offset: float,
+        *,
+        whole: bool = False,
     ) -> Tensor:
         """Norm (with a weight [heads + kv_heads, head_dim]) and rotate the query and key heads of qkv
-        [tokens, (heads + 2 kv_heads) * head_dim]. Store token i's key and value at offset `offsets[i]` of block
-        `blocks[i]`; all places are distinct. Returns the queries [tokens, heads, head_dim]. The layout within a page is
-        the provider's."""
+        [tokens, (heads + 2 kv_heads) * head_dim]. `whole` norms all query heads together, and all key heads. Store
+        token i's key and value at offset `offsets[i]` of block `blocks[i]`; all places are distinct. Returns the
+        queries [tokens, heads, head_dim]. The layout within a page is the provider's."""
         ...
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Any,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Attention of queries [tokens, heads, head_dim]; same shape and dtype out. Consecutive heads share a KV
-        head."""
+        head. `softcap` bounds scores with a tanh (0: not). `sinks`: fp32 [heads], the score of a further position whose
+        value is zero and which all queries see."""
         ...
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
@@ -96,14 +109,19 @@ class PagedAttention(Protocol):
         ...
 
 
+def unscaled(radians: Tensor) -> Tensor:
+    """The frequencies of `rotation` for radians per position [head_dim / 2]: cosines and sines stay as they are."""
+    return torch.stack((radians, torch.ones_like(radians)))
+
+
 class TorchPages:
     """Pages that hold a token's key or value in a row, written by torch."""
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos, sin) [tokens, 1, head_dim] for qk_norm_rope: the first half of sin is negated."""
-        angles = positions.float()[:, None, None] * frequencies
-        sin = angles.sin()
-        cos = angles.cos()
+        angles = positions.float()[:, None, None] * frequencies[0]
+        sin = angles.sin() * frequencies[1]
+        cos = angles.cos() * frequencies[1]
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
     def store(
@@ -118,9 +136,13 @@ class TorchPages:
         offsets: Tensor,
         eps: float,
         offset: float,
+        *,
+        whole: bool = False,
     ) -> Tensor:
         _, kv_heads, _, head_dim = keys.shape
         split = qkv.view(-1, heads + 2 * kv_heads, head_dim)
+        if weight is not None and whole:
+            split, weight = normed_together(split, heads, kv_heads, weight, eps, offset), None
         qk = qk_norm_rope(split[:, : heads + kv_heads], weight, *rotation, eps, offset)
         keys[blocks, :, offsets] = qk[:, heads:]
         values[blocks, :, offsets] = split[:, heads + kv_heads :]
@@ -136,7 +158,17 @@ class ReferenceAttention(TorchPages):
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionBatch:
         return batch
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: AttentionBatch, scale: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: AttentionBatch,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         out, size = torch.empty(query.shape, dtype=query.dtype), prepared.block_size
         first_blocks = prepared.first_seen() // size
         for i, (first, context) in enumerate(zip(first_blocks.tolist(), prepared.context_lens.tolist(), strict=True)):
@@ -152,25 +184,48 @@ class ReferenceAttention(TorchPages):
                 pages[table].transpose(0, 1).flatten(1, 2)[None, :, : len(key_at)].float() for pages in (keys, values)
             )
             q = query[None, start:end].transpose(1, 2).float()
-            result = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+            if softcap or sinks is not None:
+                result = _weighed(q, k, v, visible, scale, softcap, sinks)
+            else:
+                result = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
             out[start:end] = result[0].transpose(0, 1)
         return out
 
 
+def _weighed(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """Attention [1, heads, queries, head_dim] with bounded scores and sinks."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.transpose(-1, -2) * scale
+    if softcap:
+        scores = capped(scores, softcap)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1) @ v
+    column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ v
+
+
 def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Iterator[tuple[Any, ...]]:
-    """(query, keys, values, batch, scale): mixed lengths, scattered blocks, and garbage outside the sequences."""
+    """(query, keys, values, batch, scale, softcap, sinks): mixed lengths, scattered blocks, and garbage outside the
+    sequences."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     size = 16
-    for kv_heads, groups, window, lens in (
-        (2, 2, 0, [(1, 1)]),
-        (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)]),
-        (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)]),
-        (3, 1, 0, [(300, 301), (1, 200)]),
-        (2, 2, 33, [(290, 300), (1, 200), (1, 1)]),
-        (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)]),  # several segments of the context
-        (2, 1, 700, [(1, 1400), (5, 1030)]),
-        (2, 2, 0, []),
+    for kv_heads, groups, window, lens, softcap, has_sinks in (
+        (2, 2, 0, [(1, 1)], 0.0, False),
+        (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)], 0.0, False),
+        (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)], 0.0, False),
+        (3, 1, 0, [(300, 301), (1, 200)], 0.0, False),
+        (2, 2, 33, [(290, 300), (1, 200), (1, 1)], 0.0, False),
+        (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)], 0.0, False),  # several segments of the context
+        (2, 1, 700, [(1, 1400), (5, 1030)], 0.0, False),
+        (1, 4, 6, [(1, 30), (13, 29), (1, 3)], 2.0, False),
+        (2, 2, 33, [(40, 50), (1, 200), (1, 1)], 0.0, True),
+        (1, 2, 0, [(1, 1300), (3, 3), (1, 40)], 3.0, True),
+        (2, 2, 0, [], 0.0, False),
     ):
         query_lens, context_lens = np.array(lens, np.int64).reshape(-1, 2).T
         widest = max((-(-context // size) for _, context in lens), default=0)
@@ -183,7 +238,8 @@ def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Itera
         pages[0] = 0.0
         start = np.concatenate([[0], np.cumsum(query_lens)])
         batch = AttentionBatch(size, window, start, context_lens, tables)
-        yield query, pages[:, 0], pages[:, 1], batch, head_dim**-0.5
+        sinks = torch.randn(kv_heads * groups, generator=generator) if has_sinks else None
+        yield query, pages[:, 0], pages[:, 1], batch, head_dim**-0.5, softcap, sinks
 
 
 def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
@@ -194,23 +250,30 @@ def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    frequencies = 100.0 ** -torch.linspace(0, 1, head_dim // 2)
+    radians = 100.0 ** -torch.linspace(0, 1, head_dim // 2)
+    radians[-5:] = 0.0  # elements that are not rotated
+    frequencies = torch.stack((radians, torch.linspace(1.0, 1.25, head_dim // 2)))
     for tokens in (0, 1, 7, 70):
         pages = torch.zeros(9, 3, 2, kv_heads, size, head_dim, dtype=dtype)
         slots = torch.randperm(9 * size, generator=generator)[:tokens]
         positions = torch.randint(5000, (tokens,), generator=generator)
         qkv = normal(tokens, (heads + 2 * kv_heads) * head_dim)
-        for weight, offset in ((None, 0.0), (normal(heads + kv_heads, head_dim), 0.0), (normal(6, head_dim), 1.0)):
-            where = slots // size, slots % size
-            yield qkv, heads, weight, (positions, frequencies), pages[:, 1, 0], pages[:, 1, 1], *where, 1e-6, offset
+        for weight, offset, whole in (
+            (None, 0.0, False),
+            (normal(heads + kv_heads, head_dim), 0.0, False),
+            (normal(heads + kv_heads, head_dim), 1.0, False),
+            (normal(heads + kv_heads, head_dim), 0.0, True),
+        ):
+            cache = pages[:, 1, 0], pages[:, 1, 1], slots // size, slots % size
+            yield qkv, heads, weight, (positions, frequencies), *cache, 1e-6, offset, whole
 
 
 def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """(queries, keys, values). Keys and values come back with a token in each row."""
-    qkv, heads, weight, (positions, frequencies), keys, values, *rest = arguments
+    qkv, heads, weight, (positions, frequencies), keys, values, *rest, whole = arguments
     keys, values = keys.clone(), values.clone()
     rotation = attention.rotation(positions, frequencies, qkv.dtype)
-    query = attention.store(qkv, heads, weight, rotation, keys, values, *rest)
+    query = attention.store(qkv, heads, weight, rotation, keys, values, *rest, whole=whole)
     # Arranging the elements' numbers shows where each element of a page lies.
     size = keys[0, 0].numel()
     numbers = torch.arange(size, dtype=torch.int32 if keys.itemsize == 4 else torch.int16).view(keys.shape[-2:])
@@ -221,6 +284,7 @@ def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Te
 
 
 def run_attention(attention: PagedAttention, arguments: tuple[Any, ...]) -> Tensor:
-    query, keys, values, batch, scale = arguments
+    query, keys, values, batch, scale, softcap, sinks = arguments
     keys, values = attention.arrange(keys, keys=True), attention.arrange(values, keys=False)
-    return attention(query.contiguous(), keys, values, attention.prepare(batch, keys), scale)
+    prepared = attention.prepare(batch, keys)
+    return attention(query.contiguous(), keys, values, prepared, scale, softcap=softcap, sinks=sinks)

@@ -14,8 +14,10 @@ from penstock.kernels.registry import normals
 
 # See rms_norm. The first result is Any as it may be rows that a norm has quantised.
 RmsNorm = Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]
+LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
 
 ROWS = (0, 1, 7, 33)  # of generated inputs
+SWIGLU_LIMIT = 7.0
 
 
 def embedding(token_ids: Tensor, weight: Tensor, scale: float, first: int | None = None) -> Tensor:
@@ -42,6 +44,25 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, off
     return _normed(x, weight, eps, offset), x
 
 
+def layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(LayerNorm of x + residual, x + residual): both like x, [tokens, hidden]. Without a residual the second is x.
+    Computed in fp32, and rounded once."""
+    if residual is not None:
+        x = x + residual
+    return _centered(x, weight, bias, eps), x
+
+
+def normed_together(qkv: Tensor, heads: int, kv_heads: int, weight: Tensor, eps: float, offset: float) -> Tensor:
+    """A fused projection [tokens, heads + 2 kv_heads, head_dim] with all query heads normed together, and all key
+    heads. weight [heads + kv_heads, head_dim]."""
+    parts = list(qkv.split((heads, kv_heads, kv_heads), 1))
+    for i, factors in enumerate(weight.split((heads, kv_heads))):
+        parts[i] = _normed(parts[i].flatten(1), factors.flatten(), eps, offset).view(parts[i].shape)
+    return torch.cat(parts, 1)
+
+
 def qk_norm_rope(qk: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float, offset: float) -> Tensor:
     """Query and key heads [tokens, heads, head_dim], normed per head if there is a `weight`, then rotated.
 
@@ -66,6 +87,40 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up of [tokens, 2 * width], gate first."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate).mul_(up)
+
+
+def swiglu_oai_and_mul(gate_up: Tensor) -> Tensor:
+    """gpt-oss' activation of [tokens, 2 * width], gate first: both halves are bounded, and 1 is added to the second."""
+    gate, up = gate_up.chunk(2, -1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(gate * 1.702) * (up + 1)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
+
+
+def _centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm over the last dimension."""
+    wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    out = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
 def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     wide = x.float()
     # vector_norm reads x once and allocates nothing of its size; x.pow(2).mean() would write a copy of x.
@@ -83,3 +138,12 @@ def rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
         weight = normal(72)
         yield x, None, weight, 1e-6, 0.0
         yield x, normal(rows, 72), weight, 1e-5, 1.0
+
+
+def layer_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    normal = normals(dtype, seed)
+    for rows in ROWS:
+        x = normal(rows, 71) + 2
+        weight = normal(71)
+        yield x, None, weight, None, 1e-6
+        yield x, normal(rows, 71), weight, normal(71), 1e-5

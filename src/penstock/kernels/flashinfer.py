@@ -137,9 +137,19 @@ class FlashInferAttention:
         query_start, page_starts, pages, last_pages = map(_int32, arrays)
         return FlashInferPlan(batch.window, size, query_start, page_starts, pages, last_pages)
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: Any, scale: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: Any,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         if not isinstance(prepared, FlashInferPlan):
-            return self._beside(query, keys, values, prepared, scale)
+            return self._beside(query, keys, values, prepared, scale, softcap=softcap, sinks=sinks)
         key = query.shape[1], scale
         if key not in prepared.wrappers:
             prepared.wrappers[key] = self._planned(query, keys, prepared, scale)

@@ -1,6 +1,6 @@
 """Linears in torch: x W^T + b with the residual or activation that follows, logits, and embedding rows."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,11 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.elementwise import embedding, gelu_tanh_and_mul, silu_and_mul
+from penstock.kernels.elementwise import (
+    capped,
+    embedding,
+    gelu_and_mul,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    relu_squared,
+    silu_and_mul,
+    swiglu_oai_and_mul,
+)
 from penstock.kernels.registry import normals
 
 SMALL_WEIGHT = 1 << 20  # elements: logits of weights up to this size, such as a router's, are computed in fp32
-ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+ACTIVATIONS = {  # of gated weights
+    "silu": silu_and_mul,
+    "gelu_tanh": gelu_tanh_and_mul,
+    "gelu": gelu_and_mul,
+    "swiglu_oai": swiglu_oai_and_mul,
+}
+UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu_squared": relu_squared,
+}
 
 
 class Linear(Protocol):
@@ -23,8 +44,8 @@ class Linear(Protocol):
         projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
         ...
 
-    def __call__(self, x: Tensor, weight: Any, residual: Tensor | None = None) -> Tensor:
-        """x [tokens, in] to [tokens, out], plus a residual of that shape."""
+    def __call__(self, x: Tensor, weight: Any, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        """x [tokens, in] to [tokens, out], times `scale`, plus a residual of that shape."""
         ...
 
     def gated(self, x: Tensor, weight: Any, activation: str) -> Any:
@@ -32,8 +53,12 @@ class Linear(Protocol):
         The rows may come quantised, as a product with a weight of the same scheme reads them."""
         ...
 
-    def logits(self, x: Tensor, weight: Any) -> Tensor:
-        """x [tokens, in] to fp32 [tokens, out]."""
+    def activated(self, x: Tensor, weight: Any, activation: str) -> Tensor:
+        """x [tokens, in] to [tokens, out], each value activated. The weight is not gated."""
+        ...
+
+    def logits(self, x: Tensor, weight: Any, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
+        """x [tokens, in] to fp32 [tokens, out], times `scale`; then bounded by `softcap` (0: not), with a tanh."""
         ...
 
     def rows(
@@ -59,26 +84,38 @@ class DenseWeight:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+def scaled_logits(logits: Tensor, scale: float, softcap: float) -> Tensor:
+    """fp32 logits times `scale`, then bounded by `softcap`."""
+    if scale != 1.0:
+        logits = logits * scale
+    return capped(logits, softcap) if softcap else logits
+
+
 class TorchLinear:
     """Products by torch, with unpacked weights."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> DenseWeight:
         return DenseWeight(weight, bias)
 
-    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: DenseWeight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
         product = F.linear(x, weight.weight, weight.bias)
+        if scale != 1.0:
+            product.mul_(scale)
         return product if residual is None else product.add_(residual)
 
     def gated(self, x: Tensor, weight: DenseWeight, activation: str) -> Tensor:
         return ACTIVATIONS[activation](self(x, weight))
 
-    def logits(self, x: Tensor, weight: DenseWeight) -> Tensor:
+    def activated(self, x: Tensor, weight: DenseWeight, activation: str) -> Tensor:
+        return UNGATED[activation](self(x, weight))
+
+    def logits(self, x: Tensor, weight: DenseWeight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
         """A small weight, such as a router's, is multiplied in fp32: rounding to x's dtype could choose another
         expert."""
         if weight.weight.numel() > SMALL_WEIGHT:
-            return self(x, weight).float()
+            return scaled_logits(self(x, weight).float(), scale, softcap)
         bias = None if weight.bias is None else weight.bias.float()
-        return F.linear(x.float(), weight.weight.float(), bias)
+        return scaled_logits(F.linear(x.float(), weight.weight.float(), bias), scale, softcap)
 
     def rows(
         self, token_ids: Tensor, weight: DenseWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
@@ -89,9 +126,9 @@ class TorchLinear:
 def linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     normal = normals(dtype, seed)
     for rows in (0, 1, 2, 3, 4, 5, 17, 515):
-        yield normal(rows, 40), normal(53, 40), None, None
-        yield normal(rows, 37), normal(80, 37), normal(80), normal(rows, 80)
-    yield normal(5, 8209), normal(301, 8209), normal(301), None
+        yield normal(rows, 40), normal(53, 40), None, None, 1.0
+        yield normal(rows, 37), normal(80, 37), normal(80), normal(rows, 80), 0.375
+    yield normal(5, 8209), normal(301, 8209), normal(301), None, 1.0
 
 
 def gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
@@ -102,10 +139,20 @@ def gated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             yield normal(rows, 64), normal(2 * 48, 64), normal(2 * 48), activation
 
 
+def activated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    normal = normals(dtype, seed)
+    for rows in (0, 1, 3, 14):
+        for activation in UNGATED:
+            yield normal(rows, 40), normal(52, 40), None, activation
+            yield normal(rows, 64), normal(48, 64), normal(48), activation
+
+
 def logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     normal = normals(dtype, seed)
     for rows in (0, 1, 9):
-        yield normal(rows, 40), normal(131, 40)
+        yield normal(rows, 40), normal(131, 40), 1.0, 0.0
+        yield normal(rows, 40), normal(131, 40), 0.25, 0.0
+        yield normal(rows, 40), normal(131, 40), 2.0, 5.0
 
 
 def embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
@@ -116,8 +163,8 @@ def embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
 
 
 def run_linear(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight, bias, residual = arguments
-    result: Tensor = linear(x, linear.pack(weight, bias), residual)
+    x, weight, bias, residual, scale = arguments
+    result: Tensor = linear(x, linear.pack(weight, bias), residual, scale=scale)
     return result
 
 
@@ -127,9 +174,15 @@ def run_gated(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
     return result
 
 
+def run_activated(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
+    x, weight, bias, activation = arguments
+    result: Tensor = linear.activated(x, linear.pack(weight, bias), activation)
+    return result
+
+
 def run_logits(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, weight = arguments
-    result: Tensor = linear.logits(x, linear.pack(weight))
+    x, weight, scale, softcap = arguments
+    result: Tensor = linear.logits(x, linear.pack(weight), scale=scale, softcap=softcap)
     return result
 
 

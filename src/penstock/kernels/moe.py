@@ -9,20 +9,24 @@ from torch import Tensor
 
 from penstock.kernels.linear import Linear, TorchLinear
 from penstock.kernels.registry import normals
-from penstock.kernels.routing import Routing, SharedExpertOutput
+from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutput
 
 
 class Experts(Protocol):
     """A provider of mixtures of experts. The matrices of all experts are packed together, once."""
 
-    def pack(self, weight: Any, count: int, *, gated: bool = False) -> Any:
-        """Pack a weight [count * out, in], the experts below each other. Each gated one is the gate, and below it the
-        projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
+    def pack(self, weight: Any, count: int, bias: Tensor | None = None, *, gated: bool = False) -> Any:
+        """Pack a weight [count * out, in] and a bias [count * out], the experts below each other. Each gated one is the
+        gate, and below it the projection that it gates. A weight that was packed while it was read (see packers.py) is
+        returned as it is, with the bias."""
         ...
 
-    def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
-        """The `slots` largest of fp32 logits [tokens, experts], the first among equals, and their softmax over all
-        experts. With `normalize` these weights are scaled to a sum of 1."""
+    def route(
+        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+    ) -> Routing:
+        """The `slots` largest scores of fp32 logits [tokens, experts], the first among equals. `bias` fp32 [experts] is
+        added to scores for the choice alone. With `normalize` the weights are scaled to a sum of 1 before they are
+        scaled as `scoring` says."""
         ...
 
     def __call__(
@@ -54,16 +58,39 @@ class ExpertMatrices:
         return sum(weight.nbytes for weight in self.each)
 
 
+def route_by_scores(logits: Tensor, slots: int, scoring: Scoring, bias: Tensor | None, *, normalize: bool) -> Routing:
+    """Experts.route for any scoring, in torch."""
+    scores = logits.sigmoid() if scoring.sigmoid else logits.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if scoring.groups > 1:
+        grouped = choice.view(len(choice), scoring.groups, choice.shape[1] // scoring.groups)
+        best = grouped.topk(2, -1)[0].sum(-1) if scoring.by_pairs else grouped.amax(-1)
+        order = best.argsort(dim=-1, descending=True, stable=True)
+        out = torch.ones_like(best, dtype=torch.bool).scatter_(1, order[:, : scoring.kept_groups], False)
+        choice = grouped.masked_fill(out[:, :, None], -torch.inf).flatten(1)
+    experts = choice.argsort(dim=-1, descending=True, stable=True)[:, :slots].contiguous()
+    weights = scores.gather(-1, experts)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return Routing(experts, weights * scoring.scale)
+
+
 class TorchExperts:
     """Computes one expert after the other, by a provider of Linear."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
-    def pack(self, weight: Tensor, count: int, *, gated: bool = False) -> ExpertMatrices:
-        return ExpertMatrices(tuple(self._linear.pack(each, gated=gated) for each in weight.chunk(count)))
+    def pack(self, weight: Tensor, count: int, bias: Tensor | None = None, *, gated: bool = False) -> ExpertMatrices:
+        biases = [None] * count if bias is None else bias.chunk(count)
+        each = zip(weight.chunk(count), biases, strict=True)
+        return ExpertMatrices(tuple(self._linear.pack(matrix, own, gated=gated) for matrix, own in each))
 
-    def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
+    def route(
+        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+    ) -> Routing:
+        if scoring != SOFTMAX or bias is not None:
+            return route_by_scores(logits, slots, scoring, bias, normalize=normalize)
         experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :slots].contiguous()
         weights = logits.softmax(-1).gather(-1, experts)
         return Routing(experts, weights / weights.sum(-1, keepdim=True) if normalize else weights)
@@ -95,16 +122,19 @@ class TorchExperts:
 
 
 def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(logits, slots, normalize). Rounded logits have many ties."""
+    """(logits, slots, normalize, scoring, bias). Rounded logits have many ties."""
     normal = normals(torch.float32, seed)
     for tokens in (0, 1, 3, 70):
         for experts, slots in ((5, 2), (8, 8), (17, 1), (128, 8)):
-            yield normal(tokens, experts) * 3, slots, experts % 2 == 0
-            yield normal(tokens, experts).round(), slots, experts % 2 == 1
+            yield normal(tokens, experts) * 3, slots, experts % 2 == 0, SOFTMAX, None
+            yield normal(tokens, experts).round(), slots, experts % 2 == 1, SOFTMAX, None
+        for scoring in (Scoring(sigmoid=True, scale=2.5), Scoring(True, 4, 2, True), Scoring(False, 6, 3, scale=1.5)):
+            bias = normal(24) if scoring.sigmoid else None
+            yield normal(tokens, 24), 4, scoring.sigmoid, scoring, bias
 
 
 def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(x, routing, count, gate_up, down, activation, first, shared, residual)."""
+    """(x, routing, count, gate_up, down, biases, activation, first, shared, residual)."""
     normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
     route = TorchExperts(TorchLinear()).route
     for tokens in (0, 1, 2, 9, 75):
@@ -112,7 +142,7 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
             x, residual = normal(tokens, hidden), normal(tokens, hidden)
             everywhere = route(floats(tokens, held), slots, normalize=True)
-            yield x, everywhere, held, *matrices, "silu", 0, None, None
+            yield x, everywhere, held, *matrices, (None, None), "silu", 0, None, None
             gate = floats(tokens, 1) if slots > 1 else None
             elsewhere = route(floats(tokens, held + 5), slots, normalize=False)
             yield (
@@ -120,6 +150,7 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
                 elsewhere,
                 held,
                 *matrices,
+                (None, None),
                 "gelu_tanh",
                 3,
                 SharedExpertOutput(normal(tokens, hidden), gate),
@@ -127,14 +158,25 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             )
 
 
+def biased_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """As experts_inputs, with biases."""
+    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
+    for tokens in (0, 1, 2, 31):
+        held, hidden, width, slots = 5, 40, 24, 2
+        matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
+        routing = TorchExperts(TorchLinear()).route(floats(tokens, held), slots, normalize=True)
+        biases = normal(held * 2 * width), normal(held * hidden)
+        yield normal(tokens, hidden) * 3, routing, held, *matrices, biases, "swiglu_oai", 0, None, None
+
+
 def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
-    logits, slots, normalize = arguments
-    routing: Routing = experts.route(logits, slots, normalize=normalize)
+    logits, slots, normalize, scoring, bias = arguments
+    routing: Routing = experts.route(logits, slots, normalize=normalize, scoring=scoring, bias=bias)
     return routing
 
 
 def run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, routing, count, gate_up, down, activation, first, shared, residual = arguments
-    matrices = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
+    x, routing, count, gate_up, down, biases, activation, first, shared, residual = arguments
+    matrices = experts.pack(gate_up, count, biases[0], gated=True), experts.pack(down, count, biases[1])
     result: Tensor = experts(x, routing, *matrices, activation, first=first, shared=shared, residual=residual)
     return result

@@ -16,22 +16,32 @@ from penstock.kernels.attention import (
     run_store,
     store_inputs,
 )
-from penstock.kernels.elementwise import RmsNorm, rms_norm, rms_norm_inputs
+from penstock.kernels.elementwise import RmsNorm, layer_norm, layer_norm_inputs, rms_norm, rms_norm_inputs
 from penstock.kernels.flashinfer import DTYPES as FLASHINFER_DTYPES
 from penstock.kernels.flashinfer import FlashInferAttention, library, unsupported_head_dims
 from penstock.kernels.linear import (
     Linear,
     TorchLinear,
+    activated_inputs,
     embedding_inputs,
     gated_inputs,
     linear_inputs,
     logits_inputs,
+    run_activated,
     run_embedding,
     run_gated,
     run_linear,
     run_logits,
 )
-from penstock.kernels.moe import Experts, TorchExperts, experts_inputs, route_inputs, run_experts, run_route
+from penstock.kernels.moe import (
+    Experts,
+    TorchExperts,
+    biased_experts_inputs,
+    experts_inputs,
+    route_inputs,
+    run_experts,
+    run_route,
+)
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
@@ -85,7 +95,7 @@ def _has_native_attention(platform: Platform, needs: Needs) -> bool:
 
 
 def _has_flashinfer(platform: Platform, needs: Needs) -> bool:
-    wanted = needs.attention == "flashinfer" and not needs.deterministic
+    wanted = needs.attention == "flashinfer" and not needs.deterministic and needs.plain_scores
     readable = needs.dtype in FLASHINFER_DTYPES and not unsupported_head_dims(needs)
     return wanted and readable and has_triton(platform, needs)
 
@@ -121,15 +131,27 @@ _TWICE = {dtype: 2 * tolerance for dtype, tolerance in ROUNDING.items()}
 _SEVERAL_ROUNDINGS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 RMS_NORM = Op("rms_norm", reference(lambda: rms_norm), ROUNDING, rms_norm_inputs, _NORM)
+LAYER_NORM = Op(
+    "layer_norm",
+    reference(lambda: layer_norm),
+    ROUNDING,
+    layer_norm_inputs,
+    (Provider("native", lambda: NativeNorm(native_session()).centered, has_native),),
+)
 LINEAR = Op("linear", _TORCH_LINEAR, ROUNDING, linear_inputs, _LINEAR, run_linear)
 GATED_LINEAR = Op("gated_linear", _TORCH_LINEAR, ROUNDING, gated_inputs, _LINEAR, run_gated)
+ACTIVATED_LINEAR = Op("activated_linear", _TORCH_LINEAR, ROUNDING, activated_inputs, _LINEAR, run_activated)
 LOGITS = Op("logits", _TORCH_LINEAR, ROUNDING, logits_inputs, _LINEAR, run_logits)
 EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run_embedding)
 ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
 EXPERTS = Op("experts", _TORCH_EXPERTS, _TWICE, experts_inputs, _EXPERTS, run_experts)
+BIASED_EXPERTS = Op("biased_experts", _TORCH_EXPERTS, _TWICE, biased_experts_inputs, _EXPERTS[:1], run_experts)
 STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _ATTENTION, run_store)
 PAGED_ATTENTION = Op(
     "paged_attention", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, attention_inputs, _ATTENTION, run_attention
 )
 
-OPS: tuple[Op, ...] = (EMBEDDING, RMS_NORM, LINEAR, GATED_LINEAR, LOGITS, ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION)
+OPS: tuple[Op, ...] = (
+    *(EMBEDDING, RMS_NORM, LAYER_NORM, LINEAR, GATED_LINEAR, ACTIVATED_LINEAR, LOGITS),
+    *(ROUTE, EXPERTS, BIASED_EXPERTS, STORE_KV, PAGED_ATTENTION),
+)

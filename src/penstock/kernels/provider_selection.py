@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
-from penstock.kernels.elementwise import RmsNorm
+from penstock.kernels.elementwise import LayerNorm, RmsNorm
 from penstock.kernels.flashinfer import check_attention, installed_version
 from penstock.kernels.linear import Linear
 from penstock.kernels.moe import Experts
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native_limits import unsupported_int8_pages
-from penstock.kernels.ops import EXPERTS, LINEAR, OPS, PAGED_ATTENTION, RMS_NORM
+from penstock.kernels.ops import EXPERTS, LAYER_NORM, LINEAR, OPS, PAGED_ATTENTION, RMS_NORM
 from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
-from penstock.kernels.routing import Routing, SharedExpertOutput
+from penstock.kernels.routing import Routing, Scoring, SharedExpertOutput
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Kernels:
 
     linear: Linear
     rms_norm: RmsNorm
+    layer_norm: LayerNorm  # of the provider of rms_norm, or in torch
     attention: PagedAttention
     experts: Experts
     fingerprint: str  # which provider computes which op: results of equal fingerprints can be compared bit for bit
@@ -48,8 +49,10 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     if chosen[PAGED_ATTENTION.name].name == "flashinfer":
         fingerprint += f",flashinfer={installed_version()}"
     linear, rms_norm, attention, experts = (provider.make() for provider in chosen.values())
+    layer_norm = LAYER_NORM.select(platform, needs).make()
     native = all(provider.name == "native" for provider in chosen.values())
-    return Kernels(linear, rms_norm, attention, experts, fingerprint, native_session() if native else None)
+    session = native_session() if native else None
+    return Kernels(linear, rms_norm, layer_norm, attention, experts, fingerprint, session)
 
 
 def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
@@ -90,6 +93,7 @@ __all__ = [
     "Platform",
     "Provider",
     "Routing",
+    "Scoring",
     "SharedExpertOutput",
     "check_attention",
     "check_kv_dtype",

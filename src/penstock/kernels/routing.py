@@ -1,8 +1,25 @@
-"""The tensors that pass between the parts of a mixture of experts."""
+"""What passes between the parts of a mixture of experts: tensors, and how tokens choose."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a token's experts are chosen and weighted by its logits. Scores are the softmax of the logits, or with
+    `sigmoid` that of each. Of `groups` equal groups of experts only the best `kept_groups` take part: those with the
+    largest score, or with `by_pairs` the largest sum of two scores. The weights are the scores times `scale`."""
+
+    sigmoid: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    by_pairs: bool = False
+    scale: float = 1.0
+
+
+SOFTMAX = Scoring()
 
 
 class Routing(NamedTuple):

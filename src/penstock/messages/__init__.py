@@ -16,13 +16,23 @@ from penstock.messages.plan import (
     StepTiming,
     Work,
 )
-from penstock.messages.protocols import Clock, EngineClient, EngineError, Executor, Queue, QueueFull, RequestRejected
+from penstock.messages.protocols import (
+    Clock,
+    DeadlineExceeded,
+    EngineClient,
+    EngineError,
+    Executor,
+    Queue,
+    QueueFull,
+    RequestRejected,
+)
 from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
     "BlockCopy",
     "Capacity",
     "Clock",
+    "DeadlineExceeded",
     "EngineClient",
     "EngineError",
     "EngineInfo",

@@ -51,11 +51,16 @@ class QueueFull(RequestRejected):
         self.retry_after = retry_after
 
 
+class DeadlineExceeded(Exception):
+    """A request's deadline has passed, or its first token would come after it."""
+
+
 class Queue(Protocol):
     """The requests that wait for an engine."""
 
     tokens: int  # of their prompts
     refused: int  # requests so far, because the queue was full
+    late: int  # requests so far that were dropped before they began, or ended, because of their deadline
 
     def check(self, tokens: int = 0) -> None:
         """Raise QueueFull if a request with so many prompt tokens would be refused."""
@@ -78,7 +83,7 @@ class EngineClient(Protocol):
         """Deltas of every choice until each has finished. Closing the iterator early aborts the request.
 
         A slow consumer's deltas of one choice are merged. Raises EngineError when the engine dies meanwhile,
-        QueueFull, and RequestRejected when the engine refuses the request.
+        QueueFull, DeadlineExceeded, and RequestRejected when the engine refuses the request.
         """
         ...
 

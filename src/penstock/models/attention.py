@@ -70,7 +70,9 @@ class GroupedQueryAttention:
     spec: GroupedQuerySpec
     qkv: Any
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight for each query head, k's for each KV head
+    sinks: Tensor | None  # fp32 [heads]
     output: Any
+    output_scale: float
     norm_eps: float
     norm_offset: float
 
@@ -79,9 +81,13 @@ class GroupedQueryAttention:
         qk_norm = None
         if spec.qk_norm:
             q, k = parameters.vector("q_norm"), parameters.vector("k_norm")
-            qk_norm = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
+            if spec.qk_norm == "heads":
+                q, k = q.repeat(spec.num_heads), k.repeat(spec.num_kv_heads)
+            qk_norm = torch.cat((q, k)).view(-1, spec.head_dim)
+        sinks = parameters.vector("sinks").float() if spec.sinks else None
         qkv, output = parameters.matrix("qkv"), parameters.matrix("output")
-        return cls(spec, qkv, qk_norm, output, model.norm_eps, model.norm_offset)
+        scale = model.residual_scale
+        return cls(spec, qkv, qk_norm, sinks, output, scale, model.norm_eps, model.norm_offset)
 
     @property
     def nbytes(self) -> int:
@@ -105,12 +111,15 @@ class GroupedQueryAttention:
             group.offsets,
             self.norm_eps,
             self.norm_offset,
+            whole=self.spec.qk_norm == "whole",
         )
-        attended = kernels.attention(query, keys, values, group.attention, self.spec.scale)
+        attended = kernels.attention(
+            query, keys, values, group.attention, self.spec.scale, softcap=self.spec.softcap, sinks=self.sinks
+        )
         return attended.view(-1, self.spec.query_width)
 
     def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
-        return kernels.linear(attended, self.output, residual)
+        return kernels.linear(attended, self.output, residual, scale=self.output_scale)
 
 
 # Maps the type of an AttentionSpec to a function (spec, the layer's parameters, the model's spec) -> Attention.

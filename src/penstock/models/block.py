@@ -1,4 +1,4 @@
-"""Implements a decoder block: norm, attention, norm, MLP. A LayerSpec selects the kinds of these parts."""
+"""Implements a decoder block: norms, attention and MLP. A LayerSpec selects their kinds and their order."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +10,7 @@ from penstock.families import LayerSpec, ModelSpec
 from penstock.models.attention import Attention, AttentionKinds, GroupInput, LayerCache
 from penstock.models.collectives import Collectives
 from penstock.models.mlp import make_mlp
+from penstock.models.norm import Norm
 from penstock.models.parameters import LayerParameters
 
 
@@ -33,13 +34,17 @@ class Block:
         self.group = spec.kv_group
         self._kernels = parameters.kernels
         self._collectives = collectives
-        self._eps, self._offset = model.norm_eps, model.norm_offset
-        self._attention_norm = parameters.vector("attention_norm")
+
+        def norm(name: str, wanted: bool) -> Norm | None:
+            return parameters.norm(name, model) if wanted else None
+
+        self._attention_norm = norm("attention_norm", spec.pre_norms)
         self._attention: Attention = kinds[type(spec.attention)](spec.attention, parameters, model)
-        self._attention_post_norm = parameters.vector("attention_post_norm") if spec.post_norms else None
-        self._mlp_norm = parameters.vector("mlp_norm")
-        self._mlp = make_mlp(spec, parameters)
-        self._mlp_post_norm = parameters.vector("mlp_post_norm") if spec.post_norms else None
+        self._attention_post_norm = norm("attention_post_norm", spec.post_norms)
+        self._mlp_norm = norm("mlp_norm", spec.pre_norms and not spec.shared_norm)
+        self._mlp = make_mlp(spec, parameters, model.residual_scale)
+        self._mlp_post_norm = norm("mlp_post_norm", spec.post_norms)
+        self._parallel = spec.parallel
 
     @property
     def nbytes(self) -> int:
@@ -58,27 +63,46 @@ class Block:
     def finish(self, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """Runs the rest of the block on what `attend` returned: the output projection, the second norm and the MLP.
         Returns the residual stream as (hidden, addend)."""
+        if self._parallel:
+            return self._finish_parallel(attended, hidden)
         project = partial(self._attention.project, self._kernels, attended)
         hidden, addend = self._leave(project, self._attention_post_norm, hidden)
         normed, hidden = self._enter(self._mlp.input_weight, self._mlp_norm, hidden, addend)
         return self._leave(partial(self._mlp, self._kernels, normed), self._mlp_post_norm, hidden)
 
     def add(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
-        """Returns hidden + addend. The norm kernel computes this sum; its other result, the normed sum, is not used."""
+        """Returns hidden + addend. A norm's kernel computes this sum; its other result, the normed sum, is not used."""
         if addend is None:
             return hidden
-        return self._kernels.rms_norm(hidden, addend, self._mlp_norm, self._eps, self._offset)[1]
+        norm = self._mlp_norm or self._mlp_post_norm or self._attention_norm
+        assert norm is not None, "a block has a norm"
+        return norm(self._kernels, hidden, addend)[1]
 
-    def _enter(self, weight: Any, norm: Tensor, hidden: Tensor, addend: Tensor | None) -> tuple[Any, Tensor]:
-        """Returns (the input of a sublayer, hidden + addend). The input is the normed sum.
+    def _finish_parallel(self, attended: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`finish` where the MLP reads what attention read. The ranks' partial outputs of both are added first, so they
+        are summed once."""
+        normed, _ = self._enter(self._mlp.input_weight, self._mlp_norm or self._attention_norm, hidden, None)
+        alone = self._collectives is None
+        output = self._attention.project(self._kernels, attended, hidden if alone else None)
+        output = self._mlp(self._kernels, normed, output)
+        if self._collectives is None:
+            return output, None
+        self._collectives.sum(output)
+        return hidden, output
+
+    def _enter(self, weight: Any, norm: Norm | None, hidden: Tensor, addend: Tensor | None) -> tuple[Any, Tensor]:
+        """Returns (the input of a sublayer, hidden + addend). The input is the normed sum, or without a norm the sum.
 
         `weight` is the packed weight of the only product that reads the input, or None if several products read it. If
         that product takes quantised rows, the norm returns the input quantised.
         """
-        return self._kernels.norm_before(weight)(hidden, addend, norm, self._eps, self._offset)
+        if norm is None:
+            hidden = self.add(hidden, addend)
+            return hidden, hidden
+        return norm(self._kernels, hidden, addend, before=weight)
 
     def _leave(
-        self, sublayer: Callable[[Tensor | None], Tensor], post_norm: Tensor | None, hidden: Tensor
+        self, sublayer: Callable[[Tensor | None], Tensor], post_norm: Norm | None, hidden: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Runs a sublayer and returns the residual stream as (hidden, addend).
 
@@ -93,4 +117,4 @@ class Block:
             self._collectives.sum(output)
         if post_norm is None:
             return hidden, output
-        return hidden, self._kernels.rms_norm(output, None, post_norm, self._eps, self._offset)[0]
+        return hidden, post_norm(self._kernels, output)[0]

@@ -12,7 +12,7 @@ from penstock.models.attention import ATTENTION_KINDS, AttentionKinds, GroupInpu
 from penstock.models.block import Block
 from penstock.models.collectives import Collectives
 from penstock.models.parameters import LayerParameters
-from penstock.models.rope import inverse_frequencies
+from penstock.models.rope import rotary_frequencies
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Decoder:
     `collectives` sums their partial results. A pipeline stage without the embedding takes hidden states as input, and a
     stage without the head returns them.
 
-    `kinds` maps the type of an attention spec to the function that makes the attention."""
+    `kinds` maps the type of an attention spec to the function that makes the attention. `context` is the most tokens of
+    a sequence, by default the model's: "longrope" depends on it."""
 
     def __init__(
         self,
@@ -75,31 +76,40 @@ class Decoder:
         kernels: Kernels,
         collectives: Collectives | None = None,
         kinds: AttentionKinds = ATTENTION_KINDS,
+        *,
+        context: int = 0,
     ) -> None:
         self._spec = spec
         self._kernels = kernels
         self._collectives = collectives
-        vector = parameters["layers.0.attention_norm.weight"]  # every rank has it, and all vectors have its dtype
+        names = ("layers.0.attention_norm.weight", "layers.0.attention_post_norm.weight")  # every rank has one of them,
+        vector = next(parameters[name] for name in names if name in parameters)  # and all vectors have its dtype
         self._dtype, device = vector.dtype, vector.device
 
         def packed(name: str) -> Any:
             return kernels.linear.pack(parameters.pop(name)) if name in parameters else None
 
         self._embedding = packed("embedding.weight")
-        self._norm: Tensor | None = parameters.pop("norm.weight", None)
+        self._positions = packed("embedding.positions.weight")
+        self._norm = (
+            LayerParameters(parameters, "", kernels).norm("norm", spec) if "norm.weight" in parameters else None
+        )
         self._head = self._embedding if spec.tie_embeddings else packed("head.weight")
         self._blocks = tuple(
             Block(layer, spec, LayerParameters(parameters, f"layers.{i}.", kernels), collectives, kinds)
             for i, layer in enumerate(spec.layers)
         )
         self._frequencies = {
-            block.rotary: inverse_frequencies(*block.rotary).to(device) for block in self._blocks if block.rotary
+            block.rotary: rotary_frequencies(*block.rotary, context or spec.max_position).to(device)
+            for block in self._blocks
+            if block.rotary
         }
 
     @property
     def nbytes(self) -> int:
         """Returns the bytes of all weights. Tied embeddings count once."""
-        tensors = [self._embedding, self._norm, None if self._head is self._embedding else self._head, *self._blocks]
+        head = None if self._head is self._embedding else self._head
+        tensors = [self._embedding, self._positions, self._norm, head, *self._blocks]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
@@ -108,7 +118,7 @@ class Decoder:
             rotary: self._kernels.attention.rotation(step.positions, frequencies, self._dtype)
             for rotary, frequencies in self._frequencies.items()
         }
-        hidden, addend = self._embed(step), None
+        hidden, addend = self._embed(step)
         last = self._blocks[-1]
         for block, cache in zip(self._blocks, caches, strict=True):
             rotation = rotations[block.rotary] if block.rotary else None
@@ -125,17 +135,28 @@ class Decoder:
         if hidden.attended is None or self._norm is None:
             raise ValueError("this pipeline stage has no head: only the last stage computes logits")
         states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
-        norm = self._kernels.norm_before(self._head)
-        normed, _ = norm(states, addend, self._norm, spec.norm_eps, spec.norm_offset)
-        logits = self._kernels.linear.logits(normed, self._head)
+        normed, _ = self._norm(self._kernels, states, addend, before=self._head)
+        logits = self._kernels.linear.logits(normed, self._head, scale=spec.logit_scale, softcap=spec.logit_softcap)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 
-    def _embed(self, step: StepInput) -> Tensor:
+    def vectors(self, hidden: Hidden) -> Tensor:
+        """Returns the last hidden states, normed, [rows, hidden] for rows of what `forward` returned. Raises ValueError
+        on a stage without the head."""
+        if hidden.attended is None or self._norm is None:
+            raise ValueError("this pipeline stage has no head: only the last stage computes vectors")
+        states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
+        normed: Tensor = self._norm(self._kernels, states, addend)[0]
+        return normed
+
+    def _embed(self, step: StepInput) -> tuple[Tensor, Tensor | None]:
+        """Returns the first block's input as (hidden, addend). The addend is that of learned positions."""
         if step.hidden is not None:
-            return step.hidden
+            return step.hidden, None
         spec, linear, collectives = self._spec, self._kernels.linear, self._collectives
-        if collectives is None:
-            return linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype)
-        part = linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype, first=spec.vocab_start)
-        collectives.sum(part)
-        return part
+        first = None if collectives is None else spec.vocab_start
+        hidden = linear.rows(step.token_ids, self._embedding, spec.embedding_scale, self._dtype, first=first)
+        if collectives is not None:
+            collectives.sum(hidden)
+        if self._positions is None:
+            return hidden, None
+        return hidden, linear.rows(step.positions, self._positions, 1.0, self._dtype)

@@ -3,10 +3,9 @@
 The texts of a step lie one after the other, without padding. Only attention sees where they begin.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,18 +14,10 @@ from torch import Tensor
 
 from penstock.families import ModelSpec
 from penstock.families.encoder import BidirectionalSpec
-from penstock.kernels.linear import Linear
+from penstock.kernels.prepacked import ACTIVATIONS, ActivatedLinear
+from penstock.models.pooling import finished, pool
 from penstock.models.rope import inverse_frequencies
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "gelu": F.gelu,
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "relu": F.relu,
-        "silu": F.silu,
-        "tanh": torch.tanh,
-    }
-)
 _QUERIES = 256  # of a text that attend at once, where each sees only near tokens
 
 
@@ -74,12 +65,12 @@ class Encoder:
     """Executes a spec with an EncoderSpec. `parameters` maps the spec's names to tensors; matrices of layers are taken
     out and packed for `linear`."""
 
-    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Tensor], linear: Linear) -> None:
+    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Tensor], linear: ActivatedLinear) -> None:
         assert spec.encoder is not None and spec.pooling is not None, "the spec is an encoder's"
         self._spec, self._encoder, self._pooling = spec, spec.encoder, spec.pooling
         self._parameters = parameters
         self._linear = linear
-        self._activation = _ACTIVATIONS[spec.encoder.activation]
+        self._activation = spec.encoder.activation
         self._embedding_norm = self._norm("embedding_norm")
         self._layers = [
             _Layer(
@@ -121,7 +112,7 @@ class Encoder:
         pooled = pool(hidden, lengths, self._pooling.mode)
         if self._encoder.classifier is not None:
             return self._classify(pooled.to(hidden.dtype)).float()
-        return F.normalize(pooled, dim=-1) if self._pooling.normalize else pooled
+        return finished(pooled, self._pooling)
 
     def _last_norms(self, layer: _Layer, x: Tensor, texts: Texts, rotation: Any) -> Tensor:
         assert layer.attention_norm is not None
@@ -149,12 +140,12 @@ class Encoder:
         return self._linear(out.view(len(x), -1), layer.output, residual)
 
     def _mlp(self, layer: _Layer, x: Tensor, residual: Tensor) -> Tensor:
-        up = self._linear(x, layer.up)
         if self._encoder.gated:
+            up = self._linear(x, layer.up)
             first, second = up.chunk(2, -1)
-            up = self._activation(first) * second
+            up = ACTIVATIONS[self._activation](first) * second
         else:
-            up = self._activation(up)
+            up = self._linear.activated(x, layer.up, self._activation)
         return self._linear(up, layer.down, residual)
 
     def _embed(self, texts: Texts) -> Tensor:
@@ -177,7 +168,7 @@ class Encoder:
         get = self._parameters.get
         dense = F.linear(pooled, self._parameters["classifier.dense.weight"], get("classifier.dense.bias"))
         norm = self._norm("classifier.norm")
-        x = _ACTIVATIONS[self._encoder.classifier](dense)
+        x = ACTIVATIONS[self._encoder.classifier](dense)
         x = x if norm is None else norm(x)
         return F.linear(x, self._parameters["classifier.out.weight"], get("classifier.out.bias"))
 
@@ -190,17 +181,6 @@ class Encoder:
         if weight is None:
             return None
         return Norm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps)
-
-
-def pool(hidden: Tensor, lengths: Sequence[int], mode: str) -> Tensor:
-    """Returns fp32 [texts, hidden] of the hidden states of texts that lie one after the other."""
-    ends = torch.tensor(lengths).cumsum(0)
-    if mode == "cls":
-        return hidden[ends - torch.tensor(lengths)].float()
-    if mode == "last":
-        return hidden[ends - 1].float()
-    each = hidden.float().split(list(lengths))
-    return torch.stack([text.mean(0) if mode == "mean" else text.amax(0) for text in each])
 
 
 def _positions(texts: Texts) -> Tensor:

@@ -1,4 +1,4 @@
-"""Implements the part of a layer after attention: a gated MLP, or a mixture of experts."""
+"""Implements the part of a layer after attention: an MLP, gated or not, or a mixture of experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,31 +6,35 @@ from typing import Any
 from torch import Tensor
 
 from penstock.families import LayerSpec, MoESpec
-from penstock.kernels import Kernels, SharedExpertOutput
+from penstock.kernels import Kernels, Scoring, SharedExpertOutput
 from penstock.models.parameters import LayerParameters
 
 
 @dataclass(frozen=True)
 class MLP:
-    """Computes a gated MLP. The kernels packed the matrices."""
+    """Computes an MLP. The kernels packed the matrices. `up` is the gate and what it gates, or not gated."""
 
     activation: str
-    gate_up: Any
+    gated: bool
+    up: Any
     down: Any
+    scale: float  # of the output
 
     @property
     def nbytes(self) -> int:
-        return int(self.gate_up.nbytes + self.down.nbytes)
+        return int(self.up.nbytes + self.down.nbytes)
 
     @property
     def input_weight(self) -> Any:
         """Returns the packed weight that multiplies the input."""
-        return self.gate_up
+        return self.up
 
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns the output [tokens, hidden] for normed hidden states x [tokens, hidden], plus the residual if
         given."""
-        return kernels.linear(kernels.linear.gated(x, self.gate_up, self.activation), self.down, residual)
+        linear = kernels.linear
+        inner = (linear.gated if self.gated else linear.activated)(x, self.up, self.activation)
+        return linear(inner, self.down, residual, scale=self.scale)
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Mixture:
 
     spec: MoESpec
     activation: str
+    scoring: Scoring
     router: Any
+    choice_bias: Tensor | None  # fp32 [experts]
     gate_up: Any  # of all experts
     down: Any  # of all experts
     shared: MLP | None
@@ -58,7 +64,10 @@ class Mixture:
     def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Returns the output as `MLP.__call__` does."""
         linear, spec = kernels.linear, self.spec
-        routing = kernels.experts.route(linear.logits(x, self.router), spec.experts_per_token, normalize=spec.normalize)
+        logits, slots = linear.logits(x, self.router), spec.experts_per_token
+        routing = kernels.experts.route(
+            logits, slots, normalize=spec.normalize, scoring=self.scoring, bias=self.choice_bias
+        )
         shared = None
         if self.shared is not None:
             gate = None if self.shared_gate is None else linear.logits(x, self.shared_gate)
@@ -75,20 +84,23 @@ class Mixture:
         )
 
 
-def make_mlp(spec: LayerSpec, parameters: LayerParameters) -> MLP | Mixture:
-    """Returns a layer's MLP, made from its parameters `gate_up` and `down`, or its mixture, made from those that
-    MoESpec lists."""
+def make_mlp(spec: LayerSpec, parameters: LayerParameters, scale: float) -> MLP | Mixture:
+    """Returns a layer's MLP or its mixture, made from the parameters that LayerSpec and MoESpec list. `scale` is that
+    of the output."""
     moe = spec.moe
 
     def mlp(name: str) -> MLP:
-        return MLP(spec.activation, parameters.matrix(f"{name}gate_up", gated=True), parameters.matrix(f"{name}down"))
+        up = parameters.matrix(f"{name}gate_up" if spec.gated else f"{name}up", gated=spec.gated)
+        return MLP(spec.activation, spec.gated, up, parameters.matrix(f"{name}down"), scale)
 
     if moe is None:
         return mlp("")
     return Mixture(
         moe,
         spec.activation,
+        Scoring(moe.sigmoid, moe.groups, moe.kept_groups, moe.by_pairs, moe.weight_scale * scale),
         parameters.matrix("router"),
+        parameters.vector("choice", "bias").float() if moe.choice_bias else None,
         parameters.experts("experts.gate_up", moe.held, gated=True),
         parameters.experts("experts.down", moe.held),
         mlp("shared.") if moe.shared_intermediate_size else None,

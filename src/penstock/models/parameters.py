@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.families import ModelSpec
 from penstock.kernels import Kernels
+from penstock.models.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,14 @@ class LayerParameters:
     prefix: str
     kernels: Kernels
 
-    def vector(self, name: str) -> Tensor:
-        vector: Tensor = self.all.pop(f"{self.prefix}{name}.weight")
+    def vector(self, name: str, kind: str = "weight") -> Tensor:
+        vector: Tensor = self.all.pop(f"{self.prefix}{name}.{kind}")
         return vector
+
+    def norm(self, name: str, model: ModelSpec) -> Norm:
+        """Returns the norm `name`, with its bias if there is one."""
+        bias = self.all.pop(f"{self.prefix}{name}.bias", None)
+        return Norm(self.vector(name), bias, model.norm_eps, model.norm_offset, model.layer_norm)
 
     def matrix(self, name: str, *, gated: bool = False) -> Any:
         """Returns the packed weight `name`, with its bias if there is one."""
@@ -28,5 +35,6 @@ class LayerParameters:
         return self.kernels.linear.pack(self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
 
     def experts(self, name: str, count: int, *, gated: bool = False) -> Any:
-        """Returns the packed weights of `count` experts, stacked."""
-        return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, gated=gated)
+        """Returns the packed weights of `count` experts, stacked, with their biases if there are any."""
+        bias = self.all.pop(f"{self.prefix}{name}.bias", None)
+        return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, bias, gated=gated)

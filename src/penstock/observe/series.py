@@ -30,6 +30,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], .
     ("spec_decode_num_draft_tokens", "Draft tokens verified.", lambda _, stats: stats.draft_tokens),
     ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda _, stats: stats.accepted_tokens),
     ("requests_refused", "Requests refused because the queue was full.", lambda model, _: model.engine.queue.refused),
+    ("requests_late", "Requests dropped or ended because of their deadline.", lambda model, _: model.engine.queue.late),
     ("engine_restarts", "Engines started after one had ended.", lambda model, _: model.engine.restarts),
     ("engine_steps", "Engine steps.", lambda _, stats: stats.steps),
     ("engine_computed_tokens", "Tokens computed, recomputation included.", lambda _, stats: stats.computed_tokens),

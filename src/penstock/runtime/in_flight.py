@@ -51,6 +51,8 @@ class InFlightStep:
         tokens = found["tokens"].tolist() if "tokens" in found else []
         if "finite" in found or (tokens and any(found["status"].tolist())):
             self._note_failures(found, errors)
+        if "pooled" in found:
+            return self._vectors(found, errors)
         logprobs = self._logprobs(found)
         if work.decodes and tokens and not logprobs and not errors:
             return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
@@ -68,6 +70,16 @@ class InFlightStep:
                 prompt = prompts.get(occupant.row, b"")
                 results.append(SequenceResult(unit.seq, tuple(tokens[first:last]), packed, prompt))
             first += int(work.units.logits[i])
+        return tuple(results)
+
+    def _vectors(self, found: Found, errors: MutableMapping[int, str]) -> tuple[SequenceResult, ...]:
+        """The results of units that are pooled: the vector of each that samples."""
+        vectors = iter(np.asarray(found["pooled"]) if "pooled" in found else ())
+        results = []
+        for unit in self.work.work:
+            pooled = next(vectors).tobytes() if unit.sample else b""
+            error = errors.get(unit.seq, "")
+            results.append(SequenceResult(unit.seq, error=error, pooled=b"" if error else pooled))
         return tuple(results)
 
     def _note_failures(self, found: Found, errors: MutableMapping[int, str]) -> None:

@@ -23,6 +23,7 @@ from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
 from penstock.models import Decoder, Hidden
+from penstock.models.pooling import finished, pool
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.device import Change, Device, Found, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
@@ -92,12 +93,13 @@ class ModelRunner:
         self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
         self.pages = pages
         self.max_outstanding = 1 if device.shared else config.depth
-        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session))
+        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)
         rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
         shared = device.shared
-        self._batch = ResidentBatch(
-            rows, config.max_model_len, config.block_size, len(self._windows), device.where, shared=shared
-        )
+        self._pooling = spec.pooling  # of a model that gives vectors
+        # Where rows move on, a vector counts as a token after the prompt.
+        longest = config.max_model_len + (spec.pooling is not None)
+        self._batch = ResidentBatch(rows, longest, config.block_size, len(self._windows), device.where, shared=shared)
         drafts = config.num_speculative_tokens if proposer is None else proposer.most
         if drafts and (mesh is not None or (not shared and isinstance(kernels.attention, PlannedAttention))):
             raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
@@ -131,7 +133,7 @@ class ModelRunner:
             mesh=mesh,
         )
         self._step: ModelStep = self._eager
-        if isinstance(step_kernels, NativeStep) and kernels.session is not None:
+        if isinstance(step_kernels, NativeStep) and kernels.session is not None and self._pooling is None:
             self._step = RecordedStep(
                 self._eager,
                 step_kernels,
@@ -146,7 +148,7 @@ class ModelRunner:
         plain = self._step is not self._eager and mesh is None
         self._job = self._run if plain else torch.inference_mode()(self._run)
         self._rest = self._run_rest if plain else torch.inference_mode()(self._run_rest)
-        self._graph_sizes = () if config.enforce_eager or shared else graph_sizes(rows)
+        self._graph_sizes = () if config.enforce_eager or shared or spec.pooling else graph_sizes(rows)
         self._vocab_size = spec.vocabulary
         self._planner = StepPlanner(
             self._batch,
@@ -373,7 +375,9 @@ class ModelRunner:
             self._proposer.propose(self._batch.state, self._eager.arrays, work.shape.sequences)
         step.marks.append(self._device.mark())
         self._eager.receive(work.shape)
-        if work.shape.in_place and work.graph is None and step.options is not None and not step.late:
+        if self._pooling is not None:
+            self._pool(step, found)
+        elif work.shape.in_place and work.graph is None and step.options is not None and not step.late:
             found.update(self._step.decode(work.shape, work.attention, step.options, step.masked))
         else:
             step.logits = self._compute(step, found)
@@ -448,6 +452,23 @@ class ModelRunner:
                 logits = self._step.logits(kept[rows])
         step.marks.append(self._device.mark())
         return logits
+
+    def _pool(self, step: InFlightStep, found: Found) -> None:
+        """The vectors of a step's units that sample, instead of tokens."""
+        work, shape, pooling = step.work, step.work.shape, self._pooling
+        assert pooling is not None, "the model gives vectors"
+        hidden = self._step.forward(shape, work.attention)
+        self._eager.send(hidden.states)
+        step.marks.append(self._device.mark())
+        if self._place.last and self._sampler is not None:
+            found["finite"] = self._step.finite(hidden)
+            if shape.logit_rows and pooling.mode == "last":
+                rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
+                found["pooled"] = finished(self._eager.vectors(hidden[rows]).float(), pooling)
+            elif shape.logit_rows:  # every unit is a whole prompt
+                states = self._eager.vectors(hidden)
+                found["pooled"] = finished(pool(states, work.units.length.tolist(), pooling.mode), pooling)
+        self._eager.advance(shape)
 
     def _choose(self, step: InFlightStep, found: Found) -> None:
         """Choose tokens from `step.logits`, and move the rows on."""

@@ -228,6 +228,10 @@ class EagerStep:
     def logits(self, hidden: Hidden) -> Tensor | None:
         return self._model.logits(hidden)
 
+    def vectors(self, hidden: Hidden) -> Tensor:
+        """As Decoder.vectors."""
+        return self._model.vectors(hidden)
+
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Tensor:
         assert self._sampler is not None, "prompts are scored on the rank that samples"
         return self._kernels.score(logits, targets, k, self._sampler.rows, self._sampler.edits)

@@ -40,8 +40,9 @@ def check_request(request: GenerateRequest, config: SchedulerConfig, vocab_size:
             f"{config.max_model_len}: shorten it"
         )
     _check_choices(request, config)
-    if not math.isfinite(request.arrival):
-        raise RequestRejected(f"arrival={request.arrival}: give seconds on the engine's clock, or 0")
+    for name in ("arrival", "deadline", "first_token_deadline"):
+        if not math.isfinite(time := getattr(request, name) or 0.0):
+            raise RequestRejected(f"{name}={time}: give seconds on the engine's clock, or leave it out")
     room = 1 if request.sampling.max_tokens and not pools else 0
     if prompt + room > config.max_model_len:
         raise RequestRejected(

@@ -36,6 +36,12 @@ class Aborted(msgspec.Struct, frozen=True, tag="abort"):
     now: float
 
 
+class Dropped(msgspec.Struct, frozen=True, tag="drop"):
+    """Requests that would miss their deadline were dropped. Not there when there were none."""
+
+    now: float
+
+
 class Planned(msgspec.Struct, frozen=True, tag="plan"):
     now: float
 
@@ -56,7 +62,7 @@ class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
-Event = Started | Added | Finished | Aborted | Planned | Submitted | Applied | CacheReset
+Event = Started | Added | Finished | Aborted | Dropped | Planned | Submitted | Applied | CacheReset
 
 
 class EventLog(Protocol):

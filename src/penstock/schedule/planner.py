@@ -13,6 +13,7 @@ from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
 from penstock.schedule.step import StepDraft
+from penstock.schedule.step_model import StepModel
 
 
 class Planner:
@@ -25,6 +26,7 @@ class Planner:
         cache: KVCache,
         live: LiveRequests,
         speculation: Speculation | None,
+        model: StepModel,
     ) -> None:
         self._config = config
         self._depth = capacity.depth
@@ -35,18 +37,21 @@ class Planner:
         self._cache = cache
         self._live = live
         self._speculation = speculation
+        self._model = model
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
     def draft(self, outstanding: int, now: float) -> StepDraft:
         """The next step, beside so many plans that are outstanding. It has no work where there is nothing to do."""
         step = StepDraft(self._budget)
+        held = self._hold_back(step) if self._config.target_itl else 0
         if self._late_ids:
             self._continue_running(step)
         else:
             self._continue_known(step, outstanding)
         if self._live.waiting:
             self._admit_waiting(step, now)
+        step.budget += held
         if self._speculation is not None and step.work:
             self._speculation.extend(step, len(self._live.running))
         return step
@@ -55,6 +60,21 @@ class Planner:
         """Free a running sequence's blocks here, and with the next plan what the executor has of it."""
         self._cache.free(sequence)
         self.gone.append(sequence.id)
+
+    def _hold_back(self, step: StepDraft) -> int:
+        """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time.
+        Return how many."""
+        running = self._live.running
+        prompts = [sequence for sequence in running if sequence.expected - sequence.planned > 1]
+        decodes = len(running) - len(prompts)
+        if not decodes or not (prompts or self._live.waiting):
+            return 0
+        context = prompts[0].planned if prompts else 0
+        per_decode = 1 + self._config.num_drafts
+        allowed = self._model.prompt_tokens(decodes, context, self._config.target_itl)
+        held = max(0, step.budget - decodes * per_decode - allowed - len(prompts))
+        step.budget -= held
+        return held
 
     def _continue_running(self, step: StepDraft) -> None:
         """Plan work for running sequences, as far as there are blocks."""

@@ -8,6 +8,7 @@ from penstock.schedule.log import (
     Added,
     Applied,
     CacheReset,
+    Dropped,
     Event,
     Finished,
     Planned,
@@ -56,6 +57,8 @@ def replay(events: Iterable[Event], policy: QueuePolicy = by_due_time) -> list[S
                 scheduler.finish(request_id, choice, reason, keep, now)
             case Aborted(request_id, now):
                 scheduler.abort(request_id, now)
+            case Dropped(now):
+                scheduler.drop_late(now)
             case CacheReset():
                 scheduler.reset_prefix_cache()
     return plans

@@ -1,6 +1,6 @@
 """The scheduler: a state machine from events to plans. No clock, no threads, no I/O; time is an argument."""
 
-from collections import Counter, deque
+from collections import deque
 
 from penstock.messages import (
     Capacity,
@@ -19,12 +19,15 @@ from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import DraftCounts, Speculation
+from penstock.schedule.invariants import check_counts
+from penstock.schedule.late import late_requests
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.log import (
     Aborted,
     Added,
     Applied,
     CacheReset,
+    Dropped,
     Event,
     EventLog,
     Finished,
@@ -37,6 +40,7 @@ from penstock.schedule.planner import Planner
 from penstock.schedule.policy import QueuePolicy, by_due_time
 from penstock.schedule.sequence import Phase, Request, Sequence
 from penstock.schedule.step import Outstanding
+from penstock.schedule.step_model import StepModel, StepSize
 
 
 class Scheduler:
@@ -61,9 +65,12 @@ class Scheduler:
         self._cache = KVCache(capacity, config.enable_prefix_caching and not capacity.whole_prompts)
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
-        self._planner = Planner(config, capacity, self._cache, self._live, self._speculation)
+        self._model = StepModel()
+        self._learns = config.target_itl > 0  # or a request has had a deadline
+        self._planner = Planner(config, capacity, self._cache, self._live, self._speculation, self._model)
         self._planned_at: deque[float] = deque()  # when the outstanding plans were made
         self._applied_at = 0.0  # when the last result came
+        self._sizes: deque[StepSize] = deque()  # of these plans, where step times are learned
         self._outstanding: deque[Outstanding] = deque()
         self._next_sequence = 1
         self._next_plan = 1
@@ -93,6 +100,7 @@ class Scheduler:
         self._record(Added(request, now))
         self._next_sequence += request.n
         self._live.add(state)
+        self._learns = self._learns or request.deadline is not None or request.first_token_deadline is not None
         return [
             self._end(s, reason, s.num_output, now, stop_token=s.tokens[-1] if reason == "stop" else None)
             for s, reason in ended
@@ -115,6 +123,19 @@ class Scheduler:
         self._record(Aborted(request_id, now))
         return self._end_request(state, "abort", "", now)
 
+    def drop_late(self, now: float) -> list[tuple[str, float]]:
+        """End waiting requests that would miss their deadline if they started now, as far as that decides what the next
+        step starts. Return their ids, and the seconds that they lack."""
+        if not self._learns or not self._live.waiting:
+            return []
+        late = []
+        for state, seconds in late_requests(self._live, self._cache, self._config, self._model, now):
+            late.append((state.message.request_id, seconds))
+            self._end_request(state, "error", "", now)
+        if late:
+            self._record(Dropped(now))
+        return late
+
     def reset_prefix_cache(self) -> None:
         """Forget what is cached; running sequences keep their blocks."""
         self._record(CacheReset())
@@ -131,6 +152,8 @@ class Scheduler:
         step = self._planner.draft(len(self._outstanding), now)
         if not step.work:
             return None
+        if self._learns:
+            self._sizes.append(StepSize.of(step))
         plan, outstanding = step.seal(self._next_plan, tuple(self._planner.gone))
         self._planner.gone.clear()
         self._next_plan += 1
@@ -161,6 +184,8 @@ class Scheduler:
         began, self._applied_at = max(self._planned_at.popleft(), self._applied_at), now
         if self._speculation is not None:
             self._speculation.note(step, result, now - began)
+        if self._sizes and len(self._sizes) > len(self._outstanding):
+            self._model.note(self._sizes.popleft(), now - began)
         self._cache.applied(step.plan_id, step.tails)
         self._steps += 1
         self._computed_tokens += step.num_tokens
@@ -349,35 +374,10 @@ class Scheduler:
         """Prove the invariants. RuntimeError that names the one broken; it costs a walk over every block."""
         running = self._live.running
         self._live.check()
-        self._check_counts()
+        check_counts(self._outstanding, self._live)
         self._cache.check(running, [tails for step in self._outstanding for tails in step.tails])
         if len(running) > self._config.max_num_seqs:
             raise RuntimeError(f"{len(running)} sequences run, max_num_seqs={self._config.max_num_seqs}")
-
-    def _check_counts(self) -> None:
-        """Prove that every sequence counts exactly the work of the outstanding plans, with every draft accepted."""
-        in_flight, tokens, sampled = Counter[int](), Counter[int](), Counter[int]()
-        for step in self._outstanding:
-            for sequence, work in zip(step.sequences, step.work, strict=True):
-                in_flight[sequence.id] += 1
-                tokens[sequence.id] += work.count
-                sampled[sequence.id] += work.sample + work.drafts
-        for state in self._live.requests.values():
-            for s in state.choices.values():
-                if s.in_flight != in_flight[s.id]:
-                    raise RuntimeError(f"sequence {s.id} counts {s.in_flight} units of work, not {in_flight[s.id]}")
-                if s.phase is not Phase.RUNNING:
-                    continue  # a preempted sequence starts over; the results still to come bring tokens alone
-                if (s.planned - s.computed, s.expected - len(s.tokens)) != (tokens[s.id], sampled[s.id]):
-                    raise RuntimeError(
-                        f"sequence {s.id}: planned={s.planned} and expected={s.expected} are not {tokens[s.id]} beyond "
-                        f"{s.computed} computed and {sampled[s.id]} beyond {len(s.tokens)} known tokens"
-                    )
-                if s.planned > s.slots or s.expected > s.limit:
-                    raise RuntimeError(
-                        f"sequence {s.id}: planned={s.planned} is over its {s.slots} slots, or expected={s.expected} "
-                        f"over its limit of {s.limit} tokens"
-                    )
 
     def _record(self, event: Event) -> None:
         if self._log is not None:

@@ -19,10 +19,20 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _NAMED = 5  # tensors that an error names; it counts the others
 
 
-def stored_tensors(model: Path) -> dict[str, StoredTensor]:
+def stored_tensors(model: Path, base_prefix: str = "") -> dict[str, StoredTensor]:
     """The tensors of a model, by Hugging Face's names: of a GGUF file, or of the checkpoint in a folder: from the
     index's shards, else from model.safetensors. Raises CheckpointError, GgufError or UnsupportedModel."""
-    return read_gguf_tensors(model) if is_gguf(model) else _of_folder(model)
+    tensors = read_gguf_tensors(model) if is_gguf(model) else _with_prefix(_of_folder(model))
+    if not base_prefix or any(name.startswith(base_prefix) for name in tensors):
+        return tensors
+    return {name if name.startswith("lm_head.") else base_prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of a decoder that was saved without its head, as embedding models are, named as with a head."""
+    if "embed_tokens.weight" not in tensors or "layers.0.input_layernorm.weight" not in tensors:
+        return tensors
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _of_folder(folder: Path) -> dict[str, StoredTensor]:
@@ -39,9 +49,20 @@ def _of_folder(folder: Path) -> dict[str, StoredTensor]:
     raise CheckpointError(f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there; download them into it")
 
 
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor that a model's spec names. Several sources may be parts of one tensor."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for parameter in spec.parameters:
+        for source in parameter.sources:
+            rows = max(source.first_row + source.rows, shapes.get(source.name, (0,))[-1 if source.transposed else 0])
+            columns = parameter.shape[1:]
+            shapes[source.name] = (*columns, rows) if source.transposed else (rows, *columns)
+    return shapes
+
+
 def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
     """Raise CheckpointError unless the tensors are exactly those the spec names, in shape and in a type we load."""
-    sources = {source.name: (source.rows, *p.shape[1:]) for p in spec.parameters for source in p.sources}
+    sources = tensor_shapes(spec)
     allowed = {tensor for tensor, _ in spec.duplicates}
     config = "metadata" if any(is_gguf(tensor.path) for tensor in tensors.values()) else "config.json"
     _refuse(

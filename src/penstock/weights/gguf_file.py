@@ -6,11 +6,9 @@ from pathlib import Path
 
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.config import rotary_dim
-from penstock.families.gguf.names import ROPE_FACTORS, hf_tensor_name, is_interleaved
+from penstock.families.gguf.names import ROPE_FACTORS, SHIFTED, hf_tensor_name, is_interleaved
 from penstock.gguf import GgufTensor, read_gguf, short
 from penstock.weights.stored import CheckpointError, StoredTensor
-
-_GEMMA = "gemma3"  # its norms are stored with 1 added
 
 
 def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -30,7 +28,7 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
         name, stored = hf_tensor_name(architecture, tensor.name), _stored(tensor)
         if is_interleaved(architecture, tensor.name):
             stored = replace(stored, rotary_dim=rotary)
-        if architecture == _GEMMA and name.endswith("norm.weight"):
+        if architecture in SHIFTED and name.endswith("norm.weight"):
             stored = replace(stored, shift=-1.0)
         if name.endswith(".shared_expert_gate.weight") and len(stored.shape) == 1:
             stored = replace(stored, shape=(1, *stored.shape))

@@ -64,7 +64,7 @@ def load_parameters(
     ahead = 0.0 if matrices is None else began - matrices.began
     if matrices is None and isinstance(packing, NativePacking):
         matrices = MatrixReader(folder, spec, packing, whole=whole)
-    tensors = stored_tensors(folder) if matrices is None else matrices.tensors
+    tensors = stored_tensors(folder, spec.base_prefix) if matrices is None else matrices.tensors
     with ExitStack() as stack:
         if matrices is None:
             check_tensors(whole or spec, tensors)
@@ -132,7 +132,7 @@ def _read_all(
                 rows = buffer.view(DTYPES[source.dtype])
                 if source.shift:
                     rows += source.shift
-                own.put(read.packer, read.target, rows.view(read.count, -1) if source.shape[1:] else rows)
+                own.put(read.packer, read.target, _shaped(rows, read))
             elif isinstance(read.packer, NativePacker):
                 read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)
             else:
@@ -151,6 +151,14 @@ def _read_all(
             future.result()
     for each in made:
         each.close()
+
+
+def _shaped(rows: torch.Tensor, read: PlannedRead) -> torch.Tensor:
+    """The values of a read as rows of its parameter."""
+    if not read.source.shape[1:]:
+        return rows
+    matrix = rows.view(read.count, -1)
+    return matrix.T.contiguous() if read.transposed else matrix
 
 
 def _dequantized(read: PlannedRead, buffer: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,7 @@ class PlannedRead:
     packer: "Packer"  # takes the rows,
     target: int  # the first of which becomes this row of the parameter
     step: int = 1
+    transposed: bool = False  # the rows' columns become the parameter's rows
 
     @property
     def bytes(self) -> int:
@@ -59,8 +60,8 @@ class PlannedRead:
 
     @property
     def full_rows(self) -> bool:
-        """Whether rows are read from end to end."""
-        return self.width == self.source.row_bytes
+        """Whether rows are read from end to end and stay rows."""
+        return self.width == self.source.row_bytes and not self.transposed
 
 
 def plan_reads(
@@ -75,29 +76,50 @@ def plan_reads(
     for parameter in parameters:
         for source in parameter.sources:
             stored = tensors[source.name]
+            if source.transposed:
+                yield from _plan_transposed(source, stored, packers[parameter.name], parameter.shape[1], size)
+                continue
             skip = _row_bytes(stored, source.first_column)
             width = _row_bytes(stored, source.columns) if source.columns else stored.row_bytes
             count = size // width
             count = max(count // READ_ROWS * READ_ROWS, min(count, READ_ROWS), 1)
-            for first, target, rows, step in _runs(source, stored.rotary_dim):
+            for first, target, rows, step in _runs(source, source.order or _interleaved(stored.rotary_dim)):
                 for done in range(0, rows, count):
                     place = (first + done * step, min(count, rows - done), skip, width)
                     yield PlannedRead(stored, *place, packers[parameter.name], target + done, step)
 
 
-def _runs(source: TensorSource, rotary_dim: int) -> Iterator[tuple[int, int, int, int]]:
-    """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step).
+def _plan_transposed(
+    source: TensorSource, stored: StoredTensor, packer: Any, columns: int, size: int
+) -> Iterator[PlannedRead]:
+    """The reads of a tensor [in, out], each of some columns of it."""
+    element = stored.row_bytes // stored.shape[1]
+    count = max(size // (columns * element) // READ_ROWS * READ_ROWS, READ_ROWS)
+    for done in range(0, source.rows, count):
+        rows = min(count, source.rows - done)
+        skip = (source.first_row + done) * element
+        place = (source.first_column, columns, skip, rows * element)
+        yield PlannedRead(stored, *place, packer, source.start + done, transposed=True)
 
-    With `rotary_dim`, the rows of each head are interleaved in the file: row 2 i + s of a head is its row
-    s * rotary_dim / 2 + i. Ranks have whole heads.
-    """
-    if not rotary_dim:
+
+def _runs(source: TensorSource, order: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[int, int, int, int]]:
+    """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step). `order` is that
+    of the rows of a head (see TensorSource). Ranks have whole heads."""
+    if not order:
         yield source.first_row, source.start, source.rows, 1
         return
+    for head in range(0, source.rows, sum(count for _, count, _ in order)):
+        target = source.start + head
+        for first, count, step in order:
+            yield source.first_row + head + first, target, count, step
+            target += count
+
+
+def _interleaved(rotary_dim: int) -> tuple[tuple[int, int, int], ...]:
+    """The order of a head's rows that are interleaved in the file: row 2 i + s is the head's row
+    s * rotary_dim / 2 + i."""
     half = rotary_dim // 2
-    for head in range(0, source.rows, rotary_dim):
-        for s in range(2):
-            yield source.first_row + head + s, source.start + head + s * half, half, 2
+    return ((0, half, 2), (1, half, 2)) if half else ()
 
 
 def _row_bytes(stored: StoredTensor, columns: int) -> int:

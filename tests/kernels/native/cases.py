@@ -24,6 +24,7 @@ from torch import Tensor
 
 from penstock.config.weights import F32, WeightFormat
 from penstock.kernels import OPS, AttentionBatch, Op
+from penstock.kernels.attention import unscaled
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import UNQUANTIZED, NativeLinear
 from penstock.kernels.native.loader import instruction_sets
@@ -139,7 +140,9 @@ def _int8_pages(dtype: torch.dtype) -> Callable[[Session], list[Tensor]]:
         results = []
         for table, context in zip(tables, context_lens.tolist(), strict=True):
             at = np.arange(context)
-            rotation = attention.rotation(torch.from_numpy(at), 100.0 ** -torch.linspace(0, 1, dim // 2), dtype)
+            rotation = attention.rotation(
+                torch.from_numpy(at), unscaled(100.0 ** -torch.linspace(0, 1, dim // 2)), dtype
+            )
             where: Any = torch.from_numpy(table[at // size]), torch.from_numpy(at % size)
             qkv = torch.randn(context, (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
             weight = torch.ones(heads + kv_heads, dim, dtype=dtype)

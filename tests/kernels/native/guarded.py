@@ -19,6 +19,7 @@ from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.session import AnyOp, Session
 from penstock.kernels.native.structs import (
     CODES,
+    EPILOGUES,
     F32,
     SCALES,
     SCHEMES,
@@ -134,20 +135,23 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "out", rows * op.table.k * size, True)
     elif isinstance(op, NormOp):
         yield Extent(op, "weight", op.width * size)
+        yield Extent(op, "bias", op.width * size)
         for field, written in (("x", False), ("residual", False), ("normed", True)):
             yield Extent(op, field, rows * op.width * size, written)
         if op.residual:
             yield Extent(op, "sum", rows * op.width * size, True)
     elif isinstance(op, LinearOp):
-        blocks = num_blocks(op.weight.n, gated=bool(op.epilogue))
-        width = op.weight.n // 2 if op.epilogue else op.weight.n
+        gated = 0 < op.epilogue < len(EPILOGUES)
+        blocks = num_blocks(op.weight.n, gated=gated)
+        width = op.weight.n // 2 if gated else op.weight.n
         yield Extent(op, "x", rows * op.weight.k * size)
-        yield from _of_matrix(op.weight, gated=bool(op.epilogue))
+        yield from _of_matrix(op.weight, gated=gated)
         yield Extent(op, "bias", blocks * COLUMNS * 4)
         yield Extent(op, "residual", rows * width * size)
         yield Extent(op, "out", rows * width * (4 if op.out_dtype == F32 else 2), True)
     elif isinstance(op, RouteOp):
         yield Extent(op, "logits", rows * op.count * 4)
+        yield Extent(op, "bias", op.count * 4)
         yield Extent(op, "experts", rows * op.slots * 8, True)
         yield Extent(op, "weights", rows * op.slots * 4, True)
     elif isinstance(op, ExpertsOp):
@@ -155,13 +159,15 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "weights", rows * op.slots * 4)
         yield from _of_matrix(op.gate_up, gated=True, count=op.held)
         yield from _of_matrix(op.down, count=op.held)
+        yield Extent(op, "gate_up_bias", op.held * num_blocks(op.gate_up.n, gated=True) * COLUMNS * 4)
+        yield Extent(op, "down_bias", op.held * num_blocks(op.down.n) * COLUMNS * 4)
         yield Extent(op, "shared_gate", rows * 4)
         for field, written in (("x", False), ("shared", False), ("residual", False), ("out", True)):
             yield Extent(op, field, rows * op.down.n * size, written)
         yield Extent(op, "tally", 16, True)
     elif isinstance(op, RotationOp):
         yield Extent(op, "positions", rows * 8)
-        yield Extent(op, "frequencies", op.half * 4)
+        yield Extent(op, "frequencies", 2 * op.half * 4)
         yield Extent(op, "out", rows * 2 * op.half * 4, True)
     elif isinstance(op, CacheOp):
         yield Extent(op, "qkv", rows * (op.heads + 2 * op.kv_heads) * op.head_dim * size)
@@ -195,6 +201,7 @@ def _of_attention(op: AttentionOp, size: int) -> Iterator[Extent]:
     yield Extent(op, "context_lens", sequences * 8)
     yield Extent(op, "block_tables", sequences * op.table_stride * 8)
     yield Extent(op, "out", queries * op.heads * op.head_dim * size, True)
+    yield Extent(op, "sinks", op.heads * 4)
     yield Extent(op, "partials", partials * op.heads * (op.head_dim + 2) * 4, True)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from penstock.kernels import AttentionBatch
+from penstock.kernels.attention import unscaled
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.loader import instruction_sets
@@ -69,7 +70,7 @@ def test_attention_does_not_depend_on_how_a_prompt_was_cut(isa: str, threads: in
     keys, values = pages[:, 0], pages[:, 1]
     qkv = normal(context, (heads + 2 * kv_heads) * dim, seed=4, dtype=dtype)
     positions, at = torch.arange(context), np.arange(context)
-    rotation = attention.rotation(positions, 100.0 ** -torch.linspace(0, 1, dim // 2), dtype)
+    rotation = attention.rotation(positions, unscaled(100.0 ** -torch.linspace(0, 1, dim // 2)), dtype)
     where: Any = torch.from_numpy(table[0, at // size]), torch.from_numpy(at % size)
     query = attention.store(qkv, heads, None, rotation, keys, values, *where, 1e-6, 0.0)
 
@@ -106,7 +107,7 @@ def test_attention_does_not_depend_on_the_other_sequences(isa: str, threads: int
     for i, context in enumerate(context_lens.tolist()):
         at = np.arange(context)
         qkv = normal(context, (heads + 2 * kv_heads) * dim, seed=i, dtype=dtype)
-        rotation = attention.rotation(torch.from_numpy(at), torch.zeros(dim // 2), dtype)
+        rotation = attention.rotation(torch.from_numpy(at), unscaled(torch.zeros(dim // 2)), dtype)
         where: Any = torch.from_numpy(tables[i, at // size]), torch.from_numpy(at % size)
         attention.store(qkv, heads, None, rotation, keys, values, *where, 1e-6, 0.0)
     starts = np.concatenate([[0], np.cumsum(query_lens)])

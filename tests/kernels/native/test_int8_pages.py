@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import AttentionBatch
-from penstock.kernels.attention import ReferenceAttention
+from penstock.kernels.attention import ReferenceAttention, unscaled
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import native_session
@@ -35,7 +35,7 @@ def dequantised(pages: Tensor, *, keys: bool) -> Tensor:
 def stored(attention: NativeAttention, qkv: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
     """Stores keys and values at `slots` without rotation, and returns the queries."""
     heads = KV_HEADS * GROUP
-    rotation = attention.rotation(torch.zeros(len(qkv), dtype=torch.int64), torch.zeros(DIM // 2), qkv.dtype)
+    rotation = attention.rotation(torch.zeros(len(qkv), dtype=torch.int64), unscaled(torch.zeros(DIM // 2)), qkv.dtype)
     where = slots // SIZE, slots % SIZE
     return attention.store(qkv, heads, None, rotation, pages[:, 0], pages[:, 1], *where, 1e-6, 0.0)
 

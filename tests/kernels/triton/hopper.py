@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from penstock.kernels.attention import AttentionBatch
+from penstock.kernels.attention import AttentionBatch, unscaled
 from penstock.kernels.batch_arrays import BatchRows, EditRows, SamplingRows, StepArrays
 from penstock.kernels.linear import DenseWeight
 from penstock.kernels.triton.attention import TritonAttention
@@ -125,7 +125,7 @@ def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, wind
         provider(query, keys, values, provider.prepare(batch, keys), 0.1)
     TritonAttention(fixed=True)(query, keys, values, provider.prepare(batch, keys), 0.1)
     where = torch.zeros(8, dtype=torch.int64)
-    turns = provider.rotation(where, torch.ones(head_dim // 2), BF16)
+    turns = provider.rotation(where, unscaled(torch.ones(head_dim // 2)), BF16)
     weight = torch.zeros(heads + kv_heads, head_dim, dtype=kind)
     qkv = rows(8, (heads + 2 * kv_heads) * head_dim, kind)
     provider.store(qkv, heads, weight, turns, keys, values, where, where, 1e-6, 0.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionBatch, ReferenceAttention
+from penstock.kernels.attention import AttentionBatch, ReferenceAttention, unscaled
 from penstock.kernels.triton.attention import SPLIT_BELOW, TritonAttention
 from penstock.kernels.triton.store import store
 from tests.kernels.triton.device import DEVICE, there
@@ -96,7 +96,7 @@ def test_fp8_pages_are_written_with_a_scale_for_each_token_and_read_back() -> No
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, generator=generator).bfloat16()
     qkv[7] *= 1000.0
     weight = torch.rand(heads + kv_heads, head_dim, generator=generator).bfloat16() + 0.5
-    positions, frequencies = torch.arange(tokens), 100.0 ** -torch.linspace(0, 1, head_dim // 2)
+    positions, frequencies = torch.arange(tokens), unscaled(100.0 ** -torch.linspace(0, 1, head_dim // 2))
     slots = torch.randperm(5 * SIZE, generator=generator)[:tokens] + SIZE
     attention = TritonAttention()
     rotation = attention.rotation(*there((positions, frequencies)), torch.bfloat16)
@@ -125,7 +125,7 @@ def test_fp8_pages_are_written_with_a_scale_for_each_token_and_read_back() -> No
 def test_a_token_of_no_block_is_not_stored() -> None:
     qkv = torch.randn(3, 3 * 16, generator=torch.Generator().manual_seed(2))
     attention = TritonAttention()
-    rotation = attention.rotation(*there((torch.arange(3), torch.ones(8))), torch.float32)
+    rotation = attention.rotation(*there((torch.arange(3), unscaled(torch.ones(8)))), torch.float32)
     pages = torch.zeros(2, 3, 1, SIZE, 16, device=DEVICE)
     blocks, offsets = there((torch.tensor([1, -1, 2]), torch.tensor([3, 3, 0])))
     attention.store(there(qkv), 1, None, rotation, pages[0], pages[1], blocks, offsets, 1e-6, 0.0)

@@ -13,9 +13,11 @@ from tests.kernels.triton.device import there
 
 GPU = Platform("cuda", "9.0")
 LARGEST_REPEATED = 30  # rows of the inputs that are tried in every dtype: interpreting the larger takes seconds
+IN_TORCH = ("layer_norm", "biased_experts")  # torch's own kernels; not computed on a GPU
 CASES = [
     pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
     for op in OPS
+    if op.name not in IN_TORCH
     for dtype in (torch.bfloat16, torch.float32, torch.float16)
 ]
 
@@ -33,7 +35,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_provider_agrees_with_the_reference(op: Op, dtype: torch.dtype) -> None:
     provider = op.select(GPU, Needs(dtype))
-    assert provider.name == "triton"
+    assert provider.name == "triton", "in torch: see IN_TORCH"
     tried = 0
     for arguments in inputs(op, dtype):
         expected = tensors(op.run(op.reference.make(), arguments))

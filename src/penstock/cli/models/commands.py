@@ -1,4 +1,4 @@
-"""Defines the arguments of `penstock list | pull | show | rm`."""
+"""Defines the arguments of `penstock list | pull | show | rm | models`."""
 
 from typing import Annotated
 
@@ -29,6 +29,7 @@ def add_model_commands(app: typer.Typer) -> None:
     app.command("list", help="List the models on this machine.")(_list)
     app.command("pull", help="Download a model, or continue a download. Shows its progress.")(_pull)
     app.command("show", help="Show the facts of a model on this machine. Loads no weights.")(_show)
+    app.command("models", help="Show which models can be served, and what they combine with.")(_models)
     app.command("rm", help="Remove a model from Hugging Face's cache.")(_rm)
 
 
@@ -66,3 +67,12 @@ def _rm(
     from penstock.config.texts import checked_flag
 
     remove(model, checked_flag("--revision", revision), yes)
+
+
+def _models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
+) -> None:
+    from penstock.cli.models.supported import print_supported
+
+    print_supported(as_json, markdown)

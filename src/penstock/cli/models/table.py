@@ -12,7 +12,18 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     """Prints columns as wide as their texts, and none that is empty. Lines are never cut, so that grep finds names."""
     columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
     width = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    texts = ("NAME", "REVISION", "FORMAT", "MODIFIED", "WHERE", "TYPE", "IN A CPU'S MEMORY")
+    texts = (
+        "MODELS",
+        "ARCHITECTURE",
+        "GGUF",
+        "NAME",
+        "REVISION",
+        "FORMAT",
+        "MODIFIED",
+        "WHERE",
+        "TYPE",
+        "IN A CPU'S MEMORY",
+    )
     for row in ({name: name for name in columns}, *rows):
         cells = (row[name].ljust(width[name]) if name in texts else row[name].rjust(width[name]) for name in columns)
         print("  ".join(cells).rstrip())

@@ -50,6 +50,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
     request_id: str
     message: str
+    late: bool = False  # it would have missed its deadline
 
 
 class ControlReply(msgspec.Struct, frozen=True):

@@ -70,6 +70,11 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
+def architectures() -> tuple[str, ...]:
+    """The values of general.architecture that are supported."""
+    return tuple(_FAMILIES)
+
+
 def rotary_dim(file: GgufFile) -> int:
     """The size of the heads whose rows of q and k are interleaved in this file; 0 if none are."""
     keys = GgufKeys(file)
@@ -92,12 +97,14 @@ def sampling_defaults(file: GgufFile) -> dict[str, Any]:
 def _refuse_unknown(keys: GgufKeys) -> None:
     """Refuse what changes the model's output and is not implemented."""
     keys.refuse("attention.causal", "a decoder's attention is causal", True)
-    keys.refuse("attention.scale", "the scale follows from the head's size", 0)
     keys.refuse("attention.temperature_scale", "attention does not depend on the position", 0)
-    keys.refuse("attn_logit_softcapping", "it belongs to Gemma 2")
-    keys.refuse("logit_scale", "logits are not scaled", 0, 1)
-    keys.refuse("residual_scale", "the residual is not scaled", 0, 1)
-    keys.refuse("embedding_scale", "the architecture decides it", 0, 1)
+    if keys.architecture != "gemma2":
+        keys.refuse("attn_logit_softcapping", "it belongs to Gemma 2")
+    if keys.architecture != "granite":
+        keys.refuse("attention.scale", "the scale follows from the head's size", 0)
+        keys.refuse("logit_scale", "logits are not scaled", 0, 1)
+        keys.refuse("residual_scale", "the residual is not scaled", 0, 1)
+        keys.refuse("embedding_scale", "the architecture decides it", 0, 1)
     keys.refuse("nextn_predict_layers", "there are no draft layers", 0)
     keys.refuse("expert_weights_scale", "the outputs of experts are not scaled", 0, 1)
     keys.refuse("expert_gating_func", "experts are chosen by softmax", 0, 1)
@@ -252,6 +259,42 @@ def _gemma3(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _gemma(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["GemmaForCausalLM"]}
+
+
+def _gemma2(keys: GgufKeys) -> dict[str, Any]:
+    count = keys.integer("block_count", most=MAX_LAYERS)
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "query_pre_attn_scalar": hidden // heads if count == _LAYERS_OF_GEMMA2_27B else _head_dim(keys),
+        "sliding_window": keys.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _granite(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": keys.number("attention.scale", _head_dim(keys) ** -0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def _olmo2(keys: GgufKeys) -> dict[str, Any]:
+    keys.refuse("attention.sliding_window", "it belongs to OLMo 3", 0)
+    return {"architectures": ["Olmo2ForCausalLM"]}
+
+
+def _smollm3(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4}
+
+
+_LAYERS_OF_GEMMA2_27B = 46
 _LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which files do not hold
 
 _FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
@@ -262,7 +305,12 @@ _FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType
         "qwen3": _qwen3,
         "qwen2moe": _qwen2_moe,
         "qwen3moe": _qwen3_moe,
+        "gemma": _gemma,
+        "gemma2": _gemma2,
         "gemma3": _gemma3,
+        "granite": _granite,
+        "olmo2": _olmo2,
+        "smollm3": _smollm3,
     }
 )
 

@@ -59,14 +59,21 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qwen3": _LLAMA,
         "qwen2moe": _LLAMA | _QWEN_MOE,
         "qwen3moe": _LLAMA | _QWEN_MOE,
+        "gemma": _LLAMA,
+        "gemma2": _LLAMA | _GEMMA,
         "gemma3": _LLAMA | _GEMMA,
+        "granite": _LLAMA,
+        "olmo2": _LLAMA | _GEMMA,
+        "smollm3": _LLAMA,
     }
 )
 
 ROPE_FACTORS = "rope_freqs.weight"  # part of the configuration: see rope.py
 
 # Architectures whose q and k llama.cpp's conversion permutes, so that the pairs that rope rotates lie side by side.
-INTERLEAVED = frozenset({"llama", "mistral3"})
+INTERLEAVED = frozenset({"llama", "mistral3", "granite", "smollm3"})
+
+SHIFTED = frozenset({"gemma", "gemma2", "gemma3"})  # whose norms are stored with 1 added
 
 
 def hf_tensor_name(architecture: str, name: str) -> str:

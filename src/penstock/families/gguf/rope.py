@@ -24,6 +24,10 @@ def rope_scaling(keys: HFConfig, architecture: str) -> dict[str, Any] | None:
     scaling: dict[str, Any] = {"rope_type": kind}
     if keys.get(factor) is not None:
         scaling["factor"] = keys.number(factor)
+    if keys.get(f"{prefix}.original_context_length") is not None:
+        scaling["original_max_position_embeddings"] = keys.integer(f"{prefix}.original_context_length")
+    if keys.number(f"{prefix}.attn_factor", 1.0) != 1.0:
+        raise keys.unsupported(f"{prefix}.attn_factor", keys.get(f"{prefix}.attn_factor"), "1")
     return scaling
 
 

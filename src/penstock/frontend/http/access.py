@@ -29,7 +29,12 @@ from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
 from penstock.observe.metrics import Metrics
 
-OPEN_PATHS = frozenset((b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"))
+OPEN_PATHS = frozenset(
+    (
+        *(b"/livez", b"/readyz", b"/health", b"/ping", b"/version", b"/metrics"),
+        *(b"/v2/health/live", b"/v2/health/ready"),
+    )
+)
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
@@ -132,7 +137,7 @@ class Access:
             await self._app(scope, receive, send)
         else:
             self._check_host(header(scope, b"host"))
-            if self._is_page(raw_path):
+            if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
             if not self._keys and origin is None:

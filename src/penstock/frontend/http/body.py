@@ -32,13 +32,15 @@ _TYPES = {  # msgspec's name: what a client calls it
 }
 
 
-async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, held: HeldBytes) -> bytes:
-    """Returns the whole body, whose size is added to `held` while it arrives.
+async def read_body(
+    scope: Scope, receive: Receive, limits: RequestLimits, held: HeldBytes, *, any_type: bool = False
+) -> bytes:
+    """Returns the whole body, whose size is added to `held` while it arrives. With `any_type` it may have any type.
 
     Raises APIError as soon as a limit is passed, and ClientGone. The errors: 400 if decoding the body would take too
     long, 408, 413, 415, and 429 if the server buffers too many bodies.
     """
-    _check_headers(scope["headers"], limits)
+    _check_headers(scope["headers"], limits, any_type)
     try:
         async with asyncio.timeout(limits.body_timeout):
             return await _read(receive, limits, held)
@@ -78,9 +80,9 @@ def refuse_unsupported(fields: msgspec.Struct, harmless: Mapping[str, tuple[Any,
             )
 
 
-def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) -> None:
+def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits, any_type: bool) -> None:
     """Raises APIError 413 or 415."""
-    typed = False
+    typed = any_type
     for name, value in headers:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) < 20 else limits.max_body_bytes + 1
@@ -90,7 +92,7 @@ def _check_headers(headers: list[tuple[bytes, bytes]], limits: RequestLimits) ->
             raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
         elif name == b"content-type":
             typed = True
-            if not _is_json(value):
+            if not (any_type or _is_json(value)):
                 kind = value[:100].decode("latin-1")
                 raise APIError(415, f"content-type {kind!r} is not accepted; send application/json", close=True)
     if not typed:  # a browser sends this for a page of any site, without asking the server first

@@ -105,12 +105,15 @@ class ChatFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
 
 
-class ModelFields(msgspec.Struct, kw_only=True):
+class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The parameters of requests about a model."""
 
     model: str | None = None
     name: str | None = None  # an earlier name of `model`
     stream: bool | None = None
+    # accepted without effect
+    insecure: Any = None
+    verbose: Any = None
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(("height", "images", "steps", "template", "width"), ([], "", 0))

@@ -67,6 +67,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    # Penstock's
+    timeout: float | None = None  # seconds
+    first_token_timeout: float | None = None
+    # OpenAI's, and vLLM's
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # as in `structured_outputs`, which replaced these four

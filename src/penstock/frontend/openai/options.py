@@ -29,6 +29,8 @@ def read_options(fields: SamplingFields, limits: RequestLimits) -> GenerationOpt
         skip_special_tokens=fields.skip_special_tokens is not False,
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
+        timeout=fields.timeout,
+        first_token_timeout=fields.first_token_timeout,
     )
     check_options(options, limits)
     if fields.prompt_logprobs is not None:

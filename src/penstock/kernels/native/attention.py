@@ -102,7 +102,7 @@ class NativeAttention:
         return prepared
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-        half = frequencies.shape[0]
+        half = frequencies.shape[1]
         out = self._session.empty(positions, 2, half, dtype=torch.float32)
         op = RotationOp(
             self._session.rows(positions), positions.data_ptr(), frequencies.data_ptr(), out.data_ptr(), half
@@ -122,6 +122,8 @@ class NativeAttention:
         offsets: Tensor,
         eps: float,
         offset: float,
+        *,
+        whole: bool = False,
     ) -> Tensor:
         _, kv_heads, block_size, _ = keys.shape
         head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
@@ -144,13 +146,24 @@ class NativeAttention:
             keys.stride(1),
             eps,
             offset,
+            whole and weight is not None,
             DTYPES[qkv.dtype],
             PAGE_DTYPES[keys.dtype],
         )
         self._session.run(op, weight, keys, values)
         return query
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: AttentionWork, scale: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: AttentionWork,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         _, kv_heads, block_size, _ = keys.shape
         _, heads, head_dim = query.shape
         out = self._session.empty(query, heads, head_dim, dtype=query.dtype)
@@ -179,10 +192,12 @@ class NativeAttention:
             keys.stride(1),
             prepared.window,
             scale,
+            softcap,
+            None if sinks is None else sinks.data_ptr(),
             DTYPES[query.dtype],
             PAGE_DTYPES[keys.dtype],
         )
-        self._session.run(op, prepared, self._partials, keys, values)
+        self._session.run(op, prepared, self._partials, keys, values, sinks)
         return out
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:

@@ -9,7 +9,7 @@ from penstock.config.weights import INT8, WeightFormat
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
-from penstock.kernels.native.structs import BF16, EPILOGUES, F32, EmbeddingOp, LinearOp
+from penstock.kernels.native.structs import BF16, EPILOGUES, F32, UNGATED, EmbeddingOp, LinearOp
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
 UNQUANTIZED: dict[torch.dtype, WeightFormat] = {torch.float32: F32_FORMAT, torch.bfloat16: BF16_FORMAT}
@@ -28,14 +28,19 @@ class NativeLinear:
             return weight if bias is None else with_bias(weight, bias)
         return pack(weight, bias, INT8 if self._quantized else UNQUANTIZED[weight.dtype], gated=gated)
 
-    def __call__(self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None) -> Tensor:
-        return self._multiply(x, weight, residual, "", weight.n, x.dtype)
+    def __call__(
+        self, x: Tensor, weight: PackedWeight, residual: Tensor | None = None, *, scale: float = 1.0
+    ) -> Tensor:
+        return self._multiply(x, weight, residual, 0, weight.n, x.dtype, scale)
 
     def gated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
-        return self._multiply(x, weight, None, activation, weight.n // 2, x.dtype)
+        return self._multiply(x, weight, None, EPILOGUES.index(activation), weight.n // 2, x.dtype)
 
-    def logits(self, x: Tensor, weight: PackedWeight) -> Tensor:
-        return self._multiply(x, weight, None, "", weight.n, torch.float32)
+    def activated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
+        return self._multiply(x, weight, None, len(EPILOGUES) + UNGATED.index(activation), weight.n, x.dtype)
+
+    def logits(self, x: Tensor, weight: PackedWeight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
+        return self._multiply(x, weight, None, 0, weight.n, torch.float32, scale, softcap)
 
     def rows(
         self, token_ids: Tensor, weight: PackedWeight, scale: float, dtype: torch.dtype, *, first: int | None = None
@@ -51,9 +56,11 @@ class NativeLinear:
         x: Tensor,
         weight: PackedWeight,
         residual: Tensor | None,
-        activation: str,
+        epilogue: int,
         width: int,
         out_dtype: torch.dtype,
+        scale: float = 1.0,
+        softcap: float = 0.0,
     ) -> Tensor:
         out = self._session.empty(x, width, dtype=out_dtype)
         op = LinearOp(
@@ -63,9 +70,11 @@ class NativeLinear:
             None if weight.bias is None else weight.bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             out.data_ptr(),
-            EPILOGUES.index(activation),
+            epilogue,
             DTYPES[x.dtype],
             DTYPES[out_dtype],
+            scale,
+            softcap,
         )
         self._session.run(op, weight)
         return out

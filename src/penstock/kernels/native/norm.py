@@ -1,4 +1,4 @@
-"""RMSNorm of x + residual, by the native kernels."""
+"""RMSNorm and LayerNorm of x + residual, by the native kernels."""
 
 from torch import Tensor
 
@@ -8,13 +8,31 @@ from penstock.kernels.native.structs import NormOp
 
 
 class NativeNorm:
-    """Provides rms_norm (see kernels/elementwise.py)."""
+    """Provides rms_norm, and by `centered` layer_norm (see kernels/elementwise.py)."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._norm(x, residual, weight, None, eps, offset, centered=False)
+
+    def centered(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._norm(x, residual, weight, bias, eps, 0.0, centered=True)
+
+    def _norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        offset: float,
+        *,
+        centered: bool,
     ) -> tuple[Tensor, Tensor]:
         session, width = self._session, x.shape[-1]
         normed = session.empty(x, width, dtype=x.dtype)
@@ -24,12 +42,14 @@ class NativeNorm:
             x.data_ptr(),
             None if residual is None else residual.data_ptr(),
             weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             normed.data_ptr(),
             total.data_ptr(),
             width,
             eps,
             offset,
+            centered,
             DTYPES[x.dtype],
         )
-        session.run(op, weight)
+        session.run(op, weight, bias)
         return normed, total

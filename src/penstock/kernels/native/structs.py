@@ -7,7 +7,8 @@ F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int16", "grouped")
 CODES = ("bytes", "nibbles", "iq4", "mxfp4")
 SCALES = ("f16", "f32", "two_levels")
-EPILOGUES = ("", "silu", "gelu_tanh")
+EPILOGUES = ("", "silu", "gelu_tanh", "gelu", "swiglu_oai")  # of gated weights, in the order of Epilogue,
+UNGATED = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # and those that follow
 
 
 class Format(ctypes.Structure):
@@ -53,11 +54,13 @@ class NormOp(ctypes.Structure):
         ("x", c_void_p),
         ("residual", c_void_p),
         ("weight", c_void_p),
+        ("bias", c_void_p),
         ("normed", c_void_p),
         ("sum", c_void_p),
         ("width", c_int64),
         ("eps", c_float),
         ("offset", c_float),
+        ("centered", c_int32),
         ("dtype", c_int32),
     )
 
@@ -73,6 +76,8 @@ class LinearOp(ctypes.Structure):
         ("epilogue", c_int32),
         ("dtype", c_int32),
         ("out_dtype", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
     )
 
 
@@ -80,11 +85,17 @@ class RouteOp(ctypes.Structure):
     _fields_ = (
         ("rows", c_void_p),
         ("logits", c_void_p),
+        ("bias", c_void_p),
         ("experts", c_void_p),
         ("weights", c_void_p),
         ("count", c_int64),
         ("slots", c_int64),
+        ("groups", c_int64),
+        ("kept", c_int64),
+        ("scale", c_float),
         ("normalize", c_int32),
+        ("sigmoid", c_int32),
+        ("by_pairs", c_int32),
     )
 
 
@@ -96,6 +107,8 @@ class ExpertsOp(ctypes.Structure):
         ("weights", c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
         ("shared", c_void_p),
         ("shared_gate", c_void_p),
         ("residual", c_void_p),
@@ -138,6 +151,7 @@ class CacheOp(ctypes.Structure):
         ("head_stride", c_int64),
         ("eps", c_float),
         ("offset", c_float),
+        ("whole", c_int32),
         ("dtype", c_int32),
         ("page_dtype", c_int32),
     )
@@ -166,6 +180,8 @@ class AttentionOp(ctypes.Structure):
         ("head_stride", c_int64),
         ("window", c_int64),
         ("scale", c_float),
+        ("softcap", c_float),
+        ("sinks", c_void_p),
         ("dtype", c_int32),
         ("page_dtype", c_int32),
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.batch_arrays import StepSequences, order_units
+from penstock.kernels.elementwise import normed_together
 from penstock.kernels.triton.attention_kernels import attend, merge
 from penstock.kernels.triton.store import rotation, store
 from penstock.kernels.triton.tiles import precision
@@ -73,26 +74,52 @@ class TritonAttention:
         offsets: Tensor,
         eps: float,
         offset: float,
+        *,
+        whole: bool = False,
     ) -> Tensor:
+        if weight is not None and whole:
+            kv_heads = keys.shape[1]
+            split = qkv.view(len(qkv), heads + 2 * kv_heads, qkv.shape[1] // (heads + 2 * kv_heads))
+            qkv, weight = normed_together(split, heads, kv_heads, weight, eps, offset).flatten(1), None
         return store(qkv, heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        prepared: StepSequences,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        scores = Scores(scale, softcap, sinks)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if prepared.decodes and self._fixed:
             # In their columns of `sequences` the number of queries before them is 0, as a fixed launch needs it.
             ones = replace(prepared, decodes=0, prompts=prepared.decodes, prompt_queries=0)
-            _prefill(query, keys, values, ones, scale, out, fixed=True)
+            _prefill(query, keys, values, ones, scores, out, fixed=True)
         elif prepared.decodes:
-            _decode(query, keys, values, prepared, scale, out)
+            _decode(query, keys, values, prepared, scores, out)
         if prepared.prompts:
-            _prefill(query, keys, values, prepared, scale, out, fixed=self._fixed)
+            _prefill(query, keys, values, prepared, scores, out, fixed=self._fixed)
         return out
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
         return pages
 
 
-def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float, out: Tensor) -> None:
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made from products of queries and keys (see PagedAttention)."""
+
+    scale: float
+    softcap: float
+    sinks: Tensor | None
+
+
+def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scores: Scores, out: Tensor) -> None:
     """Fill in the rows of the sequences of one query."""
     count, heads, head_dim = prepared.decodes, query.shape[1], query.shape[2]
     segments = SEGMENTS if count <= SPLIT_BELOW // keys.shape[1] else 1
@@ -102,24 +129,26 @@ def _decode(query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences
         sums = torch.empty(2, count, heads, segments, dtype=torch.float32, device=query.device)
     rows = max(triton.next_power_of_2(heads // keys.shape[1]), MIN_ROWS)
     shape = TileShape(True, count, 1, segments, rows)
-    _attend(query, keys, values, prepared, scale, out, (partial, sums), shape)
+    _attend(query, keys, values, prepared, scores, out, (partial, sums), shape)
     if segments > 1:
         merge[(count, heads)](
             partial,
             sums,
             prepared.units,
             out,
+            scores.sinks,
             count,
             heads,
             HEAD_DIM=head_dim,
             SEGMENTS=segments,
+            SINKS=scores.sinks is not None,
             WIDTH=_width(head_dim),
             num_warps=4,
         )
 
 
 def _prefill(
-    query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scale: float, out: Tensor, *, fixed: bool
+    query: Tensor, keys: Tensor, values: Tensor, prepared: StepSequences, scores: Scores, out: Tensor, *, fixed: bool
 ) -> None:
     """Compute the rows of sequences with several queries."""
     group = query.shape[1] // keys.shape[1]
@@ -131,7 +160,7 @@ def _prefill(
             max(triton.next_power_of_2(prepared.longest * group), MIN_ROWS), max(most, triton.next_power_of_2(group))
         )
     tiles = prepared.prompt_queries // (rows // group) + prepared.prompts
-    _attend(query, keys, values, prepared, scale, out, (None, None), TileShape(False, tiles, rows // group, 1, rows))
+    _attend(query, keys, values, prepared, scores, out, (None, None), TileShape(False, tiles, rows // group, 1, rows))
 
 
 @dataclass(frozen=True)
@@ -150,7 +179,7 @@ def _attend(
     keys: Tensor,
     values: Tensor,
     prepared: StepSequences,
-    scale: float,
+    scores: Scores,
     out: Tensor,
     parts: tuple[Tensor | None, Tensor | None],
     shape: TileShape,
@@ -166,6 +195,7 @@ def _attend(
         keys.view(torch.float32) if scaled else None,
         values.view(torch.float32) if scaled else None,
         out,
+        scores.sinks,
         *parts,
         prepared.units,
         prepared.tables,
@@ -176,7 +206,8 @@ def _attend(
         prepared.tables.stride(0),
         keys.stride(0),
         keys.stride(1),
-        scale * LOG2_E,
+        scores.scale * LOG2_E,
+        scores.softcap * LOG2_E,
         heads,
         WINDOW=prepared.window,
         GROUP=heads // kv_heads,
@@ -186,6 +217,8 @@ def _attend(
         QUERIES=shape.queries,
         SEGMENTS=shape.segments,
         SCALED=scaled,
+        SOFTCAP=scores.softcap != 0.0,
+        SINKS=scores.sinks is not None,
         PRECISION=precision(query.dtype),
         ROWS=shape.rows,
         KEYS=MAX_KEYS // times,

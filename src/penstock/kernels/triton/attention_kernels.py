@@ -36,6 +36,7 @@ def attend(
     key_scales,
     value_scales,
     out,
+    sinks,  # fp32 [heads]
     partial,  # fp32 [decoding sequences, heads, SEGMENTS, HEAD_DIM]
     sums,  # fp32 [2, decoding sequences, heads, SEGMENTS]: the largest score, and the sum of weights
     sequences,
@@ -48,6 +49,7 @@ def attend(
     block_stride,
     head_stride,
     scale,  # of scores, in units of log 2
+    softcap,  # likewise
     heads,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,  # heads that share a KV head
@@ -57,6 +59,8 @@ def attend(
     QUERIES: tl.constexpr,  # of a tile
     SEGMENTS: tl.constexpr,
     SCALED: tl.constexpr,  # whether pages have scales
+    SOFTCAP: tl.constexpr,  # whether scores are bounded
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -118,6 +122,8 @@ def attend(
         if SCALED:
             beside = (page + BLOCK_SIZE * HEAD_DIM) // 4 + slot
             scores *= tl.load(key_scales + beside, mask=real, other=0.0)[None, :]
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
         visible = real[None, :] & (key_at[None, :] <= query_at[:, None])
         if WINDOW > 0:
             visible &= key_at[None, :] > query_at[:, None] - WINDOW
@@ -139,6 +145,11 @@ def attend(
         tl.store(sums + line, largest, mask=asking)
         tl.store(sums + decodes.to(tl.int64) * heads * SEGMENTS + line, total, mask=asking)
     else:
+        if SINKS:
+            sink = tl.load(sinks + head, mask=asking, other=0.0) * 1.4426950408889634
+            most = tl.maximum(largest, sink)
+            result *= tl.exp2(largest - most)[:, None]
+            total = total * tl.exp2(largest - most) + tl.exp2(sink - most)
         result /= tl.where(total == 0.0, 1.0, total)[:, None]
         target = out + ((token + nth) * heads + head)[:, None] * HEAD_DIM + element[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=asking[:, None] & whole[None, :])
@@ -150,10 +161,12 @@ def merge(
     sums,
     sequences,
     out,
+    sinks,
     decodes,
     heads,
     HEAD_DIM: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    SINKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Merge the segments of one decoding sequence and head."""
@@ -166,9 +179,14 @@ def merge(
     largest = tl.load(sums + line)
     total = tl.load(sums + decodes.to(tl.int64) * heads * SEGMENTS + line)
     most = tl.max(largest, 0)
+    if SINKS:
+        sink = tl.load(sinks + head) * 1.4426950408889634
+        most = tl.maximum(most, sink)
     share = tl.exp2(largest - tl.where(most == float("-inf"), 0.0, most))
     parts = tl.load(partial + line[:, None] * HEAD_DIM + element[None, :], mask=whole, other=0.0)
     mass = tl.sum(total * share, 0)
+    if SINKS:
+        mass += tl.exp2(sink - most)
     result = tl.sum(parts * share[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
     token = tl.load(sequences + sequence).to(tl.int64)
     target = out + (token * heads + head) * HEAD_DIM + element

@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.linear import DenseWeight
-from penstock.kernels.routing import Routing, SharedExpertOutput
+from penstock.kernels.moe import route_by_scores
+from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutput
 from penstock.kernels.triton.grouped import ExpertStack, multiply
 from penstock.kernels.triton.routing import route, sort_by_expert
 from penstock.kernels.triton.tiles import FIXED, Tile
@@ -25,12 +26,20 @@ class TritonExperts:
     def __init__(self, *, fixed: bool = False) -> None:
         self._fixed = fixed
 
-    def pack(self, weight: Tensor | Weight, count: int, *, gated: bool = False) -> ExpertStack:
+    def pack(
+        self, weight: Tensor | Weight, count: int, bias: Tensor | None = None, *, gated: bool = False
+    ) -> ExpertStack:
+        if bias is not None:
+            raise ValueError("experts with biases are not computed on a GPU yet: use --device cpu")
         if isinstance(weight, Tensor):
             weight = DenseWeight(weight.contiguous(), None)
         return ExpertStack(weight, count)
 
-    def route(self, logits: Tensor, slots: int, *, normalize: bool) -> Routing:
+    def route(
+        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+    ) -> Routing:
+        if scoring != SOFTMAX or bias is not None:
+            return route_by_scores(logits, slots, scoring, bias, normalize=normalize)
         return route(logits.contiguous(), slots, normalize=normalize)
 
     def __call__(

@@ -12,7 +12,7 @@ QUANTIZED_COLUMNS = 4096  # per iteration of a program, which has a whole row
 
 
 def gate(gate_up: Tensor, activation: str) -> Tensor:
-    """[rows, 2 * width], the gates first, to [rows, width]. The activation is silu or gelu_tanh."""
+    """[rows, 2 * width], the gates first, to [rows, width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if rows:
@@ -47,6 +47,12 @@ def activate(gates, ups, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
     torch."""
     if ACTIVATION == "silu":
         active = gates * tl.sigmoid(gates)
+    elif ACTIVATION == "gelu":
+        active = 0.5 * gates * (1.0 + tl.erf(gates * 0.7071067811865476))
+    elif ACTIVATION == "swiglu_oai":
+        gates = tl.minimum(gates, 7.0)
+        active = gates * tl.sigmoid(1.702 * gates)
+        ups = tl.minimum(tl.maximum(ups, -7.0), 7.0) + 1.0
     else:
         # 0.5 (1 + tanh(u)) is sigmoid(2u).
         active = gates * tl.sigmoid(1.5957691216057308 * (gates + 0.044715 * gates * gates * gates))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.elementwise import embedding
-from penstock.kernels.linear import SMALL_WEIGHT, DenseWeight
+from penstock.kernels.linear import SMALL_WEIGHT, UNGATED, DenseWeight, scaled_logits
 from penstock.kernels.triton.dense import dense_linear
 from penstock.kernels.triton.eight_bits import eight_bit_linear
 from penstock.kernels.triton.gate import gate, quantized_gate
@@ -36,8 +36,14 @@ class TritonLinear:
             return DenseWeight(weight, bias)
         return weight if bias is None else replace(weight, bias=bias)
 
-    def __call__(self, x: Rows, weight: Weight, residual: Tensor | None = None) -> Tensor:
-        return self._multiply(x, weight, residual, None)
+    def __call__(self, x: Rows, weight: Weight, residual: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        if scale == 1.0:
+            return self._multiply(x, weight, residual, None)
+        product = self._multiply(x, weight, None, None).mul_(scale)
+        return product if residual is None else product.add_(residual)
+
+    def activated(self, x: Rows, weight: Weight, activation: str) -> Tensor:
+        return UNGATED[activation](self._multiply(x, weight, None, None))
 
     def gated(self, x: Rows, weight: Weight, activation: str) -> Rows:
         product = self._multiply(x, weight, None, None)
@@ -45,7 +51,10 @@ class TritonLinear:
             return quantized_gate(product, activation, weight.values.dtype)
         return gate(product, activation)
 
-    def logits(self, x: Rows, weight: Weight) -> Tensor:
+    def logits(self, x: Rows, weight: Weight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
+        return scaled_logits(self._logits(x, weight), scale, softcap)
+
+    def _logits(self, x: Rows, weight: Weight) -> Tensor:
         """A small weight, such as a router's, gives fp32 at once: rounding to x's dtype could choose another expert."""
         if isinstance(weight, DenseWeight) and isinstance(x, Tensor) and weight.weight.numel() <= SMALL_WEIGHT:
             return dense_linear(x, weight, None, torch.float32)

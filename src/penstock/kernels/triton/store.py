@@ -12,8 +12,9 @@ TILE_ELEMENTS = 1024  # per program of four warps
 
 
 def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """fp32 [tokens, 2, half]: cos and sin of int64 positions [tokens] times fp32 frequencies [half]."""
-    tokens, half = len(positions), len(frequencies)
+    """fp32 [tokens, 2, half]: cos and sin of int64 positions [tokens] times fp32 frequencies [2, half] (see
+    PagedAttention)."""
+    tokens, half = len(positions), frequencies.shape[1]
     out = torch.empty(tokens, 2, half, dtype=torch.float32, device=positions.device)
     if tokens:
         block = triton.next_power_of_2(half)
@@ -78,8 +79,9 @@ def _rotation(positions, frequencies, out, half, HALF: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, HALF)
     angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + place, mask=place < half, other=0.0)
-    tl.store(out + token * 2 * half + place, tl.cos(angle), mask=place < half)
-    tl.store(out + token * 2 * half + half + place, tl.sin(angle), mask=place < half)
+    factor = tl.load(frequencies + half + place, mask=place < half, other=0.0)
+    tl.store(out + token * 2 * half + place, tl.cos(angle) * factor, mask=place < half)
+    tl.store(out + token * 2 * half + half + place, tl.sin(angle) * factor, mask=place < half)
 
 
 @triton.jit

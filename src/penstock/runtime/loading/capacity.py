@@ -24,5 +24,13 @@ def measured_capacity(
     measured = {"weights": model.nbytes, "KV cache": pages.bytes}
     rows = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
     return Capacity(
-        config.block_size, groups, config.depth, cache_root, spec.vocabulary, rows, exact_drafts=exact_drafts
+        config.block_size,
+        groups,
+        config.depth,
+        cache_root,
+        spec.vocabulary,
+        rows,
+        pools=spec.pooling is not None,
+        whole_prompts=spec.pooling is not None and spec.pooling.whole_prompts,
+        exact_drafts=exact_drafts,
     )

@@ -59,7 +59,7 @@ def load_cpu_runner(
     else:
         num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
-    needs = Needs(dtype, config.block_size, spec.head_dims)
+    needs = Needs(dtype, config.block_size, spec.head_dims, plain_scores=spec.plain_scores)
     check_kv_dtype(platform, needs, config.kv_dtype)
     packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     reading = None if preload is None else preload.matrices

@@ -9,9 +9,10 @@ import torch
 
 from penstock.config import EngineConfig, detect_hardware, stored_as
 from penstock.families import ModelSpec
-from penstock.kernels.linear import Linear, TorchLinear
+from penstock.kernels.linear import TorchLinear
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.session import native_session
+from penstock.kernels.prepacked import ActivatedLinear, PrepackedLinear, SeparateActivation
 from penstock.messages import MemoryRow, NewSequence, PoolingParams, SamplingParams, StepPlan, Work
 from penstock.models.encoder import Encoder
 from penstock.runtime.encoder_runner import EncoderRunner
@@ -30,12 +31,14 @@ def load_encoder(
 
     Raises CheckpointError, also if the vectors are not finite.
     """
-    torch.set_num_threads(config.threads or detect_hardware().cores)
+    threads = config.threads or detect_hardware().cores
+    torch.set_num_threads(threads)
     keep_freed_memory()
     parameters = load_parameters(Path(config.model), spec, getattr(torch, config.dtype), progress=progress)
-    linear: Linear = TorchLinear()
+    linear: ActivatedLinear = PrepackedLinear() if PrepackedLinear.available() else SeparateActivation(TorchLinear())
     if config.quantization == "int8":
-        linear = NativeLinear(native_session(), quantized=True)
+        linear = SeparateActivation(NativeLinear(native_session(threads=threads), quantized=True))
+        torch.set_num_threads(1)  # torch's threads would compete with the session's for the processors
     runner = EncoderRunner(Encoder(spec, parameters, linear), config, spec, memory)
     began = time.perf_counter()
     _first_step(runner)

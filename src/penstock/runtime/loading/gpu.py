@@ -116,7 +116,11 @@ def _load(
     spec = shard(whole, place)
     facts = model_facts(spec)
     dtype, where = getattr(torch, config.dtype), device.where
-    needs = Needs(dtype, config.block_size, spec.head_dims, config.deterministic, config.attention_backend)
+    needs = Needs(
+        *(dtype, config.block_size, spec.head_dims, config.deterministic),
+        plain_scores=spec.plain_scores,
+        attention=config.attention_backend,
+    )
     packing = select_packing(platform, needs, config.quantization, config.quantization_group, where)
     check_kv_dtype(platform, needs, config.kv_dtype)
     check_attention(needs)

@@ -33,7 +33,22 @@ struct Format {
   int32_t zero;   // of nibbles 0 or 8; else 128
 };
 
-enum class Epilogue : int32_t { none = 0, silu_and_mul = 1, gelu_tanh_and_mul = 2 };
+// What is applied to a product: to pairs of a gate and what it gates, or to each value. swiglu_oai is gpt-oss': the gate
+// is at most 7, the other half within 7, and the result is gate * sigmoid(1.702 gate) * (other + 1).
+enum class Epilogue : int32_t {
+  none = 0,
+  silu_and_mul,
+  gelu_tanh_and_mul,
+  gelu_and_mul,
+  swiglu_oai_and_mul,
+  silu,
+  gelu_tanh,
+  gelu,
+  relu,
+  relu_squared
+};
+
+inline bool is_gated(Epilogue epilogue) { return epilogue != Epilogue::none && epilogue < Epilogue::silu; }
 
 enum class OpCode : int32_t {
   embedding = 0,
@@ -73,20 +88,24 @@ struct EmbeddingOp {
   int64_t first;  // the token of the table's first row; tokens outside the table give zeros
 };
 
+// RMSNorm, or with `centered` LayerNorm: the mean is subtracted first.
 struct NormOp {
   const int64_t* rows;
   const void* x;
   const void* residual;  // or null
   const void* weight;
+  const void* bias;  // or null
   void* normed;
   void* sum;  // x + residual; null without a residual
   int64_t width;
   float eps, offset;
+  int32_t centered;
   Dtype dtype;
 };
 
-// out = x weight^T + bias, then either + residual, or with an epilogue activation(gate) * the other half: every block
-// of 16 columns is then 8 of the gate and the 8 of the other half that belong to them.
+// out = (x weight^T + bias) * scale, then either + residual, or an epilogue. With a gated one every block of 16 columns
+// is 8 of the gate and the 8 of the other half that belong to them. With a softcap the result is
+// softcap * tanh(result / softcap).
 struct LinearOp {
   const int64_t* rows;
   const void* x;
@@ -97,16 +116,23 @@ struct LinearOp {
   Epilogue epilogue;
   Dtype dtype;      // of x, bias, residual
   Dtype out_dtype;  // of out
+  float scale, softcap;  // 1 and 0: none
 };
 
-// The `slots` largest of a token's logits, and their softmax over all logits, or with `normalize` over these alone.
+// A token's experts: the `slots` largest scores, which are the softmax of its logits or with `sigmoid` that of each.
+// `bias` is added to scores for the choice alone. Of `groups` groups of experts only the best `kept` take part: those
+// with the largest score, or with `by_pairs` the largest sum of two. The weights are the scores, with `normalize` scaled
+// to a sum of 1, times `scale`.
 struct RouteOp {
   const int64_t* rows;
   const float* logits;  // [rows][count]
+  const float* bias;    // [count], or null
   int64_t* experts;     // [rows][slots]
   float* weights;       // [rows][slots]
   int64_t count, slots;
-  int32_t normalize;
+  int64_t groups, kept;
+  float scale;
+  int32_t normalize, sigmoid, by_pairs;
 };
 
 // out = the sum of down(gated(gate_up(x))) of a token's experts, times their weights and in the order of its slots,
@@ -119,6 +145,8 @@ struct ExpertsOp {
   const float* weights;   // [rows][slots]
   Matrix gate_up;         // the first expert's, packed as for a LinearOp with an epilogue
   Matrix down;
+  const float* gate_up_bias;  // [held][columns with padding], or null
+  const float* down_bias;
   const void* shared;        // or null
   const float* shared_gate;  // [rows], or null
   const void* residual;     // or null
@@ -132,12 +160,13 @@ struct ExpertsOp {
 struct RotationOp {
   const int64_t* rows;
   const int64_t* positions;
-  const float* frequencies;  // [half]
+  const float* frequencies;  // [2][half]: radians per position, and what cosine and sine are multiplied by
   float* out;                // [rows][2][half]: cosines, then sines
   int64_t half;
 };
 
-// Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages.
+// Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages. With `whole`
+// all query heads are normed together, and all key heads.
 //
 // A page's keys of one head are [head_dim / p][block_size][p], its values [block_size / p][head_dim][p], where p is how
 // many elements 4 bytes hold: these are the lines that products read. In i8 pages, block_size floats follow for each
@@ -155,6 +184,7 @@ struct CacheOp {
   int64_t heads, kv_heads, head_dim, block_size;
   int64_t block_stride, head_stride;
   float eps, offset;
+  int32_t whole;
   Dtype dtype;
   Dtype page_dtype;
 };
@@ -187,6 +217,8 @@ struct AttentionOp {
   int64_t block_stride, head_stride;
   int64_t window;
   float scale;
+  float softcap;       // of scores: softcap * tanh(score / softcap); 0: none
+  const float* sinks;  // [heads], or null: the score of a further position without a value, which all queries see
   Dtype dtype;
   Dtype page_dtype;
 };

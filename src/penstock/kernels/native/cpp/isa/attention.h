@@ -68,7 +68,7 @@ class AttentionTile {
 
   // Computes all segments one after the other, into the output.
   void run() {
-    clear_seen(all_);
+    start();
     for (int64_t segment = begin_ / kSegment; segment * kSegment < end_; ++segment) {
       attend(segment, one_);
       each_row([&](int64_t row) {
@@ -93,7 +93,7 @@ class AttentionTile {
   // Merges partial results, `stride` floats apart, into the output.
   void merge_partials(const float* partial, int64_t stride, int64_t count) {
     const int64_t dim = op_.head_dim;
-    clear_seen(all_);
+    start();
     for (int64_t k = 0; k < count; ++k, partial += stride) {
       const float* from = partial;
       each_row([&](int64_t row) {
@@ -140,10 +140,8 @@ class AttentionTile {
   }
 
   int64_t query_of(int64_t row) const { return row % stride_ / group_; }
-  int64_t place(int64_t row) const {
-    const int64_t head = (kv_head_ + row / stride_) * group_ + row % stride_ % group_;
-    return ((row_ + query_of(row)) * op_.heads + head) * op_.head_dim;
-  }
+  int64_t head_of(int64_t row) const { return (kv_head_ + row / stride_) * group_ + row % stride_ % group_; }
+  int64_t place(int64_t row) const { return ((row_ + query_of(row)) * op_.heads + head_of(row)) * op_.head_dim; }
 
   // The positions [begin, end) within a segment.
   void find_runs(int64_t origin, int64_t begin, int64_t end) {
@@ -161,11 +159,12 @@ class AttentionTile {
     }
   }
 
-  void clear_seen(Seen& seen) {
+  // Begins the results of all segments: with nothing, or with the sink, whose value is zero.
+  void start() {
     each_row([&](int64_t row) {
-      seen.maxima[row] = -kInfinity;
-      seen.weights[row] = 0.0f;
-      for (int64_t i = 0; i < op_.head_dim; i += 16) store(seen.sums + row * op_.head_dim + i, zero_f());
+      all_.maxima[row] = op_.sinks == nullptr ? -kInfinity : op_.sinks[head_of(row)];
+      all_.weights[row] = op_.sinks == nullptr ? 0.0f : 1.0f;
+      for (int64_t i = 0; i < op_.head_dim; i += 16) store(all_.sums + row * op_.head_dim + i, zero_f());
     });
   }
 
@@ -250,6 +249,7 @@ class AttentionTile {
     for (int64_t at = begin; at < end; at += kPositions) {
       F16 score = load(scores + at);
       if constexpr (kTiles) score = mul(score, splat(op_.scale));
+      if (op_.softcap != 0.0f) score = capped(score, op_.softcap);
       score = visible(score, splat(-kInfinity), at);
       store(scores + at, score);
       most = max(most, score);

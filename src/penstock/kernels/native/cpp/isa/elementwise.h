@@ -85,25 +85,50 @@ void embedding(Worker& worker, const EmbeddingOp& op) {
 
 // -- norm --------------------------------------------------------------------------------------------------------
 
-// Scales x to a root mean square of 1, and multiplies it by weight + offset.
+// The factor that scales x to a root mean square of 1.
 template <class T>
-inline void normalize(const T* x, const T* weight, T* out, int64_t width, float eps, float offset) {
+inline F16 norm_scale(const T* x, int64_t width, float eps) {
   F16 squares = zero_f();
   for (int64_t i = 0; i < width; i += 16) {
     const F16 v = load_part(x + i, width - i);
     squares = fma(v, v, squares);
   }
-  const F16 scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + eps));
+  return splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + eps));
+}
+
+// Multiplies x by the scale and by weight + offset.
+template <class T>
+inline void apply_norm(const T* x, const T* weight, T* out, int64_t width, F16 scale, float offset) {
   for (int64_t i = 0; i < width; i += 16) {
     const F16 factor = add(load_part(weight + i, width - i), splat(offset));
     store_part(out + i, mul(mul(load_part(x + i, width - i), scale), factor), width - i);
   }
 }
 
+// LayerNorm: subtracts the mean, scales to a variance of 1, multiplies by weight + offset and adds the bias if any.
+template <class T>
+inline void normalize_centered(const T* x, const T* weight, const T* bias, T* out, int64_t width, float eps,
+                               float offset) {
+  F16 total = zero_f(), squares = zero_f();
+  for (int64_t i = 0; i < width; i += 16) total = add(total, load_part(x + i, width - i));
+  const F16 mean = splat(sum(total) / static_cast<float>(width));
+  for (int64_t i = 0; i < width; i += 16) {
+    const F16 v = within(sub(load_part(x + i, width - i), mean), zero_f(), 0, width - i);
+    squares = fma(v, v, squares);
+  }
+  const F16 scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + eps));
+  for (int64_t i = 0; i < width; i += 16) {
+    const F16 factor = add(load_part(weight + i, width - i), splat(offset));
+    F16 y = mul(mul(sub(load_part(x + i, width - i), mean), scale), factor);
+    if (bias != nullptr) y = add(y, load_part(bias + i, width - i));
+    store_part(out + i, y, width - i);
+  }
+}
+
 template <class T>
 void norm_as(Worker& worker, const NormOp& op) {
   const int64_t width = op.width;
-  const auto* weight = static_cast<const T*>(op.weight);
+  const auto *weight = static_cast<const T*>(op.weight), *bias = static_cast<const T*>(op.bias);
   worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* x = static_cast<const T*>(op.x) + row * width;
@@ -116,7 +141,12 @@ void norm_as(Worker& worker, const NormOp& op) {
         }
         x = sums;
       }
-      normalize(x, weight, static_cast<T*>(op.normed) + row * width, width, op.eps, op.offset);
+      T* normed = static_cast<T*>(op.normed) + row * width;
+      if (op.centered) {
+        normalize_centered(x, weight, bias, normed, width, op.eps, op.offset);
+      } else {
+        apply_norm(x, weight, normed, width, norm_scale(x, width, op.eps), op.offset);
+      }
     }
   });
 }
@@ -134,21 +164,22 @@ void rotation(Worker& worker, const RotationOp& op) {
       float* cosines = op.out + row * 2 * op.half;
       const auto position = static_cast<float>(op.positions[row]);
       for (int64_t i = 0; i < op.half; ++i) {
-        const float angle = position * op.frequencies[i];
-        cosines[i] = std::cos(angle);
-        cosines[op.half + i] = std::sin(angle);
+        const float angle = position * op.frequencies[i], factor = op.frequencies[op.half + i];
+        cosines[i] = std::cos(angle) * factor;
+        cosines[op.half + i] = std::sin(angle) * factor;
       }
     }
   });
 }
 
-// Norms one head, if there is a weight, and rotates its halves.
+// Norms one head, if there is a weight, and rotates its halves. `together`: the scale of all heads with `whole`.
 template <class T>
-inline void rotate(const T* head, const T* weight, const float* rotation, const CacheOp& op, T* out, float* scratch) {
+inline void rotate(const T* head, const T* weight, const float* rotation, const CacheOp& op, F16 together, T* out,
+                   float* scratch) {
   const int64_t half = op.head_dim / 2;
   if (weight != nullptr) {
     T* normed = reinterpret_cast<T*>(scratch);
-    normalize(head, weight, normed, op.head_dim, op.eps, op.offset);
+    apply_norm(head, weight, normed, op.head_dim, op.whole ? together : norm_scale(head, op.head_dim, op.eps), op.offset);
     head = normed;
   }
   for (int64_t i = 0; i < half; i += 16) {
@@ -204,13 +235,20 @@ void cache_as(Worker& worker, const CacheOp& op) {
       const T* weight = static_cast<const T*>(op.weight);
       const float* cos_sin = op.rotation + row * dim;
       T* query = static_cast<T*>(op.query) + row * op.heads * dim;
+      F16 of_queries = zero_f(), of_keys = zero_f();
+      if (op.whole) {
+        of_queries = norm_scale(heads, op.heads * dim, op.eps);
+        of_keys = norm_scale(heads + op.heads * dim, op.kv_heads * dim, op.eps);
+      }
       for (int64_t head = 0; head < op.heads; ++head) {
-        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, cos_sin, op, query + head * dim, scratch);
+        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, cos_sin, op, of_queries,
+               query + head * dim, scratch);
       }
       const int64_t page = op.blocks[row] * op.block_stride, at = op.offsets[row];
       for (int64_t head = 0; head < op.kv_heads; ++head) {
         const int64_t place = op.heads + head;
-        rotate(heads + place * dim, weight ? weight + place * dim : nullptr, cos_sin, op, key, scratch);
+        rotate(heads + place * dim, weight ? weight + place * dim : nullptr, cos_sin, op, of_keys, key,
+               scratch);
         const T* value = heads + (place + op.kv_heads) * dim;
         Page* keys = static_cast<Page*>(op.keys) + page + head * op.head_stride;
         Page* values = static_cast<Page*>(op.values) + page + head * op.head_stride;

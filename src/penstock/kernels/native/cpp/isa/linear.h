@@ -10,7 +10,7 @@ namespace {
 template <class T, class Out>
 void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   if (op.bias != nullptr) y = add(y, load(static_cast<const float*>(op.bias) + block * kColumns));
-  if (op.epilogue != Epilogue::none) {
+  if (is_gated(op.epilogue)) {
     float both[24] = {};
     store(both, y);
     const int64_t width = op.weight.n / 2, column = block * 8;
@@ -20,6 +20,9 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   }
   const int64_t width = op.weight.n, column = block * kColumns;
   const int64_t at = row * width + column, count = width - column;
+  if (op.scale != 1.0f) y = mul(y, splat(op.scale));
+  if (op.epilogue != Epilogue::none) y = activated(op.epilogue, y);
+  if (op.softcap != 0.0f) y = capped(y, op.softcap);
   if (op.residual != nullptr) y = add(y, load_part(static_cast<const T*>(op.residual) + at, count));
   store_part(static_cast<Out*>(op.out) + at, y, count);
 }
@@ -28,7 +31,7 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
 template <class T, class Out>
 void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums) {
   const int64_t last = row + rows;
-  if (op.epilogue != Epilogue::none) {
+  if (is_gated(op.epilogue)) {
     const F16 bias = op.bias == nullptr ? zero_f() : load(static_cast<const float*>(op.bias) + block * kColumns);
     const int64_t width = op.weight.n / 2, column = block * 8, count = width - column < 8 ? width - column : 8;
     for (; row + 2 <= last; row += 2, sums += 2 * kColumns) {

@@ -111,7 +111,7 @@ TileRows prepare_tiles(Worker& worker, const LinearOp& op, int64_t rows, std::by
 // Writes two blocks of a row. With an epilogue their gates fill one vector and the other halves another.
 template <class T, class Out>
 void write_two(const LinearOp& op, int64_t row, int64_t block, F16 first, F16 second) {
-  if (op.epilogue == Epilogue::none) {
+  if (!is_gated(op.epilogue)) {
     write<T, Out>(op, row, block, first);
     write<T, Out>(op, row, block + 1, second);
     return;

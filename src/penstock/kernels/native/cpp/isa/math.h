@@ -29,12 +29,85 @@ inline F16 exponential(F16 x) {
 
 inline F16 sigmoid(F16 x) { return div(splat(1.0f), add(splat(1.0f), exponential(sub(zero_f(), x)))); }
 
+// tanh(x) to about 1e-7, relative. After Cephes' tanhf (S. Moshier).
+inline F16 hyperbolic_tangent(F16 x) {
+  const F16 far = absolute(x), square = mul(x, x);
+  F16 p = splat(-5.70498872745e-3f);
+  p = fma(p, square, splat(2.06390887954e-2f));
+  p = fma(p, square, splat(-5.37397155531e-2f));
+  p = fma(p, square, splat(1.33314422036e-1f));
+  p = fma(p, square, splat(-3.33332819422e-1f));
+  const F16 near = fma(mul(p, square), x, x);
+  const F16 e = exponential(add(far, far));
+  const F16 rest = sub(splat(1.0f), div(splat(2.0f), add(e, splat(1.0f))));
+  const F16 below = where_greater(splat(0.625f), far, near);
+  const F16 above = where_greater(far, splat(0.62499994f), rest);
+  // Of the two one is 0; where x is NaN both are, and x * 0 brings it back.
+  return fma(x, splat(0.0f), add(below, sub(where_greater(x, zero_f(), above), where_greater(zero_f(), x, above))));
+}
+
+inline F16 capped(F16 x, float cap) {
+  return mul(hyperbolic_tangent(mul(x, splat(1.0f / cap))), splat(cap));
+}
+
+// The error function to about 1e-7. A rational function, as in Eigen and XLA.
+inline F16 error_function(F16 x) {
+  x = min(splat(4.0f), max(splat(-4.0f), x));
+  const F16 square = mul(x, x);
+  F16 p = splat(-2.72614225801306e-10f);
+  p = fma(p, square, splat(2.77068142495902e-08f));
+  p = fma(p, square, splat(-2.10102402082508e-06f));
+  p = fma(p, square, splat(-5.69250639462346e-05f));
+  p = fma(p, square, splat(-7.34990630326855e-04f));
+  p = fma(p, square, splat(-2.95459980854025e-03f));
+  p = fma(p, square, splat(-1.60960333262415e-02f));
+  F16 q = splat(-1.45660718464996e-05f);
+  q = fma(q, square, splat(-2.13374055278905e-04f));
+  q = fma(q, square, splat(-1.68282697438203e-03f));
+  q = fma(q, square, splat(-7.37332916720468e-03f));
+  q = fma(q, square, splat(-1.42647390514189e-02f));
+  return div(mul(x, p), q);
+}
+
+inline F16 gelu_tanh(F16 x) {
+  // 0.5 (1 + tanh(u)) is sigmoid(2u)
+  const F16 cube = mul(mul(x, x), x);
+  const F16 u = mul(splat(1.5957691216057308f), fma(splat(0.044715f), cube, x));
+  return mul(x, sigmoid(u));
+}
+
+inline F16 gelu(F16 x) {
+  const F16 half = mul(x, splat(0.5f));
+  return fma(half, error_function(mul(x, splat(0.70710678118654752f))), half);
+}
+
+// An epilogue that is not gated.
+inline F16 activated(Epilogue epilogue, F16 x) {
+  switch (epilogue) {
+    case Epilogue::silu:
+      return mul(x, sigmoid(x));
+    case Epilogue::gelu_tanh:
+      return gelu_tanh(x);
+    case Epilogue::gelu:
+      return gelu(x);
+    case Epilogue::relu:
+      return max(zero_f(), x);
+    case Epilogue::relu_squared: {
+      const F16 positive = max(zero_f(), x);
+      return mul(positive, positive);
+    }
+    default:
+      return x;
+  }
+}
+
 inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
   if (epilogue == Epilogue::silu_and_mul) return mul(mul(gate, sigmoid(gate)), other);
-  // 0.5 (1 + tanh(u)) is sigmoid(2u)
-  const F16 cube = mul(mul(gate, gate), gate);
-  const F16 u = mul(splat(1.5957691216057308f), fma(splat(0.044715f), cube, gate));
-  return mul(mul(gate, sigmoid(u)), other);
+  if (epilogue == Epilogue::gelu_tanh_and_mul) return mul(gelu_tanh(gate), other);
+  if (epilogue == Epilogue::gelu_and_mul) return mul(gelu(gate), other);
+  gate = min(splat(7.0f), gate);
+  other = min(splat(7.0f), max(splat(-7.0f), other));
+  return mul(mul(gate, sigmoid(mul(gate, splat(1.702f)))), add(other, splat(1.0f)));
 }
 
 // The largest magnitude of a row that will be quantised.

@@ -37,7 +37,72 @@ inline float exponentials(const float* x, int64_t count, float most, float* out)
   return sum(total);
 }
 
+// Takes experts outside the best groups out of the choice.
+inline void keep_groups(const RouteOp& op, float* scores, int64_t* order, float* best) {
+  const int64_t size = op.count / op.groups;
+  float* of_group = best + op.slots;
+  for (int64_t group = 0; group < op.groups; ++group) {
+    const float* from = scores + group * size;
+    float first = -kInfinity, second = -kInfinity;
+    for (int64_t i = 0; i < size; ++i) {
+      if (from[i] > first) {
+        second = first;
+        first = from[i];
+      } else if (from[i] > second) {
+        second = from[i];
+      }
+    }
+    of_group[group] = op.by_pairs ? first + second : first;
+  }
+  choose(of_group, op.groups, op.kept, order, of_group + op.groups);
+  for (int64_t group = 0; group < op.groups; ++group) {
+    if (std::find(order, order + op.kept, group) != order + op.kept) continue;
+    for (int64_t i = 0; i < size; ++i) scores[group * size + i] = -kInfinity;
+  }
+}
+
+// A row's experts by scores that are not simply its logits.
+inline void route_by_scores(const RouteOp& op, const float* logits, int64_t* experts, float* weights, float* scores,
+                            int64_t* order, float* best) {
+  float* chosen_by = scores + op.count + 16;
+  if (op.sigmoid) {
+    for (int64_t i = 0; i < op.count; i += 16) {
+      store_part(scores + i, sigmoid(load_part(logits + i, op.count - i)), op.count - i);
+    }
+  } else {
+    float most = -kInfinity;
+    for (int64_t i = 0; i < op.count; ++i) most = logits[i] > most ? logits[i] : most;
+    const float total = exponentials(logits, op.count, most, scores);
+    for (int64_t i = 0; i < op.count; ++i) scores[i] /= total;
+  }
+  float poison = 0.0f;
+  for (int64_t i = 0; i < op.count; ++i) {
+    chosen_by[i] = op.bias == nullptr ? scores[i] : scores[i] + op.bias[i];
+    poison += scores[i] * 0.0f;
+  }
+  if (op.groups > 1) keep_groups(op, chosen_by, order, best);
+  choose(chosen_by, op.count, op.slots, experts, best);
+  float total = poison;
+  for (int64_t slot = 0; slot < op.slots; ++slot) total += weights[slot] = scores[experts[slot]];
+  for (int64_t slot = 0; slot < op.slots; ++slot) {
+    weights[slot] = (op.normalize ? weights[slot] / total : weights[slot] + poison) * op.scale;
+  }
+}
+
 [[maybe_unused]] void route(Worker& worker, const RouteOp& op) {
+  if (op.sigmoid || op.bias != nullptr || op.groups > 1 || op.scale != 1.0f) {
+    const auto floats = static_cast<size_t>(2 * (op.count + 16) + op.slots + 2 * op.groups);
+    auto* order = reinterpret_cast<int64_t*>(
+        worker.own(static_cast<size_t>(op.groups) * sizeof(int64_t) + floats * sizeof(float)));
+    auto* scores = reinterpret_cast<float*>(order + op.groups);
+    worker.for_each(*op.rows, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        route_by_scores(op, op.logits + row * op.count, op.experts + row * op.slots, op.weights + row * op.slots,
+                        scores, order, scores + 2 * (op.count + 16));
+      }
+    });
+    return;
+  }
   auto* best = reinterpret_cast<float*>(worker.own(static_cast<size_t>(op.slots) * sizeof(float)));
   worker.for_each(*op.rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -180,7 +245,8 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
       const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
       LinearOp mine = op;
       mine.weight = of_expert(op.weight, groups.active[i]);
-      const int64_t width = op.epilogue == Epilogue::none ? op.weight.n : op.weight.n / 2;
+      if (op.bias != nullptr) mine.bias = static_cast<const float*>(op.bias) + groups.active[i] * blocks * kColumns;
+      const int64_t width = is_gated(op.epilogue) ? op.weight.n / 2 : op.weight.n;
       const int64_t size = op.out_dtype == Dtype::f32 ? 4 : 2;
       mine.out = static_cast<std::byte*>(op.out) + groups.first[i] * width * size;
       const bool more = last < blocks, other = i + 1 < groups.experts();
@@ -262,8 +328,10 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
   const Groups groups = memory.groups(op, shared);
   const Dtype dtype = op.dtype;
   std::byte *words = shared + memory.words, *inner = shared + memory.inner;
-  const LinearOp up{nullptr, op.x, op.gate_up, nullptr, nullptr, inner, op.epilogue, dtype, dtype};
-  const LinearOp down{nullptr, inner, op.down, nullptr, nullptr, words, Epilogue::none, dtype, Dtype::f32};
+  const LinearOp up{nullptr, op.x, op.gate_up, op.gate_up_bias, nullptr, inner, op.epilogue,
+                    dtype,   dtype, 1.0f,       0.0f};
+  const LinearOp down{nullptr, inner, op.down, op.down_bias, nullptr, words, Epilogue::none,
+                      dtype,   Dtype::f32, 1.0f,  0.0f};
   for (int64_t begin = 0; begin < *op.rows; begin += memory.tokens) {
     const int64_t end = begin + memory.tokens < *op.rows ? begin + memory.tokens : *op.rows;
     worker.for_each(1, 1, [&](int64_t, int64_t) {

@@ -1,11 +1,16 @@
-"""Qwen 1.5 MoE and Qwen 2 MoE: Qwen 2 with mixtures of experts, and a shared expert for every token."""
+"""Qwen 2 and 2.5, with biases on q, k and v, and optionally a sliding window in the upper layers; Qwen 1.5 MoE and
+Qwen 2 MoE, with mixtures of experts and a shared expert for every token."""
 
 from dataclasses import replace
 
 from penstock.families.experts import ExpertNames, moe_spec, sparse_layers
 from penstock.families.hf_config import HFConfig, layer_windows
-from penstock.families.llama_like import decoder_spec, layer_spec, num_layers
+from penstock.families.llama_like import decoder_spec, layer_spec, num_layers, upper_layer_windows
 from penstock.families.spec import ModelSpec
+
+
+def qwen2(config: HFConfig) -> ModelSpec:
+    return decoder_spec(config, "qwen2", layer_spec(config, qkv_bias=True), upper_layer_windows(config))
 
 
 def qwen2_moe(config: HFConfig) -> ModelSpec:

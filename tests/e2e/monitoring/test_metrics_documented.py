@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.observe.series import OLDER
 from tests.e2e.server import Server
 
-DOC = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+DOC = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
 SUFFIXES = {"counter": "_total", "gauge": "", "histogram": ""}
 ONLY_OURS = {
     *("http_requests", "http_requests_in_flight", "log_lines_dropped", "tls_certificate_not_after_seconds"),

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from functools import partial
 
-from penstock.families.attention_kinds import RopeSpec
-from penstock.families.hf_config import HFConfig, layer_windows, rope_of
+from penstock.families.hf_config import HFConfig, layer_windows
 from penstock.families.llama_like import decoder_spec, layer_spec, num_layers
+from penstock.families.rope_config import rope_of_layers
 from penstock.families.spec import ModelSpec
 
 
@@ -26,11 +26,11 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
         attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
         qkv_bias=bias,
         output_bias=bias,
-        qk_norm=True,
+        qk_norm="heads",
         post_norms=True,
     )
-    far = _rope(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6))
-    near = _rope(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
+    far = rope_of_layers(config, "full_attention", config.section("rope_scaling"), config.number("rope_theta", 1e6))
+    near = rope_of_layers(config, "sliding_attention", None, config.number("rope_local_base_freq", 1e4))
     full, sliding = layer(rope_spec=far), layer(rope_spec=near)
     count = num_layers(config)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
@@ -59,10 +59,3 @@ def gemma3_multimodal(config: HFConfig) -> ModelSpec:
         text.inheriting(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model."
     )
     return replace(spec, ignored_tensors=(*spec.ignored_tensors, "vision_tower.*", "multi_modal_projector.*"))
-
-
-def _rope(config: HFConfig, layer_type: str, scaling: HFConfig | None, theta: float) -> RopeSpec:
-    """transformers 5 nests `rope_parameters` by layer type; before, `rope_scaling` was for full layers only."""
-    nested = config.section("rope_parameters")
-    parameters = scaling or (nested and nested.section(layer_type)) or HFConfig({})
-    return rope_of(parameters, config, theta)

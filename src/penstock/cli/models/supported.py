@@ -1,0 +1,66 @@
+"""Implements `penstock models`: the table of supported models."""
+
+import json
+from dataclasses import asdict
+
+from penstock.cli.models.table import print_table
+from penstock.families.supported import SupportedModel, supported_models
+
+_BEFORE = """# Supported models
+
+`penstock models --markdown` prints this page.
+
+Penstock executes decoders of these architectures, as `config.json` names them, from safetensors in float32, bfloat16
+or float16. Where a GGUF architecture is named, GGUF files are served too. Every model is served with continuous
+batching, chunked prompts, speculation, `--quantization int8` and `int4`, and over pipeline ranks.
+"""
+_AFTER = """
+- **Tensor ranks**: whether `--tensor-parallel-size` above 1 is possible, for sizes that it divides. It is not where
+  one norm spans all heads.
+- **Expert ranks**: whether there are experts for `--expert-parallel` to divide.
+- **Prefix cache**: whether requests share the KV cache of equal prefixes.
+- **FlashInfer**: whether `--attention-backend flashinfer` can compute its attention; our kernels always can.
+
+Two limits depend on the length of the context:
+
+- Models with LongRoPE (Phi 3 and 4-mini with long contexts) have one set of frequencies for up to
+  `original_max_position_embeddings` tokens, and one for more. `--max-model-len` decides for all requests. With the
+  short set, results are those of transformers at every length; with the long set they differ for prompts that would
+  fit the short one.
+- Models with `"rope_type": "dynamic"` are served up to `max_position_embeddings`, where nothing is scaled yet.
+
+Your model is not here? [Adding a family](adding-a-model.md) takes a short file of data.
+"""
+
+
+def print_supported(as_json: bool, markdown: bool) -> None:
+    """Prints the table: for people, as JSON, or as docs/supported-models.md."""
+    rows = supported_models()
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    elif markdown:
+        print(page(rows), end="")
+    else:
+        print_table([{name.upper(): text for name, text in _cells(row).items()} for row in rows])
+
+
+def page(rows: list[SupportedModel]) -> str:
+    """Returns docs/supported-models.md."""
+    columns = list(_cells(rows[0]))
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = _cells(row)
+        cells["Architecture"] = f"`{cells['Architecture']}`"
+        lines.append(f"| {' | '.join(cells.values())} |")
+    return "\n".join([_BEFORE, *lines, _AFTER])
+
+
+def _cells(row: SupportedModel) -> dict[str, str]:
+    flags = {
+        "Tensor ranks": row.tensor_ranks,
+        "Expert ranks": row.expert_ranks,
+        "Prefix cache": row.prefix_cache,
+        "FlashInfer": row.flashinfer,
+    }
+    texts = {"Models": row.models, "Architecture": row.architecture, "GGUF": ", ".join(row.gguf) or "-"}
+    return texts | {name: "yes" if flag else "no" for name, flag in flags.items()}

@@ -1,0 +1,1 @@
+"""`penstock top`: a live view of a server from its metrics."""

@@ -1,0 +1,54 @@
+"""Implements `penstock top`."""
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.cli.top.scrape import NoServer, Scrape, scrape, server_url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WINDOW = 10.0  # seconds that the current figures are about
+
+
+def top(url: str, once: bool, interval: float, api_key: str | None) -> None:
+    """Shows what a server does until Ctrl-C; with `once`, or without a terminal, one time, about one interval.
+
+    Raises ValueError if no server answers at first. Later it waits until one does.
+    """
+    from rich.console import Console
+
+    from penstock.cli.top.screen import screen
+
+    address, console = server_url(url), Console(highlight=False)
+    first = scrape(address, api_key)
+    if once or not console.is_terminal:
+        time.sleep(interval)
+        console.print(screen(address, scrape(address, api_key), first))
+        return
+    try:
+        _watch(address, api_key, interval, first, console)
+    except KeyboardInterrupt:
+        pass
+
+
+def _watch(url: str, api_key: str | None, interval: float, first: Scrape, console: "Console") -> None:
+    from rich.live import Live
+
+    from penstock.cli.top.screen import screen
+
+    seen = deque([first])
+    trouble = ""
+    with Live(screen(url, first, None), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                seen.append(scrape(url, api_key))
+                trouble = ""
+            except NoServer as error:
+                trouble = f"{error} Trying again."
+            while len(seen) > 2 and seen[-1].moment - seen[1].moment >= WINDOW:
+                seen.popleft()
+            before = seen[0] if len(seen) > 1 else None
+            live.update(screen(url, seen[-1], before, trouble), refresh=True)

@@ -1,0 +1,102 @@
+"""Reads the metrics of a server."""
+
+import os
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+SECONDS = 10.0  # for an answer
+MAX_BYTES = 16 << 20  # of an answer
+_OURS = ("penstock_", "process_")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class NoServer(ValueError):
+    """No Penstock server answers there. The message is one line that says what to change."""
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The samples of one scrape: for each name, values by labels. `moment` is when, on time.monotonic()."""
+
+    moment: float
+    samples: dict[str, dict[Labels, float]]
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models that are served."""
+        return [dict(labels)["model_name"] for labels in self.samples.get("penstock_engine_healthy", ())]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The sum of the samples that have these labels; None if there are none."""
+        wanted = labels.items()
+        found = [value for own, value in self.samples.get(name, {}).items() if wanted <= dict(own).items()]
+        return sum(found) if found else None
+
+    def buckets(self, name: str, model: str) -> dict[float, float]:
+        """A histogram's cumulative counts by upper bound."""
+        series = self.samples.get(f"{name}_bucket", {})
+        return {float(dict(own)["le"]): value for own, value in series.items() if ("model_name", model) in own}
+
+
+def server_url(text: str) -> str:
+    """The URL of a server, without /metrics. Raises ValueError."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        right = False
+    if not right:
+        raise ValueError(f"{text!r} is not a server's address; write for example http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/metrics").rstrip("/")
+
+
+def scrape(url: str, api_key: str | None) -> Scrape:
+    """Reads the metrics of the server at `url`. Raises NoServer."""
+    request = urllib.request.Request(f"{url}/metrics")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            body = answer.read(MAX_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        remedy = "; set PENSTOCK_API_KEY to a key that it accepts" if error.code in (401, 403) else ""
+        raise NoServer(
+            f"{url}/metrics answers with status {error.code}{remedy or ': is it a Penstock server?'}"
+        ) from None
+    except (OSError, ValueError) as error:  # a URLError has the reason inside
+        raise NoServer(f"{url} does not answer ({_reason(error)}): is a server running there?") from None
+    if len(body) > MAX_BYTES:
+        raise NoServer(f"{url}/metrics has more than {MAX_BYTES >> 20} MiB: is it a Penstock server?")
+    found = parse(body.decode("utf-8", "replace"))
+    if not found.models:
+        raise NoServer(f"{url}/metrics has no metrics of Penstock: is it a Penstock server?")
+    return found
+
+
+def parse(text: str) -> Scrape:
+    """The samples in an exposition. Lines that are none of ours are left out. Raises NoServer."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    moment = time.monotonic()
+    ours = "\n".join(line for line in text.splitlines() if line.startswith(_OURS))
+    samples: dict[str, dict[Labels, float]] = {}
+    try:
+        for family in text_string_to_metric_families(ours + "\n"):
+            for sample in family.samples:
+                samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    except (ValueError, KeyError, IndexError) as error:
+        raise NoServer(f"the metrics cannot be read: {error}") from None
+    return Scrape(moment, samples)
+
+
+def _reason(error: Exception) -> str:
+    inner = getattr(error, "reason", error)
+    code = getattr(inner, "errno", None)
+    if isinstance(inner, OSError) and code and code > 0 and not hasattr(inner, "verify_message"):
+        return os.strerror(code)
+    return str(getattr(inner, "verify_message", "") or getattr(inner, "strerror", "") or inner or type(inner).__name__)

@@ -1,0 +1,140 @@
+"""Draws the figures of a server."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.cli.chat.safe_text import one_line
+from penstock.cli.output import duration
+from penstock.cli.top.figures import PERCENTILES, Change, Period
+from penstock.cli.top.scrape import Scrape
+from penstock.config import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BAR = 20  # characters
+_NONE = "–"
+# What a row is called, and its text.
+_ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
+    ("tokens/s in", lambda period: f"{period.prompt_rate:,.1f}"),
+    ("tokens/s out", lambda period: f"{period.output_rate:,.1f}"),
+    ("requests/s ended", lambda period: f"{period.request_rate:,.2f}"),
+    ("first token", lambda period: _times(period.first_token)),
+    ("between tokens", lambda period: _times(period.per_token)),
+    ("whole request", lambda period: _times(period.whole)),
+    ("queue, mean", lambda period: _time(period.queued)),
+    ("step: all, host", lambda period: f"{_time(period.step)}, {_time(period.host)}"),
+    ("tokens of a step", lambda period: _batch(period)),
+    ("prefix cache hits", lambda period: _share(period.prefix_hits)),
+    ("drafts accepted", lambda period: _share(period.accepted)),
+    ("memory bandwidth", lambda period: _share(period.bandwidth)),
+    ("compute", lambda period: _share(period.compute)),
+)
+
+
+def screen(url: str, now: Scrape, before: Scrape | None, trouble: str = "") -> "RenderableType":
+    """What is shown: each model's figures since `before`, and since the server's start. `trouble` is why the server
+    does not answer."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(_heading(url, now), style="bold")]
+    if trouble:
+        parts.append(Text(one_line(trouble, 200), style="bold red"))
+    for model in now.models:
+        parts += [Text(), *_model(model, now, before)]
+    parts += [Text(), Text(_server(now))]
+    return Group(*parts)
+
+
+def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableType"]:
+    from rich.table import Table
+    from rich.text import Text
+
+    healthy = now.value("penstock_engine_healthy", model_name=model)
+    state = Text(one_line(model), style="bold")
+    state.append("  ready" if healthy else "  the engine does not serve", style="green" if healthy else "bold red")
+    running, waiting, places, usage = (
+        now.value(f"penstock_{name}", model_name=model) or 0.0
+        for name in ("num_requests_running", "num_requests_waiting", "max_num_seqs", "kv_cache_usage_perc")
+    )
+    batch = Text(
+        f"batch     {_bar(running / places if places else 0)} {running:.0f} of {places:.0f}, {waiting:.0f} waiting"
+    )
+    cache = Text(f"KV cache  {_bar(usage)} {usage:.1%}")
+    restarts, preemptions = (
+        now.value(f"penstock_{name}_total", model_name=model) or 0.0 for name in ("engine_restarts", "num_preemptions")
+    )
+    cache.append(f", {preemptions:,.0f} preemptions, ")
+    cache.append(f"{restarts:,.0f} engine restarts", style="bold red" if restarts else "")
+    whole = Change(model, now, None, _uptime(now)).period()
+    seconds = 0.0 if before is None else now.moment - before.moment
+    last = None if before is None else Change(model, now, before, seconds).period()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("p50 / p95 / p99 of times")
+    table.add_column(f"last {seconds:.0f} s", justify="right", min_width=26)
+    table.add_column("since the start", justify="right", min_width=26)
+    for name, text in _ROWS:
+        table.add_row(name, _NONE if last is None else text(last), text(whole))
+    return [state, batch, cache, Text(), table]
+
+
+def _heading(url: str, now: Scrape) -> str:
+    in_flight = now.value("penstock_http_requests_in_flight") or 0.0
+    return f"{one_line(url, 200)}  up {_age(_uptime(now))}  {in_flight:.0f} requests in flight"
+
+
+def _server(now: Scrape) -> str:
+    def requests(*codes: str) -> float:
+        return sum(now.value("penstock_http_requests_total", code=code) or 0.0 for code in codes)
+
+    engine, api = now.value("penstock_engine_resident_memory_bytes"), now.value("process_resident_memory_bytes")
+    dropped = now.value("penstock_log_lines_dropped_total") or 0.0
+    memory = ", ".join(
+        f"{name} {format_bytes(int(size))}" for name, size in (("engine", engine), ("API", api)) if size is not None
+    )
+    return (
+        f"memory: {memory or _NONE}\nsince the start: {requests('500', '503'):,.0f} requests failed, "
+        f"{requests('429'):,.0f} refused, {dropped:,.0f} log lines dropped"
+    )
+
+
+def _uptime(now: Scrape) -> float:
+    import time
+
+    started = now.value("process_start_time_seconds")
+    return max(time.time() - started, 1.0) if started else 1.0
+
+
+def _age(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def _bar(share: float) -> str:
+    full = round(min(max(share, 0.0), 1.0) * BAR)
+    return "█" * full + "░" * (BAR - full)
+
+
+def _time(seconds: float | None) -> str:
+    return _NONE if seconds is None else duration(seconds)
+
+
+def _times(values: tuple[float, ...] | None) -> str:
+    assert values is None or len(values) == len(PERCENTILES)
+    return _NONE if values is None else " / ".join(map(duration, values))
+
+
+def _share(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.1%}"
+
+
+def _batch(period: Period) -> str:
+    if period.prefill is None or period.decode is None:
+        return _NONE
+    drafts = f" + {period.drafts:,.1f} drafts" if period.drafts else ""
+    return f"{period.prefill:,.1f} prefill + {period.decode:,.1f} decode{drafts}"

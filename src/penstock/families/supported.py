@@ -1,0 +1,99 @@
+"""The table of supported models: what each architecture is, and what it combines with. All but the names follows from a
+small spec of the family."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from penstock.families.registry import FAMILIES, spec_from_config
+from penstock.families.shard import tensor_sizes
+from penstock.families.spec import ModelSpec
+
+# architecture: (models, architectures of GGUF files)
+_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": ("Llama 2, 3, 3.1 to 3.3; SmolLM 2; and all that have its architecture", ("llama",)),
+        "Qwen2ForCausalLM": ("Qwen 2, 2.5", ("qwen2",)),
+        "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE, Qwen 2 MoE", ("qwen2moe",)),
+        "Qwen3ForCausalLM": ("Qwen 3", ("qwen3",)),
+        "Qwen3MoeForCausalLM": ("Qwen 3 MoE", ("qwen3moe",)),
+        "MistralForCausalLM": ("Mistral 7B, Nemo, Small", ("llama", "mistral3")),
+        "MinistralForCausalLM": ("Ministral", ()),
+        "Ministral3ForCausalLM": ("Ministral 3, up to 16,384 tokens", ()),
+        "MixtralForCausalLM": ("Mixtral", ("llama",)),
+        "GemmaForCausalLM": ("Gemma 1", ("gemma",)),
+        "Gemma2ForCausalLM": ("Gemma 2", ("gemma2",)),
+        "Gemma3ForCausalLM": ("Gemma 3 (text)", ("gemma3",)),
+        "Gemma3ForConditionalGeneration": ("Gemma 3, its language model", ()),
+        "Phi3ForCausalLM": ("Phi 3, 3.5, 4, 4-mini", ()),
+        "SmolLM3ForCausalLM": ("SmolLM 3", ("smollm3",)),
+        "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
+        "Olmo3ForCausalLM": ("OLMo 3", ()),
+        "GraniteForCausalLM": ("Granite 3", ("granite",)),
+        "CohereForCausalLM": ("Command R (without norms of heads)", ()),
+        "Cohere2ForCausalLM": ("Command R7B, Command A", ()),
+        "GlmForCausalLM": ("GLM-4 (2024)", ()),
+        "Glm4ForCausalLM": ("GLM-4 (0414)", ()),
+        "Glm4MoeForCausalLM": ("GLM-4.5, 4.6", ()),
+        "Starcoder2ForCausalLM": ("StarCoder 2", ()),
+        "GPT2LMHeadModel": ("GPT-2", ()),
+        "GPTNeoXForCausalLM": ("Pythia, GPT-NeoX", ()),
+        "OPTForCausalLM": ("OPT, but 350m", ()),
+        "FalconForCausalLM": ("Falcon 7B, 11B, 40B, 180B", ()),
+    }
+)
+
+_SAMPLE: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "ffn_dim": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "sliding_window": 16,
+        "new_decoder_architecture": True,
+    }
+)
+
+
+@dataclass(frozen=True)
+class SupportedModel:
+    """A row of the table."""
+
+    architecture: str
+    models: str
+    gguf: tuple[str, ...]  # values of general.architecture
+    tensor_ranks: bool
+    expert_ranks: bool
+    prefix_cache: bool
+    flashinfer: bool  # whether FlashInfer can compute its attention; Triton always can
+
+
+def supported_models() -> list[SupportedModel]:
+    """All rows, in the order of the table."""
+    assert _NAMES.keys() == FAMILIES.keys(), "each architecture has its names"
+    return [_row(architecture, *names) for architecture, names in _NAMES.items()]
+
+
+def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedModel:
+    spec = _sample(architecture)
+    return SupportedModel(
+        architecture,
+        models,
+        gguf,
+        tensor_ranks=2 in tensor_sizes(spec),
+        expert_ranks=any(layer.moe is not None for layer in spec.layers),
+        prefix_cache=all(layer.attention.page.per_token for layer in spec.layers),
+        flashinfer=spec.plain_scores,
+    )
+
+
+def _sample(architecture: str) -> ModelSpec:
+    """A small spec of the family, with its defaults."""
+    return spec_from_config({**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]})

@@ -1,0 +1,39 @@
+"""The wire of KServe's open inference protocol, version 2, with Triton's extensions."""
+
+from collections.abc import Mapping
+
+from penstock.frontend.describe import Operation
+from penstock.frontend.kserve.errors import encode_error
+from penstock.frontend.kserve.fields import GenerateFields, InferFields
+from penstock.frontend.kserve.generate import read_generate, read_stream
+from penstock.frontend.kserve.infer import read_infer
+from penstock.frontend.kserve.models import (
+    is_ready,
+    list_repository,
+    load,
+    show_model,
+    show_server,
+    show_stats,
+    unload,
+)
+
+__all__ = [
+    "OPERATIONS",
+    "encode_error",
+    "is_ready",
+    "list_repository",
+    "load",
+    "read_generate",
+    "read_infer",
+    "read_stream",
+    "show_model",
+    "show_server",
+    "show_stats",
+    "unload",
+]
+
+OPERATIONS: Mapping[str, Operation] = {
+    "read_generate": Operation(summary="Continue a text", request=GenerateFields),
+    "read_stream": Operation(summary="Continue a text in a stream", request=GenerateFields, answer="text/event-stream"),
+    "read_infer": Operation(summary="Continue the text of a tensor", request=InferFields),
+}

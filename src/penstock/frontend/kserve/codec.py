@@ -1,0 +1,48 @@
+"""Encodes answers as Triton does."""
+
+from typing import Any
+
+import orjson
+
+from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.errors import APIError
+from penstock.frontend.generation import ChoiceUpdate, Usage
+from penstock.frontend.http.sse import STREAM_TYPE, sse_event
+from penstock.frontend.kserve.errors import error_body
+
+
+class GenerateCodec:
+    """An answer of generate: the text, or in a stream new text."""
+
+    stream_type = STREAM_TYPE
+
+    def __init__(self, head: dict[str, Any], echo: str) -> None:
+        """`head` are the fields before the text. `echo` is put before the text."""
+        self._head = head
+        self._echo = echo
+
+    def opening(self, usage: Usage) -> bytes:
+        return sse_event(self._encode(self._echo)) if self._echo else b""
+
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
+        return sse_event(self._encode(update.text)) if update.text else b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return b""
+
+    def failure(self, error: APIError) -> bytes:
+        return sse_event(error_body(error))
+
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
+        return self._encode(self._echo + answers[0].text)
+
+    def _encode(self, text: str) -> bytes:
+        return orjson.dumps({**self._head, "text_output": text})
+
+
+class InferCodec(GenerateCodec):
+    """An answer of infer: the text is a tensor."""
+
+    def _encode(self, text: str) -> bytes:
+        output = {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [text]}
+        return orjson.dumps({**self._head, "outputs": [output]})

@@ -1,0 +1,53 @@
+"""The parameters of Triton's generate and infer. Their names are those of vLLM, whose backend Triton has."""
+
+from typing import Any
+
+import msgspec
+
+
+class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How to sample, and what the answer has."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    exclude_input_in_output: bool | None = None
+    # accepted without effect: the path says whether the answer is a stream, and answers have one tensor
+    stream: bool | None = None
+    binary_data_output: Any = None
+
+
+class GenerateFields(Parameters, kw_only=True, forbid_unknown_fields=True):
+    """The body of generate. Parameters are in `parameters`, or beside `text_input`."""
+
+    text_input: str
+    parameters: Parameters | None = None
+    id: str | None = None
+
+
+class Tensor(msgspec.Struct):
+    """An input of infer."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[Any] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class InferFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of infer."""
+
+    inputs: list[Tensor]
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[dict[str, Any]] | None = None

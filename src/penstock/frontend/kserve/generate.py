@@ -1,0 +1,79 @@
+"""POST /v2/models/{model}/generate and generate_stream."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.call import Call, RequestContext
+from penstock.frontend.errors import invalid
+from penstock.frontend.http.body import decode
+from penstock.frontend.kserve.codec import GenerateCodec
+from penstock.frontend.kserve.fields import GenerateFields, Parameters
+from penstock.frontend.prompts import encode_text
+from penstock.frontend.sampling import GenerationOptions, check_options, make_parts, output_limit
+
+VERSION = "1"  # of the one model
+_DEFAULT_MAX_TOKENS = 16  # as in vLLM
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+_decoder = msgspec.json.Decoder(GenerateFields)
+
+
+async def read_generate(body: bytes, context: RequestContext) -> Call:
+    """Reads a request for a whole answer. Raises APIError 400 or 404 that names the parameter."""
+    return await _read(body, context, streams=False)
+
+
+async def read_stream(body: bytes, context: RequestContext) -> Call:
+    """Reads a request for a stream. Raises APIError 400 or 404 that names the parameter."""
+    return await _read(body, context, streams=True)
+
+
+def check_path(context: RequestContext) -> str:
+    """Returns the model's name in the path. Raises APIError 404 for another model or version."""
+    name = context.path["model"]
+    context.model.check_name(name)
+    version = context.path.get("version", VERSION)
+    if version != VERSION:
+        raise invalid(f"version {version[:40]!r} is not served here; this server has version {VERSION!r}", "version")
+    return name
+
+
+async def read_text(
+    text: str,
+    parameters: Parameters,
+    context: RequestContext,
+    codec: type["GenerateCodec"],
+    answer_id: str | None,
+    streams: bool,
+) -> Call:
+    """Returns the call for a text. Raises APIError 400 that names the parameter."""
+    name = check_path(context)
+    stop = parameters.stop
+    options = GenerationOptions(
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        seed=parameters.seed,
+        sampling={key: value for key in _SAMPLING if (value := getattr(parameters, key)) is not None},
+    )
+    check_options(options, context.limits)
+    ids = await encode_text(context.model, text, add_special_tokens=True, param="text_input")
+    limit = output_limit(context, ("text_input", len(ids)), parameters.max_tokens, _DEFAULT_MAX_TOKENS, "max_tokens")
+    parts = make_parts(context, options, [ids], [limit], None, None)
+    head: dict[str, Any] = {"model_name": name, "model_version": VERSION}
+    if answer_id is not None:
+        head["id"] = answer_id
+    echo = text if parameters.exclude_input_in_output is False else ""
+    return Call(parts, codec(head, echo), streams, "text_completion")
+
+
+async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
+    fields = decode(_decoder, body)
+    beside = {name: value for name in Parameters.__struct_fields__ if (value := getattr(fields, name)) is not None}
+    parameters = fields.parameters or Parameters()
+    for name, value in beside.items():
+        if getattr(parameters, name) not in (None, value):
+            raise invalid(f"{name} and parameters.{name} differ; send one of them", name)
+        setattr(parameters, name, value)
+    return await read_text(fields.text_input, parameters, context, GenerateCodec, fields.id, streams)

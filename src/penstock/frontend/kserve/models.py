@@ -1,0 +1,59 @@
+"""KServe's routes about the server and its model, which is always loaded."""
+
+import orjson
+
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import APIError
+from penstock.frontend.http.asgi import Answer
+from penstock.frontend.kserve.generate import VERSION, check_path
+from penstock.version import __version__
+
+
+async def show_server(body: bytes, context: RequestContext) -> bytes:
+    extensions = ["generate", "model_repository", "statistics"]
+    return orjson.dumps({"name": "penstock", "version": __version__, "extensions": extensions})
+
+
+async def show_model(body: bytes, context: RequestContext) -> bytes:
+    """The model's inputs and outputs. Raises APIError 404 for another model."""
+    text = {"datatype": "BYTES", "shape": [1]}
+    return orjson.dumps(
+        {
+            "name": check_path(context),
+            "versions": [VERSION],
+            "platform": "penstock",
+            "inputs": [{"name": "text_input", **text}, {"name": "sampling_parameters", **text}],
+            "outputs": [{"name": "text_output", **text}],
+        }
+    )
+
+
+async def is_ready(body: bytes, context: RequestContext) -> bytes:
+    """Status 200 if the model can be used. Raises APIError 404 for another model, and 503."""
+    name = check_path(context)
+    client = context.model.client
+    if client.restarting or not client.healthy:
+        raise APIError(503, f"model {name!r} is not ready", retry_after=context.limits.retry_after)
+    return orjson.dumps({"name": name, "ready": True})
+
+
+async def show_stats(body: bytes, context: RequestContext) -> bytes:
+    """The model's entry without counts: those are metrics. Raises APIError 404 for another model."""
+    return orjson.dumps({"model_stats": [{"name": check_path(context), "version": VERSION}]})
+
+
+async def list_repository(body: bytes, context: RequestContext) -> bytes:
+    names = (context.model.name, *context.model.aliases)
+    return orjson.dumps([{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in names])
+
+
+async def load(body: bytes, context: RequestContext) -> Answer:
+    """Success: the model is loaded. Raises APIError 404 for another model."""
+    check_path(context)
+    return Answer(b"")
+
+
+async def unload(body: bytes, context: RequestContext) -> Answer:
+    """Raises APIError 403: the model stays loaded, as long as the server runs. 404 for another model."""
+    name = check_path(context)
+    raise APIError(403, f"model {name!r} cannot be unloaded; stop the server")

@@ -1,0 +1,112 @@
+"""Encodes answers as TGI does: each event of a stream has one token."""
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from penstock.frontend.answer import CollectedChoice
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import APIError
+from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
+from penstock.frontend.http.sse import STREAM_TYPE, sse_event
+from penstock.frontend.logprobs import finite
+from penstock.frontend.tgi.errors import error_body
+from penstock.messages import TokenLogprobs, unpack_rows
+
+
+class GenerateCodec:
+    """The last event has the whole text and its details. The texts of all tokens together are the whole text."""
+
+    stream_type = STREAM_TYPE
+
+    def __init__(
+        self, context: RequestContext, part: PromptPart, *, details: bool, top: bool, echo: str, in_list: bool
+    ) -> None:
+        """`details` and `top`: the answer has details, and alternatives of its tokens. `echo` is put before the text.
+        `in_list`: a whole answer is the only element of a list."""
+        self._tokenizer = context.model.tokenizer
+        self._request = part.request
+        self._k = part.request.sampling.logprobs or 0
+        self._details = details
+        self._top = top
+        self._echo = echo
+        self._in_list = in_list
+        self._text = io.StringIO()
+        self._length = 0  # characters so far
+        self._index = 0
+
+    def opening(self, usage: Usage) -> bytes:
+        return b""
+
+    def chunk(self, update: ChoiceUpdate, usage: Usage) -> bytes:
+        events = []
+        for row, text in self._tokens(update.logprobs, update.offsets, update.text, self._length):
+            self._index += 1
+            event: dict[str, Any] = {"index": self._index, "token": self._token(row.token_id, row.logprob, text)}
+            if self._top:
+                event["top_tokens"] = self._alternatives(row)
+            event |= {"generated_text": None, "details": None}
+            events.append(event)
+        self._text.write(update.text)
+        self._length += len(update.text)
+        if update.finish_reason is not None and events:
+            events[-1]["generated_text"] = self._echo + self._text.getvalue()
+            events[-1]["details"] = {**self._end(update), "input_length": usage.prompt_tokens}
+        return b"".join(sse_event(orjson.dumps(event)) for event in events)
+
+    def closing(self, usage: Usage) -> bytes:
+        return b""
+
+    def failure(self, error: APIError) -> bytes:
+        return sse_event(error_body(error))
+
+    def whole(self, answers: list[CollectedChoice], usage: Usage) -> bytes:
+        (answer,) = answers
+        fields: dict[str, Any] = {"generated_text": self._echo + answer.text}
+        if self._details:
+            rows = list(self._tokens(answer.logprobs, answer.offsets, answer.text, 0))
+            fields["details"] = details = self._end(answer)
+            details["prefill"] = self._prefill(answer.prompt_logprobs)
+            details["tokens"] = [self._token(row.token_id, row.logprob, text) for row, text in rows]
+            if self._top:
+                details["top_tokens"] = [self._alternatives(row) for row, _ in rows]
+        return orjson.dumps([fields] if self._in_list else fields)
+
+    def _tokens(
+        self, packed: bytes | bytearray, offsets: Sequence[int], text: str, began: int
+    ) -> Iterator[tuple[TokenLogprobs, str]]:
+        """Each token with its part of a text that begins at `began`. Text that was held back belongs to the token with
+        which it arrives."""
+        rows = unpack_rows(bytes(packed), self._k)
+        ends = [*offsets[1:], began + len(text)] if offsets else []
+        start = began
+        for row, end in zip(rows, ends, strict=True):
+            end = min(max(end, start), began + len(text))
+            yield row, text[start - began : end - began]
+            start = end
+
+    def _token(self, token_id: int, logprob: float, text: str) -> dict[str, Any]:
+        special = token_id in self._tokenizer.special_ids
+        return {"id": token_id, "text": text, "logprob": finite(logprob), "special": special}
+
+    def _alternatives(self, row: TokenLogprobs) -> list[dict[str, Any]]:
+        return [self._token(token_id, logprob, self._tokenizer.token(token_id)) for token_id, logprob in row.top]
+
+    def _prefill(self, packed: bytes) -> list[dict[str, Any]]:
+        """The tokens of the prompt, if the request asks for them. The first one has no logprob."""
+        if self._request.sampling.prompt_logprobs is None:
+            return []
+        logprobs = [None, *(finite(row.logprob) for row in unpack_rows(packed, 0))]
+        return [
+            {"id": token_id, "text": self._tokenizer.token(token_id), "logprob": logprob}
+            for token_id, logprob in zip(self._request.prompt_ids, logprobs, strict=True)
+        ]
+
+    def _end(self, source: ChoiceUpdate | CollectedChoice) -> dict[str, Any]:
+        reason = "length"
+        if source.finish_reason != "length":
+            reason = "eos_token" if source.stopped is None else "stop_sequence"
+        generated = source.tokens if isinstance(source, ChoiceUpdate) else len(source.ids)
+        return {"finish_reason": reason, "generated_tokens": generated, "seed": self._request.sampling.seed}

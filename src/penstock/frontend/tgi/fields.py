@@ -1,0 +1,49 @@
+"""The parameters of TGI's API. Unknown parameters are refused by name."""
+
+from typing import Any
+
+import msgspec
+
+
+class GrammarFields(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    value: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    max_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    grammar: GrammarFields | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    top_n_tokens: int | None = None
+    return_full_text: bool | None = None
+    truncate: int | None = None
+    # refused unless they ask for nothing
+    adapter_id: Any = None
+    best_of: Any = None
+    typical_p: Any = None
+    watermark: Any = None
+
+
+class GenerateFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of POST /generate, /generate_stream and /."""
+
+    inputs: str
+    parameters: Parameters | None = None
+    stream: bool | None = None
+
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "adapter_id": (),
+    "best_of": (1,),
+    "typical_p": (1,),
+    "watermark": (False,),
+}

@@ -1,0 +1,34 @@
+"""A proof that counts of tokens agree with the outstanding plans."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from penstock.schedule.live_requests import LiveRequests
+from penstock.schedule.sequence import Phase
+from penstock.schedule.step import Outstanding
+
+
+def check_counts(outstanding: Iterable[Outstanding], live: LiveRequests) -> None:
+    """Prove that every sequence counts exactly the work of the outstanding plans, with every draft accepted."""
+    in_flight, tokens, sampled = Counter[int](), Counter[int](), Counter[int]()
+    for step in outstanding:
+        for sequence, work in zip(step.sequences, step.work, strict=True):
+            in_flight[sequence.id] += 1
+            tokens[sequence.id] += work.count
+            sampled[sequence.id] += work.sample + work.drafts
+    for state in live.requests.values():
+        for s in state.choices.values():
+            if s.in_flight != in_flight[s.id]:
+                raise RuntimeError(f"sequence {s.id} counts {s.in_flight} units of work, not {in_flight[s.id]}")
+            if s.phase is not Phase.RUNNING:
+                continue  # a preempted sequence starts over; the results still to come bring tokens alone
+            if (s.planned - s.computed, s.expected - len(s.tokens)) != (tokens[s.id], sampled[s.id]):
+                raise RuntimeError(
+                    f"sequence {s.id}: planned={s.planned} and expected={s.expected} are not {tokens[s.id]} beyond "
+                    f"{s.computed} computed and {sampled[s.id]} beyond {len(s.tokens)} known tokens"
+                )
+            if s.planned > s.slots or s.expected > s.limit:
+                raise RuntimeError(
+                    f"sequence {s.id}: planned={s.planned} is over its {s.slots} slots, or expected={s.expected} "
+                    f"over its limit of {s.limit} tokens"
+                )

@@ -1,0 +1,67 @@
+"""Finds waiting requests that cannot make their deadline, before their prompt is computed."""
+
+import math
+from collections.abc import Iterator
+
+from penstock.schedule.cache import KVCache
+from penstock.schedule.config import SchedulerConfig
+from penstock.schedule.live_requests import LiveRequests
+from penstock.schedule.sequence import Request, Sequence
+from penstock.schedule.step_model import StepModel, StepSize
+
+
+def late_requests(
+    live: LiveRequests, cache: KVCache, config: SchedulerConfig, model: StepModel, now: float
+) -> Iterator[tuple[Request, float]]:
+    """Yields requests that would miss their deadline if they started now, and by how many seconds.
+
+    Looks only at those that the next step can start. The caller removes each one before it takes the next.
+    """
+    free = config.max_num_seqs - len(live.running)
+    if free <= 0 or not live.waiting or not model.knows_prompts:
+        return
+    ahead = decodes = 0  # tokens of prompts, in running sequences and then in waiting ones that start before
+    for sequence in live.running:
+        left = sequence.expected - sequence.planned
+        if left > 1:
+            ahead += left
+        else:
+            decodes += 1
+    place = 0
+    while free > 0 and place < len(live.waiting) and ahead < config.max_num_batched_tokens:
+        sequence = live.waiting[place]
+        tokens, deadline = len(sequence.tokens), _deadline(sequence)
+        if deadline < math.inf:
+            wait = _seconds(sequence, tokens, ahead, decodes, config, model)
+            if now + wait > deadline and (hit := cache.find(sequence, 0)) is not None and hit.computed:
+                tokens -= hit.computed
+                wait = _seconds(sequence, tokens, ahead, decodes, config, model)
+            if now + wait > deadline:
+                yield sequence.request, now + wait - deadline
+                continue
+        ahead += tokens
+        free -= 1
+        place += 1
+
+
+def _deadline(sequence: Sequence) -> float:
+    """When the first token must be there. Of a request that has started, nothing is saved any more."""
+    message = sequence.request.message
+    if sequence.request.started or (message.deadline is None and message.first_token_deadline is None):
+        return math.inf
+    first = math.inf if message.first_token_deadline is None else message.first_token_deadline
+    return first if message.deadline is None else min(first, message.deadline)
+
+
+def _seconds(
+    sequence: Sequence, tokens: int, ahead: int, decodes: int, config: SchedulerConfig, model: StepModel
+) -> float:
+    """The expected time to the first token, with `ahead` tokens of prompts to compute before."""
+    total = ahead + tokens
+    room = config.max_num_batched_tokens - decodes
+    if config.target_itl and decodes:
+        room = min(room, model.prompt_tokens(decodes, 0, config.target_itl))
+    steps = max(1, math.ceil(total / max(room, 1)))
+    pairs = tokens * (len(sequence.tokens) - tokens / 2) + ahead * ahead / 2
+    step = model.seconds(StepSize(decodes))
+    return model.spread * (model.seconds(StepSize(decodes, total, pairs)) + (steps - 1) * step)

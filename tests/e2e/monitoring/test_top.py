@@ -1,0 +1,65 @@
+"""`penstock top` on a real server, printed once and live on a terminal."""
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.cli.test_top import Answers
+from tests.e2e.server import Server
+from tests.e2e.terminal import CTRL_C, Terminal
+
+TOP = (sys.executable, "-m", "penstock", "top")
+
+
+def test_once_prints_what_the_server_does(server: Server) -> None:
+    server.get("/metrics")  # measures the machine, as no request runs
+    stop = threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            server.post("/v1/completions", {"prompt": "def f", "max_tokens": 64, "ignore_eos": True})
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        done = subprocess.run(
+            [*TOP, server.url, "--once", "--interval", "2"], capture_output=True, text=True, timeout=60
+        )
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    shown = done.stdout
+    assert "python-8m  ready" in shown and "\x1b" not in shown
+    assert re.search(r"batch .* [1-3] of 16, 0 waiting", shown)
+    (rate,) = re.findall(r"tokens/s out +([\d.,]+)", shown)
+    assert float(rate.replace(",", "")) > 0
+    assert re.search(r"first token .*[\d.]+ m?s / [\d.]+ m?s / [\d.]+ m?s", shown)
+    assert re.search(r"tokens of a step .*[\d.]+ prefill \+ [1-3]\.\d decode", shown)
+    assert re.search(r"memory bandwidth +[\d.]+%", shown) and re.search(r"compute +[\d.]+%", shown)
+
+
+def test_live_until_ctrl_c(server: Server, tmp_path: Path) -> None:
+    with Terminal("top", server.url, "--interval", "0.2", state=str(tmp_path)) as terminal:
+        terminal.until("last 1 s")
+        terminal.press(CTRL_C)
+        assert terminal.wait() == 0
+        assert terminal.echoes()
+    assert "Traceback" not in terminal.raw
+
+
+def test_live_waits_for_a_server_that_went_away(tmp_path: Path) -> None:
+    answers = Answers()
+    thread = threading.Thread(target=answers.server.serve_forever, daemon=True)
+    thread.start()
+    with Terminal("top", answers.url, "--interval", "0.2", state=str(tmp_path)) as terminal:
+        terminal.until("m  ready")
+        answers.server.shutdown()
+        answers.server.server_close()
+        terminal.until("does not answer (Connection refused): is a server running")
+        terminal.press(CTRL_C)
+        assert terminal.wait() == 0
