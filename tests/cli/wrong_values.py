@@ -136,6 +136,8 @@ SHARED: Mapping[str, Wrong] = {
     "--reasoning-format": (("xml", "auto"), ("", "auto")),
     "--speculation": (("on", "give auto, off, ngram or suffix"), ("", "give auto")),
     "--thinking-budget": (("many", "from 0 to 2147483647"), ("-1", "from 0 to 2147483647")),
+    "--watermark": (("red", "give none, green-list or gumbel"), ("", "give none"), ("gumbel", "WATERMARK_KEY")),
+    "--watermark-key": (("", "it is empty"),),
     "--tool-format": (("xml", "auto"), ("", "auto")),
     "--step-deadline": _SECONDS,
     "--target-itl": (("fast", "from 0 to 60000"), ("-1", "from 0 to 60000"), ("nan", "from 0"), ("", "from 0")),
@@ -153,6 +155,13 @@ SHARED: Mapping[str, Wrong] = {
 }
 
 OWN: Mapping[str, Mapping[str, Wrong]] = {
+    "detect": {
+        "TEXT": (),
+        "--model": (),
+        "--watermark": (("red", "give none, green-list or gumbel"),),
+        "--config": ((NO_FILE, "name a YAML file"),),
+        "--json": _OUTPUT,
+    },
     "serve": {"MODEL": _MODEL, "--model": _MODEL},
     "run": {
         "MODEL": (("./no-such-model", "check the path"),),

@@ -2,16 +2,21 @@
 
 import asyncio
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from socket import MSG_PEEK
 
 import pytest
 
-from penstock.engine.link.engine_child import EngineChild
+from penstock.engine.link.engine_child import ENGINE as REAL_ENGINE
+from penstock.engine.link.engine_child import IMPORT_RUNTIME, EngineChild, one_rank_expected
 from penstock.engine.link.ipc import connect
 from penstock.engine.signals import GROUP_SIGNALS
 from penstock.messages import EngineError
-from tests.engine.processes import alive
+from tests.engine.processes import alive, children
 from tests.engine.simulated import ENGINE, Scenario, ask, config, until
 from tests.schedule.simulated import request
 
@@ -66,3 +71,70 @@ async def test_one_that_ended_before_it_was_taken_over_is_told() -> None:
         spawned.send_config(settings)
         with pytest.raises(EngineError, match="ended with status 1"):
             await connect(settings, spawned)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "one"),
+    [
+        (["serve", "qwen", "--port", "80", "--max-num-seqs=4"], ["PENSTOCK_PORT", "TENSOR", "HF_HOME"], True),
+        (["serve", "--tensor-parallel-size", "2"], [], False),
+        (["run", "--pipeline-parallel-size=2"], [], False),
+        (["serve", "--expert-parallel"], [], False),
+        (["serve", "--distributed-executor", "ray"], [], False),
+        (["serve", "--config", "ranks.yaml"], [], False),
+        (["serve"], ["PENSTOCK_TENSOR_PARALLEL_SIZE"], False),
+        (["serve"], ["penstock_config"], False),
+    ],
+)
+def test_ranks_are_expected_where_a_setting_may_mean_them(
+    arguments: Sequence[str], variables: Sequence[str], one: bool
+) -> None:
+    assert one_rank_expected(arguments, dict.fromkeys(variables, "2")) is one
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "early"),
+    [
+        ((), {}, True),
+        (("--tensor-parallel-size", "2"), {}, False),
+        ((), {"PENSTOCK_PIPELINE_PARALLEL_SIZE": "2"}, False),
+    ],
+)
+async def test_only_an_engine_of_one_rank_imports_torch_early(
+    flags: Sequence[str], variables: Mapping[str, str], early: bool
+) -> None:
+    """`penstock run` starts its engine, and then reads its prompt from a pipe, which stays open here."""
+    command = [sys.executable, "-m", "penstock", "run", "python-8m", *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **variables}) as process:
+        try:
+
+            def started() -> bool:
+                return any(b"penstock.engine.process" in words(pid) for pid in children(process.pid))
+
+            await until(started, "the engine process", 30)
+            (engine,) = children(process.pid)
+            assert (IMPORT_RUNTIME.encode() in words(engine)) is early
+        finally:
+            process.kill()
+    await until(lambda: not alive(engine), "the engine to end with its parent", 30)
+
+
+def words(pid: int) -> list[bytes]:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize("imports", ["nothing yet", "libtorch"])
+async def test_without_a_configuration_it_ends_quietly_also_while_it_imports_torch(imports: str) -> None:
+    """A wrong command line ends its parent within that second."""
+    ours, other = socket.socketpair()
+    with ours, other:
+        end = other.fileno()
+        command = [*REAL_ENGINE, str(end), IMPORT_RUNTIME]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, pass_fds=(end,), **pipes) as process:
+            if imports == "libtorch":
+                maps = Path(f"/proc/{process.pid}/maps")
+                await until(lambda: "libtorch" in maps.read_text(), "torch to be loaded", 60)
+            said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, b"")

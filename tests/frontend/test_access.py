@@ -124,6 +124,7 @@ async def test_routes_that_are_not_there(site: Site) -> None:
     for method, path, status in [
         ("GET", "/api", 404),
         ("GET", "/v1", 404),
+        ("POST", "/v1/images", 404),
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("PUT", "/health", 405),

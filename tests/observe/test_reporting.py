@@ -25,7 +25,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TERMINAL_SECONDS", "FIRST_SECONDS", "FILE_SECONDS", "LATER_SECONDS"):
+    for name in ("TERMINAL_SECONDS", "FIRST_SECONDS", "FILE_SECONDS"):
         monkeypatch.setattr(module, name, 0.01)
 
 

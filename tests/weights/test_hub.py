@@ -281,10 +281,10 @@ def test_a_file_that_would_lie_outside_of_the_snapshot_is_not_written(
 def test_a_slow_hub_is_named(
     hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.weights.hub_snapshot.SILENCE", 0.1)
+    monkeypatch.setattr("penstock.observe.reporting.FIRST_SECONDS", 0.1)
     hub.delay = 0.5
     locate_model(MODEL, weights=False, endpoint=hub.url, cache=tmp_path)
-    assert f"{MODEL}: waiting for {hub.url}\n" in capsys.readouterr().err
+    assert f"{MODEL}: waiting for {hub.url} (0 s)\n" in capsys.readouterr().err
 
 
 def test_what_is_not_downloaded_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import PATHS, LocalRequests
 from penstock.frontend.openai.batch_lines import AnswerLine, BatchLine, read_line, write_line
 from penstock.observe.model_metrics import ModelMetrics
-from penstock.observe.progress import progress_bar
 from penstock.observe.reporting import reporting
 
 MAX_REQUESTS = 10_000_000
@@ -183,15 +182,14 @@ async def _run(job: _Job, prepared: PreparedModel, limits: RequestLimits) -> Non
         async with own_engine(engine, resumes=True) as client:
             model = served_model(prepared, client)
             local = LocalRequests(model, limits, ModelMetrics(model.name, client), prepared.resolved.server.seed)
-            with progress_bar("answering", job.total, wanted=True) as advance:
-                advance(len(job.done))
-                await _answer_all(job, local, 2 * engine.max_num_seqs, advance, say)
+            await _answer_all(job, local, 2 * engine.max_num_seqs, say)
 
 
-async def _answer_all(
-    job: _Job, local: LocalRequests, at_once: int, advance: Callable[[int], None], say: Callable[[str], None]
-) -> None:
+async def _answer_all(job: _Job, local: LocalRequests, at_once: int, say: Callable[[str], None]) -> None:
     pending = job.pending()
+
+    def show() -> None:
+        say(f"answered {len(job.done) + job.answered:,} of {job.total:,}")
 
     async def work() -> None:
         for request in pending:
@@ -199,9 +197,9 @@ async def _answer_all(
             while (answer := await local.answer(request.url, bytes(request.body), request_id)).status in RETRY_STATUSES:
                 await asyncio.sleep(RETRY_SECONDS)
             job.write(write_line(request.custom_id, request_id, answer), answer.status)
-            advance(1)
-            say(f"answered {len(job.done) + job.answered:,} of {job.total:,}")
+            show()
 
+    show()
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, job.total))]
     try:
         await asyncio.gather(*workers)

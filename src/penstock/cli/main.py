@@ -168,6 +168,27 @@ def verify(
 
 
 @app.command(
+    short_help="Look for a server's watermark in a text.",
+    help="Say whether a text has the watermark of a key, which PENSTOCK_WATERMARK_KEY or a file of --config has. Exit "
+    "status: 0 if it has, else 1.",
+)
+def detect(
+    *,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="A text, a file, or - for standard input.")] = "-",
+    model: Annotated[str | None, NAMED] = None,
+    scheme: Annotated[
+        str | None, typer.Option("--watermark", metavar="NAME", help="green-list or gumbel. Default: both.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help="YAML file with settings of the server.")] = None,
+    json_file: Annotated[str | None, JSON] = None,
+) -> None:
+    from penstock.cli.detect import detect_watermark
+
+    flags = {name: value for name, value in (("watermark", scheme), ("config", config)) if value is not None}
+    sys.exit(detect_watermark(text, model, json_file, flags))
+
+
+@app.command(
     short_help="Answer the requests of a file.",
     help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
     "ended if the same command is given again.",

@@ -152,6 +152,12 @@ SERVER: Flags = {
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],
+    "watermark": Annotated[
+        str | None, typer.Option(help="Mark outputs: green-list or gumbel (docs/watermarking.md). Default: none.")
+    ],
+    "watermark_key": Annotated[
+        str | None, typer.Option(help="Secret of the watermark. Better set PENSTOCK_WATERMARK_KEY.")
+    ],
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
     ],
@@ -240,6 +246,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "speculation": ("auto", "off", "ngram", "suffix"),
     "log_format": ("text", "json"),
     "distributed_executor": ("auto", "process", "ray"),
+    "watermark": ("none", "green-list", "gumbel"),
     "tool_format": (
         "auto",
         "none",

@@ -63,7 +63,8 @@ def quality(model: str | None, options: QualityOptions, json_file: str | None, f
     found = find_model(model, flags)
     prepared = [prepare_found(with_sizes(found, sizes))]
     tokenizer = Tokenizer.load(found.path)
-    windows = given or _text_windows(tokenizer, options)
+    with reporting("cutting the text into windows"):
+        windows = given or _text_windows(tokenizer, options)
     _check_vocabulary(windows, found)
     write_file("--tokens-out", options.tokens_out, windows_json(windows))
     if options.dense and _quantises(found):

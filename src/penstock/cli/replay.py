@@ -1,5 +1,6 @@
 """Implements `penstock replay`: runs the scheduler again on the events of a log."""
 
+from penstock.observe.reporting import reporting
 from penstock.schedule import ReplayMismatch, read_events
 from penstock.schedule import replay as run_again
 
@@ -23,7 +24,8 @@ def replay(path: str) -> int:
     if not lines:
         raise ValueError(f"{path} has no event: give the file of penstock serve --event-log")
     try:
-        plans = run_again(read_events(lines))
+        with reporting(f"replaying {len(lines):,} events"):
+            plans = run_again(read_events(lines))
     except ReplayMismatch as error:
         print(f"{path}: {error}")
         return 1

@@ -75,17 +75,18 @@ async def _main(session: _Session, prompt: str | None, piped: str | None) -> int
     """Returns the exit status."""
     from penstock.cli.chat.chat import Chat
     from penstock.cli.chat.conversation import Conversation
-    from penstock.cli.chat.screen import Screen, takes_colours
+    from penstock.cli.chat.safe_text import one_line
+    from penstock.cli.chat.screen import Screen
     from penstock.cli.chat.session import quiet_terminal
     from penstock.cli.chat.settings import ChatSettings
-    from penstock.cli.chat.spinner import Spinner
     from penstock.cli.engine import own_engine
+    from penstock.observe.reporting import reporting
     from penstock.text import Tokenizer
 
     config = session.config
-    spinner = Spinner(sys.stderr, f"loading {config.name}", shown=takes_colours(sys.stderr))
     interactive = prompt is None and piped is None
-    with quiet_terminal() if interactive else contextlib.nullcontext(), spinner:
+    with quiet_terminal() if interactive else contextlib.nullcontext(), contextlib.ExitStack() as loading:
+        loading.enter_context(reporting(f"loading {one_line(config.name)}"))
         # Texts are tokenised one at a time: the library's threads would only take processor time from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(config.model)
@@ -99,7 +100,7 @@ async def _main(session: _Session, prompt: str | None, piped: str | None) -> int
             prompt = join_prompt(prompt, piped, raw=raw)
         terminal = _terminal(settings) if prompt is None else None
         async with own_engine(config, session.engine) as client:
-            spinner.stop()
+            loading.close()
             chat = Chat(client, tokenizer, settings, Conversation(system), raw=raw)
             screen = Screen(sys.stdout, sys.stderr)
             if terminal is not None:

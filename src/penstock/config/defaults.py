@@ -238,6 +238,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_num_batched_tokens": _max_num_batched_tokens,
         "max_model_len": _max_model_len,
         "kv_cache_memory": _kv_cache_memory,
+        "watermark": _constant("none", "outputs are what the model gives"),
+        "watermark_key": _constant("", "nothing is marked"),
         "max_waiting": _constant(1024, "a longer queue would only time out"),
         "max_waiting_tokens": _constant(1 << 20, "a thousand tokens for each request that may wait"),
         "target_itl": _constant(0.0, "prompts are cut to --max-num-batched-tokens only"),

@@ -29,6 +29,7 @@ _DEVICE_SETTINGS = (
     _DeviceSetting("quantization", ("fp8",), "cuda", "needs a GPU's tensor cores", "set --quantization int8"),
     _DeviceSetting("kv_cache_dtype", ("fp8",), "cuda", "only a GPU supports", "set --kv-cache-dtype int8"),
     _DeviceSetting("kv_cache_dtype", ("int8",), "cpu", "only a CPU supports", "set --kv-cache-dtype fp8"),
+    _DeviceSetting("watermark", ("green-list", "gumbel"), "cpu", "only a CPU's kernels have", "leave it out"),
     _DeviceSetting("threads", (), "cpu", "is the number of threads that compute", "leave it out"),
 )
 

@@ -32,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     speculation: Literal["off", "ngram", "suffix"] = "off"  # where drafts come from
     num_speculative_tokens: int = 0  # drafts of one sequence in a step, at most; 0: none
+    watermark: Literal["none", "green-list", "gumbel"] = "none"
+    watermark_key: str = ""  # a secret
     max_waiting: int = 1024  # requests queued before new ones are refused
     max_waiting_tokens: int = 1 << 20  # of the prompts of these
     target_itl: float = 0.0  # ms between the tokens of a stream, to which prompts are cut; 0: they are not cut

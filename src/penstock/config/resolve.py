@@ -144,6 +144,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--threads ({sources['threads']}) is {values['threads']}, but this process may use {cores} cores{by}: "
             f"more threads would wait for each other; set --threads {most} or less"
         )
+    if values["watermark"] != "none" and not values["watermark_key"]:
+        raise ConfigError(
+            f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
+            "PENSTOCK_WATERMARK_KEY"
+        )
     if values["tls_key"] and not values["tls_certificate"]:
         raise ConfigError(
             f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "

@@ -139,6 +139,10 @@ class Settings(BaseModel):
     num_speculative_tokens: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
         None, description="Speculative tokens of one sequence in a step, at most"
     )
+    watermark: Literal["none", "green-list", "gumbel"] | None = Field(None, description="Mark outputs")
+    watermark_key: Annotated[str, Field(min_length=16, max_length=1024)] | None = Field(
+        None, description="The secret of the watermark; detection needs it"
+    )
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
     target_itl: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=60000)] | None = Field(

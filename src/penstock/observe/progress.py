@@ -1,11 +1,11 @@
-"""Progress on standard error: a bar on a terminal, lines elsewhere."""
+"""Progress on standard error, of work whose size is known."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-FIRST_LINE = 2.0  # seconds
+from penstock.observe.reporting import reporting
 
 
 @contextmanager
@@ -31,8 +31,7 @@ def progress_bar(what: str, total: int, *, wanted: bool, in_bytes: bool = False)
 def download_progress(what: str, total: int, done: int) -> Iterator[Callable[[int], None]]:
     """Shows a download of `total` bytes, `done` of which were there before, while the block runs.
 
-    Yields a function to call with the bytes so far, a few times a second. Without a terminal it prints a line after two
-    seconds, and later fewer and fewer: one for each tenth of the time so far.
+    Yields a function to call with the bytes so far, a few times a second. Without a terminal there are lines.
     """
     if sys.stderr.isatty():
         from rich.console import Console  # as above
@@ -43,26 +42,11 @@ def download_progress(what: str, total: int, done: int) -> Iterator[Callable[[in
             task = bar.add_task(what, total=total, completed=done)
             yield lambda size: bar.update(task, completed=size)
     else:
-        yield _Lines(what, total, done)
+        began = time.monotonic()
+        with reporting(what) as say:
 
+            def report(size: int) -> None:
+                speed = (size - done) / max(time.monotonic() - began, 1e-3) / 1e6
+                say(f"{what}: {size / 1e6:,.0f} of {total / 1e6:,.0f} MB, {speed:,.1f} MB/s")
 
-class _Lines:
-    def __init__(self, what: str, total: int, done: int) -> None:
-        self._what = what
-        self._total = total
-        self._before = done
-        self._started = time.monotonic()
-        self._next = self._started + FIRST_LINE
-
-    def __call__(self, size: int) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        taken = now - self._started
-        self._next = now + max(FIRST_LINE, taken / 10)
-        speed = (size - self._before) / taken / 1e6
-        print(
-            f"{self._what}: {size / 1e6:,.0f} of {self._total / 1e6:,.0f} MB, {speed:,.1f} MB/s",
-            file=sys.stderr,
-            flush=True,
-        )
+            yield report

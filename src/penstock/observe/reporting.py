@@ -1,5 +1,6 @@
 """Says on standard error what a command waits for."""
 
+import os
 import shutil
 import sys
 import threading
@@ -9,22 +10,21 @@ from contextlib import contextmanager
 
 TERMINAL_SECONDS = 0.5  # between updates of the line on a terminal
 FIRST_SECONDS = 1.0  # until the first line elsewhere
-FILE_SECONDS = 2.0  # between lines there
-LATER_SECONDS = 5.0  # the same after EARLY_SECONDS, so that a log does not fill
-EARLY_SECONDS = 10.0
+FILE_SECONDS = 1.5  # between lines there: 2 s without output look like a program that hangs
 
 
 @contextmanager
 def reporting(text: str) -> Iterator[Callable[[str], None]]:
     """Shows `text` and the seconds so far while the block runs. Yields a function that changes the text.
 
-    On a terminal it is one line, which is erased at the end. Elsewhere it is a line every few seconds, so that short
-    work shows nothing. A thread writes, so the block may keep its own busy.
+    On a terminal it is one line, which is erased at the end. Elsewhere it is a line now and then, and short work
+    shows nothing. A thread writes, so the block may keep its own busy.
     """
     done = threading.Event()
     began = time.monotonic()
     current = text
-    terminal = sys.stderr.isatty()
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    shown = False
 
     def change(new: str) -> None:
         nonlocal current
@@ -37,14 +37,16 @@ def reporting(text: str) -> Iterator[Callable[[str], None]]:
             done.set()
 
     def show() -> None:
+        nonlocal shown
         pause = TERMINAL_SECONDS if terminal else FIRST_SECONDS
         while not done.wait(pause):
+            shown = True
             seconds = time.monotonic() - began
             line = f"{current} ({seconds:.0f} s)"
             if terminal:  # the cursor stays in front, so that a line of a log replaces this one
                 line = f"{line[: shutil.get_terminal_size().columns - 1]}\x1b[K\r"
             else:
-                pause = FILE_SECONDS if seconds < EARLY_SECONDS else LATER_SECONDS
+                pause = FILE_SECONDS
             write(line)
 
     writer = threading.Thread(target=show, name="reporting", daemon=True)
@@ -54,5 +56,5 @@ def reporting(text: str) -> Iterator[Callable[[str], None]]:
     finally:
         done.set()
         writer.join()
-        if terminal:
+        if terminal and shown:
             write("\x1b[K")

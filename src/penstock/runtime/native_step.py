@@ -11,6 +11,7 @@ from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import AdvanceOp, FillGroup, FillOp, LogitEdits, PackedLogprobs, SampleOp
 from penstock.messages import row_size
+from penstock.runtime.sampling.watermark import CONTEXT, GREEN_BELOW, GREEN_BIAS, Watermark
 
 
 class NativeStep:
@@ -21,12 +22,18 @@ class NativeStep:
 
     decodes_first = False
 
-    def __init__(self, session: Session, attention: Sequence[AttentionWork]) -> None:
+    def __init__(
+        self, session: Session, attention: Sequence[AttentionWork], watermark: Watermark | None = None
+    ) -> None:
         """`attention` is what the model's attention reads, of each KV group: `fill` brings it up to date."""
         self._session = session
         self._attention = attention
         self.sequences, self.logit_rows = c_int64(), c_int64()
         self._edits = LogitEdits()
+        if watermark is not None:
+            self._edits.watermark = tuple(CONTEXT).index(watermark.scheme) + 1
+            self._edits.watermark_key, self._edits.green_below = watermark.key, GREEN_BELOW
+            self._edits.green_bias = GREEN_BIAS
         self._packed = PackedLogprobs()
         self._words = torch.empty(0, dtype=torch.int32)
         self._described: tuple[EditRows | None, int, int, MaskRows | None] = (None, 0, 0, None)  # by `describe`

@@ -37,6 +37,7 @@ from penstock.runtime.programs.recorded import RecordedStep
 from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, PromptSlice, prompt_slices
 from penstock.runtime.sampling.grammar_rows import GrammarRow, GrammarRows, Grammars
 from penstock.runtime.sampling.sampler import Sampler
+from penstock.runtime.sampling.watermark import Watermark
 from penstock.runtime.step import EagerStep, ModelStep
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
 
@@ -107,16 +108,26 @@ class ModelRunner:
         logit_rows = rows + config.max_step_drafts if proposer is None else rows * (1 + drafts)
         self._sampler: Sampler | None = None
         if self._place.reports:
-            self._sampler = Sampler(spec.vocabulary, rows, device.where, shared=shared, logit_rows=logit_rows)
+            self._sampler = Sampler(
+                spec.vocabulary,
+                rows,
+                device.where,
+                shared=shared,
+                logit_rows=logit_rows,
+                marked=config.watermark != "none",
+            )
         self._grammars: GrammarRows | None = None
         self._held: Mapping[int, object] = {}  # the sequences that have a grammar
         self._attention: Sequence[AttentionWork] = ()  # that a recording reads
+        watermark = None if config.watermark == "none" else Watermark.of(config.watermark, config.watermark_key)
         if step_kernels is None and kernels.session is not None:
             blocks = self._batch.tables.shape[2]
             self._attention = [AttentionWork(rows, tokens, blocks, window) for window in self._windows]
-            step_kernels = NativeStep(kernels.session, self._attention)
+            step_kernels = NativeStep(kernels.session, self._attention, watermark)
+        elif step_kernels is None and device.where.type == "cpu":
+            step_kernels = ReferenceStep(watermark)
         elif step_kernels is None:
-            step_kernels = ReferenceStep() if device.where.type == "cpu" else triton_step()
+            step_kernels = triton_step(watermark)
         self._eager = EagerStep(
             model,
             step_kernels,

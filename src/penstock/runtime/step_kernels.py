@@ -4,6 +4,7 @@ There are three providers of the one interface: native C++ on a CPU (programs/re
 GPU, and plain torch and NumPy, which define the results and run everywhere.
 """
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from penstock.kernels.batch_arrays import (
     StepArrays,
 )
 from penstock.runtime.sampling import reference
+from penstock.runtime.sampling.watermark import Watermark
 
 
 class StepKernels(Protocol):
@@ -70,8 +72,10 @@ class StepKernels(Protocol):
         ...
 
 
-def triton_step() -> StepKernels:
-    """The kernels of kernels/triton/. Imports triton."""
+def triton_step(watermark: Watermark | None = None) -> StepKernels:
+    """The kernels of kernels/triton/. Imports triton. ValueError for a watermark, which they have not."""
+    if watermark is not None:
+        raise ValueError(f"the watermark {watermark.scheme} needs a CPU: a GPU's kernels have none; leave it out")
     return TritonStep()
 
 
@@ -91,8 +95,10 @@ class ReferenceStep:
     """On a CPU, in torch and NumPy: a loop over sequences."""
 
     decodes_first = True
-    choose = staticmethod(reference.choose)
     score = staticmethod(reference.score)
+
+    def __init__(self, watermark: Watermark | None = None) -> None:
+        self.choose = partial(reference.choose, watermark=watermark)
 
     def fill(self, state: BatchRows, step: StepArrays, sequences: int, block_size: int) -> None:
         for unit in step.units[:, :sequences].T:

@@ -25,7 +25,7 @@ class Outstanding(NamedTuple):
             )
         for work, answer in zip(self.work, result.results, strict=True):
             count = len(answer.token_ids)
-            if answer.seq == work.seq and count + bool(answer.pooled) == work.sample:
+            if answer.seq == work.seq and (count == work.sample or (answer.pooled and not count)):
                 continue
             if answer.seq != work.seq or not (work.sample <= count <= work.sample + work.drafts or answer.error):
                 raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")

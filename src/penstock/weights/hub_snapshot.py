@@ -6,16 +6,16 @@ import logging
 import re
 import shutil
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from penstock.config import format_bytes
 from penstock.observe.progress import download_progress
+from penstock.observe.reporting import reporting
 from penstock.weights.gguf_choice import HubError, choose_gguf, holds_gguf
 from penstock.weights.hub_download import Damaged, Download, LargeFile
 from penstock.weights.local_models import did_you_mean
@@ -34,7 +34,6 @@ LICENCE_FILES = ("README.md", "LICENSE")  # fetched if they are there, for `pens
 MAX_LICENCE_BYTES = 1 << 20
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickles: reading one can run code
 TIMEOUT = 10.0  # seconds for the hub to describe a model
-SILENCE = 1.5  # seconds without output
 VERIFIERS = 4
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -69,7 +68,7 @@ class Snapshot:
         """The path after a download of what is missing. With `fallback`, the path in the cache if the hub cannot be
         reached."""
         try:
-            with _patience(f"{self.name}: waiting for {self.api.endpoint}", progress):
+            with _reporting(f"{self.name}: waiting for {self.api.endpoint}", progress):
                 info = self.api.model_info(self.name, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
         except Exception as error:  # its type depends on huggingface_hub's HTTP library
             refusal = self._refusal(error)
@@ -180,7 +179,7 @@ class Snapshot:
         self._check_disk(fresh, large)
         try:
             self._fetch(large, progress)
-            with _no_progress_bars():
+            with _no_progress_bars(), _reporting(f"{self.name}: downloading small files", progress):
                 folder = self._snapshot_folder([*patterns, *(file.rfilename for file in licence)])
         except Damaged as error:
             raise _wrong_checksum(self.name, [str(error)]) from None
@@ -303,19 +302,8 @@ def _is_intact(path: Path, file: Any) -> bool:
     return file.blob_id is None or bool(digest == file.blob_id)
 
 
-@contextmanager
-def _patience(text: str, wanted: bool) -> Iterator[None]:
-    """Prints a line if the block takes longer than a user waits without one."""
-    if not wanted:
-        yield
-        return
-    timer = threading.Timer(SILENCE, print, (text,), {"file": sys.stderr})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _reporting(text: str, wanted: bool) -> AbstractContextManager[object]:
+    return reporting(text) if wanted else nullcontext()
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def test_a_slow_download_prints_lines(smol_hub: StandInHub, tmp_path: Path) -> N
     time.sleep(2.5)
     smol_hub.go_on.set()
     _, _, err = ended(process)
-    assert re.search(r"GGUF: 21 of 98 MB, [\d.]+ MB/s\n", err)
+    assert re.search(r"GGUF: 21 of 98 MB, [\d.]+ MB/s \(\d+ s\)\n", err)
 
 
 def test_a_disk_without_space_is_refused_before_the_download(

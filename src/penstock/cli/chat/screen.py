@@ -1,5 +1,6 @@
 """What `penstock run` prints: answers on standard output, everything else on standard error."""
 
+import contextlib
 import os
 import shutil
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import IO
 from penstock.cli.chat.markdown import BOLD, DIM, MarkdownStream
 from penstock.cli.chat.safe_text import printable
 from penstock.cli.chat.wrap import RESET
+from penstock.observe.reporting import reporting
 
 RED = "31"
 
@@ -56,28 +58,33 @@ class Screen:
 
 
 class AnswerText:
-    """One answer on the screen. Its end shows what was held back, ends every colour and the line."""
+    """One answer on the screen. Until it begins, standard error says that it is waited for. Its end shows what was held
+    back, ends every colour and the line."""
 
     def __init__(self, out: IO[str], markdown: MarkdownStream | None) -> None:
         self._out = out
         self._markdown = markdown
         self._last = "\n"
+        self._waiting = contextlib.ExitStack()
 
     def write(self, text: str) -> None:
         self._print(self._markdown.push(text) if self._markdown else printable(text))
 
     def __enter__(self) -> "AnswerText":
+        self._waiting.enter_context(reporting("waiting for the first token"))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._waiting.close()
         self._print(self._markdown.finish() if self._markdown else "")
         if self._last != "\n":
             self._print("\n")
 
     def _print(self, text: str) -> None:
         if text:
+            self._waiting.close()
             self._out.write(text)
             self._out.flush()
             self._last = text[-1]

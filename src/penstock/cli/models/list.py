@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from penstock.cli.models.facts import ModelFacts
 from penstock.cli.models.table import count_text, print_table
 from penstock.config import format_bytes
-from penstock.observe.progress import progress_bar
+from penstock.observe.reporting import reporting
 from penstock.weights.cached_models import LocalModel
 from penstock.weights.local_models import local_models
 from penstock.weights.packaged import PACKAGED
 
 HEADERS_SECONDS = 10.0  # for reading the headers of all models
-MANY = 10  # models, whose headers take a noticeable time
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ def list_models(as_json: bool) -> None:
 
 def _read(models: list[LocalModel]) -> list[ListedModel]:
     deadline, rows = time.monotonic() + HEADERS_SECONDS, []
-    with progress_bar("reading headers", len(models), wanted=len(models) > MANY) as advance:
+    with reporting("reading headers") as say:
         for model in models:
             rows.append(_facts(model, time.monotonic() < deadline))
-            advance(1)
+            say(f"{len(rows)} of {len(models)} headers read")
     return rows
 
 

@@ -14,7 +14,7 @@ from penstock.cli.prepare import PreparedModel, prepare
 from penstock.cli.verify.answers import QUESTIONS, WINDOWS, Answer, check_answers
 from penstock.cli.verify.finding import Finding
 from penstock.cli.verify.text_checks import check_text
-from penstock.observe.progress import progress_bar
+from penstock.observe.reporting import reporting
 from penstock.text import Tokenizer
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -37,8 +37,16 @@ def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
 
 async def _with_engine(prepared: PreparedModel, tokenizer: Tokenizer) -> tuple[list[Finding], list[Answer]]:
     engine = msgspec.structs.replace(prepared.resolved.engine, log_level="warning")
-    async with own_engine(engine) as client:
-        with progress_bar("asking the model", len(QUESTIONS) + 1 + WINDOWS, wanted=True) as advance:
+    done, total = 0, len(QUESTIONS) + 1 + WINDOWS
+    with reporting(f"starting the engine for {engine.name}") as say:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            say(f"{done} of {total} questions and texts done")
+
+        async with own_engine(engine) as client:
+            advance(0)
             return await check_answers(client, tokenizer, prepared.generation, advance)
 
 

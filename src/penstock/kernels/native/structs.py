@@ -1,7 +1,7 @@
 """The structs that native code takes: a mirror of cpp/ops.h and cpp/pack.h, field by field."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int16", "grouped")
@@ -218,6 +218,10 @@ class LogitEdits(ctypes.Structure):
         ("mask_of", c_void_p),
         ("mask_words", c_void_p),
         ("mask_stride", c_int64),
+        ("watermark_key", c_uint64),
+        ("watermark", c_int32),
+        ("green_below", c_uint32),
+        ("green_bias", c_float),
     )
 
 

@@ -23,6 +23,7 @@ from penstock.kernels.batch_arrays import (
 )
 from penstock.runtime.sampling import noise
 from penstock.runtime.sampling.logprobs import Logits, pack_logprobs
+from penstock.runtime.sampling.watermark import Watermark
 
 
 def choose(
@@ -36,17 +37,27 @@ def choose(
     filtered: bool,
     logprobs: int,
     masks: MaskRows | None = None,
+    watermark: Watermark | None = None,
 ) -> Chosen:
-    """The next token of each row of fp32 logits [n, vocab], which may be overwritten. See StepKernels.choose."""
+    """The next token of each row of fp32 logits [n, vocab], which may be overwritten. See StepKernels.choose.
+
+    With a watermark, every row is in `edited`.
+    """
     values, rows = logits.numpy(), logit_rows[ROW].numpy()
     outputs = sampling.outputs.numpy()[rows] + logit_rows[AHEAD].numpy()
     raw = values.copy() if logprobs >= 0 and (edited is not None or masks is not None) else values
     # A maximum is NaN where any logit is.
     status = np.where(np.isfinite(values.max(axis=1)), CHOSEN, NOT_FINITE).astype(np.int32)
+    keys = noise.keys(sampling.streams.numpy().view(np.uint64)[rows], outputs)
     for place in [] if edited is None else edited.tolist():
         if status[place] == CHOSEN:
             row = int(rows[place])
             edit(values[place], row, int(outputs[place]), edits, token_ids[row].numpy())
+            if watermark is not None:
+                prompt = int(edits.prompt[row])
+                mark(
+                    watermark, values[place], keys[place : place + 1], token_ids[row, prompt:][: outputs[place]].numpy()
+                )
             status[place] = CHOSEN if np.isfinite(values[place].max()) else ALL_BANNED
     if masks is not None:
         for place, line in enumerate(masks.lines[: len(values)].tolist()):
@@ -56,7 +67,7 @@ def choose(
     tokens = values.argmax(axis=1)
     drawn = np.flatnonzero((status == CHOSEN) & (sampling.kind.numpy()[rows] != GREEDY))
     if drawn.size:
-        tokens[drawn] = draw(values[drawn], rows[drawn], outputs[drawn], sampling)
+        tokens[drawn] = draw(values[drawn], rows[drawn], keys[drawn], sampling)
     tokens[status != CHOSEN] = 0
     packed = None
     if logprobs >= 0:
@@ -94,6 +105,14 @@ def edit(line: NDArray[np.float32], row: int, outputs: int, edits: EditRows, tok
         line[edits.ban_ids[row, :banned].numpy()] = -np.inf
 
 
+def mark(watermark: Watermark, line: NDArray[np.float32], key: noise.Keys, outputs: NDArray[np.int32]) -> None:
+    """Raise the logits [vocab] of green tokens, or replace the key [1] of the noise, in place."""
+    if watermark.scheme == "green-list":
+        watermark.raise_green(line, outputs)
+    elif (marked := watermark.key_after(outputs)) is not None:
+        key[:] = marked
+
+
 def mask(line: NDArray[np.float32], words: NDArray[np.int32]) -> None:
     """Leave out the tokens of a row of logits [vocab] whose bits are not set, in place."""
     allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(line)]
@@ -101,17 +120,17 @@ def mask(line: NDArray[np.float32], words: NDArray[np.int32]) -> None:
 
 
 @np.errstate(divide="ignore", over="ignore")  # a filter that is off lies at log 0
-def draw(
-    logits: Logits, rows: NDArray[np.int32], outputs: NDArray[np.int32], sampling: SamplingRows
-) -> NDArray[np.int64]:
-    """Draw a token for each row: the argmax of log p + noise over the tokens that its filters keep."""
+def draw(logits: Logits, rows: NDArray[np.int32], keys: noise.Keys, sampling: SamplingRows) -> NDArray[np.int64]:
+    """Draw a token for each row: the argmax of log p + noise over the tokens that its filters keep.
+
+    `keys` [rows] are those of the noise.
+    """
     vocab = logits.shape[1]
     temperature, top_p, min_p = (
         values.numpy()[rows][:, None] for values in (sampling.temperature, sampling.top_p, sampling.min_p)
     )
     top_k = sampling.top_k.numpy()[rows][:, None]
     log_p = (logits - logits.max(axis=1, keepdims=True).astype(np.float64)) / temperature
-    keys = noise.keys(sampling.streams.numpy().view(np.uint64)[rows], outputs)
     scores = log_p + noise.gumbel(noise.hash_tokens(np.arange(vocab), keys))
     of_filtered = np.flatnonzero(sampling.kind.numpy()[rows] >= FILTERED)
     if of_filtered.size:

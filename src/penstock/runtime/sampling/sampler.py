@@ -36,7 +36,7 @@ class _Edits(NamedTuple):
     params: SamplingParams
     bans: tuple[int, ...]  # stop tokens, banned while there are fewer outputs than min_tokens
     prompt: int  # tokens
-    lasting: bool  # whether there are biases or penalties
+    lasting: bool  # whether there are biases, penalties or a watermark
 
     def needed(self, outputs: int) -> bool:
         return self.lasting or (outputs < self.params.min_tokens and bool(self.bans))
@@ -50,10 +50,17 @@ class Sampler:
     """The sampling parameters of the batch's rows."""
 
     def __init__(
-        self, vocab_size: int, max_rows: int, device: torch.device, *, shared: bool, logit_rows: int = 0
+        self,
+        vocab_size: int,
+        max_rows: int,
+        device: torch.device,
+        *,
+        shared: bool,
+        logit_rows: int = 0,
+        marked: bool = False,
     ) -> None:
         """With `shared`, the device is this machine's processor and reads the host's arrays. A step has at most
-        `logit_rows` rows of logits (0: one for each row)."""
+        `logit_rows` rows of logits (0: one for each row). With `marked`, outputs have a watermark."""
         self._vocab_size = vocab_size
         # One row more, which stays greedy, for padding and for scoring prompts.
         host = SamplingRows.empty(max_rows + 1, "cpu")
@@ -62,6 +69,7 @@ class Sampler:
         self.edits = EditRows.empty(max_rows + 1, 1, 1, device)
         self.masks = MaskRows.empty(logit_rows or max_rows, vocab_size, device)
         self._shared = shared
+        self._marked = marked
         self._host = {name: getattr(host, name).numpy() for name in SamplingRows.__dataclass_fields__}
         self._edited: dict[int, _Edits] = {}  # by row
         self._written: set[int] = set()  # rows whose edits were sent to the device
@@ -81,6 +89,8 @@ class Sampler:
         except ValueError:
             self._start(row, _GREEDY, 0, 0)
             raise
+        if self._marked:
+            edits = edits._replace(lasting=True)
         if edits.needed(len(output_ids)):
             self._edited[row] = edits
         self._start(row, params, choice, len(output_ids))

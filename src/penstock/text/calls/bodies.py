@@ -169,7 +169,7 @@ def _tagged(name: str, body: TaggedArguments, cursor: Cursor, writer: PartWriter
         key = key.strip()
         writer.arguments(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
-        yield from _tagged_value(_is_text(types.get(key)), body, value_close, cursor, writer)
+        yield from _tagged_value(is_text(types.get(key)), body, value_close, cursor, writer)
     writer.arguments("{}" if not count else "}")
 
 
@@ -202,7 +202,7 @@ def _tagged_value(
     writer.arguments('"' if is_text else _as_json("".join(parts)))
 
 
-def _is_text(schema: Any) -> bool:
+def is_text(schema: Any) -> bool:
     """True if a value of this schema can only be a string, or if nothing is declared."""
     if not isinstance(schema, dict):
         return schema is None

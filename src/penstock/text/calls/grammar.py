@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.text.calls.bodies import is_text
 from penstock.text.calls.formats import (
     ChannelFormat,
     JsonArguments,
@@ -240,9 +241,10 @@ def _tagged(rule: str, tags: TaggedArguments, schema: Mapping[str, Any], rules: 
         opening = f"{tags.opening(key)}{line}"
         closing = f"{line}{tags.value_close}"
         name = f"{rule}_{i}"
-        if isinstance(value, dict) and value.get("type") == "string" and "enum" not in value and "const" not in value:
+        text = isinstance(value, dict) and is_text(value)
+        if text and "enum" not in value and "const" not in value:
             body = rules.up_to(f"{name}_text", closing, _sizes(value))
-        elif isinstance(value, dict) and value.get("type") == "string":
+        elif text:
             words = [str(word) for word in value.get("enum", [value.get("const")])]
             body = f"({' | '.join(rules.literal(word) or json.dumps('') for word in words)}) {rules.literal(closing)}"
         else:

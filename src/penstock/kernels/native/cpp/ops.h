@@ -227,6 +227,9 @@ enum class Choosing : int32_t { greedy = 0, plain = 1, filtered = 2, top_k = 3 }
 
 enum class SampleStatus : int32_t { chosen = 0, not_finite = 1, all_banned = 2 };
 
+// See runtime/sampling/watermark.py.
+enum class Watermark : int32_t { none, green_list, gumbel };
+
 // What changes the logits of a row of the batch before its token is chosen, in this order: biases, penalties, bans.
 // Arrays are indexed by the row of the batch. Penalties count the row's tokens afresh in every step.
 struct LogitEdits {
@@ -245,6 +248,10 @@ struct LogitEdits {
   const int32_t* mask_of;      // [row of logits]: the line of its mask, or -1; null: no row has a mask
   const uint32_t* mask_words;  // [line][mask_stride]: a bit for each token, set where it may be chosen
   int64_t mask_stride;
+  uint64_t watermark_key;
+  Watermark watermark;   // of all rows; `prompt` and `token_ids` are then those of every row
+  uint32_t green_below;  // green tokens have hashes below this
+  float green_bias;      // what is added to their logits
 };
 
 struct PackedLogprobs {  // [rows of logits][stride]

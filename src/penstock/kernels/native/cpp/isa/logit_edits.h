@@ -1,5 +1,7 @@
-// The edits of a row's logits before its token is chosen: biases, penalties over its tokens, bans, and the mask of a
-// grammar (see LogitEdits in ops.h).
+// The edits of a row's logits before its token is chosen: biases, penalties over its tokens, bans, a watermark, and the
+// mask of a grammar (see LogitEdits in ops.h).
+
+#include "row_summary.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -100,6 +102,39 @@ struct RowEdits {
       value -= static_cast<float>(static_cast<double>(frequency) * count) + (count > 0 ? presence : 0.0f);
     });
     for (int64_t i = 0; i < ban_count; ++i) logits[ban_ids[i]] = -kInfinity;
+  }
+};
+
+// The watermark of a row: what its next token's hashes depend on.
+struct RowWatermark {
+  bool green = false, noisy = false;  // whether green tokens are raised; whether `noise` replaces that of the row
+  Noise noise{0, 0};
+
+  RowWatermark() = default;
+  RowWatermark(const LogitEdits& all, const RowEdits& row) {
+    if (all.watermark == Watermark::none) return;
+    const int64_t size = all.watermark == Watermark::gumbel ? 4 : 1, outputs = row.outputs;
+    if (outputs < size) return;
+    const int32_t* first = row.tokens + row.prompt;
+    const int32_t* context = first + outputs - size;
+    green = all.watermark == Watermark::green_list;
+    noisy = !green && !repeats(first, context, size);
+    uint64_t stream = all.watermark_key;
+    for (int64_t i = 0; i + 1 < size; ++i) stream = noise_key(stream, context[i]);
+    noise = Noise(stream, context[size - 1]);
+  }
+
+  void raise(const LogitEdits& all, int64_t vocab, float* logits) const {
+    for (int64_t i = 0; i < vocab; ++i) logits[i] += noise.hash(i) < all.green_below ? all.green_bias : 0.0f;
+  }
+
+ private:
+  // True when the same tokens as in the context come before it in the output.
+  static bool repeats(const int32_t* first, const int32_t* context, int64_t size) {
+    for (const int32_t* at = first; at < context; ++at) {
+      if (std::equal(at, at + size, context)) return true;
+    }
+    return false;
   }
 };
 

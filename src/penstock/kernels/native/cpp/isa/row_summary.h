@@ -15,11 +15,16 @@ inline uint64_t mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
+// at(stream, index) of noise.py
+inline uint64_t noise_key(uint64_t stream, int64_t index) {
+  return mix64(stream + (static_cast<uint64_t>(index) + 1) * 0x9e3779b97f4a7c15u);
+}
+
 struct Noise {
   uint32_t k0, k1;
 
   Noise(uint64_t stream, int64_t index) {
-    const uint64_t key = mix64(stream + (static_cast<uint64_t>(index) + 1) * 0x9e3779b97f4a7c15u);
+    const uint64_t key = noise_key(stream, index);
     k0 = static_cast<uint32_t>(key);
     k1 = static_cast<uint32_t>(key >> 32);
   }

@@ -15,7 +15,6 @@
 // more pass over the logits, except for the likeliest token, which top_p always keeps.
 
 #include "logit_edits.h"
-#include "row_summary.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -263,18 +262,21 @@ bool choose(RowSummary& row, const Draw& draw, Choosing choosing, int64_t& token
   return true;
 }
 
-// `memory` holds the summary of a row, then its masked copy if it has a mask, then its edits.
+// `memory` holds the summary of a row, then its copy if it has a mask or a watermark, then its edits.
 SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
   const int64_t id = op.rows[index], logprobs = op.logprobs[id], outputs = op.outputs[id] + op.ahead[index];
   const RowEdits edits(*op.edits, id, outputs);
   const uint32_t* mask = mask_of(*op.edits, index);
-  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id], Noise(op.streams[id], outputs)};
+  const bool has_targets = op.targets != nullptr;
+  const RowWatermark watermark = has_targets ? RowWatermark() : RowWatermark(*op.edits, edits);
+  const Noise noise = watermark.noisy ? watermark.noise : Noise(op.streams[id], outputs);
+  const Draw draw{op.temperature[id], op.top_p[id], op.min_p[id], op.top_k[id], noise};
   float* logits = op.logits + index * op.vocab;
   int32_t* words = op.packed->words + index * op.packed->stride;
   int64_t& token = op.tokens[index];
   token = 0;
   RowSummary row(logits, op.vocab, memory);
-  const bool has_targets = op.targets != nullptr, edited = mask != nullptr || edits.any();
+  const bool copied = mask != nullptr || watermark.green, edited = copied || edits.any();
   const bool summarised = has_targets || edited;
   const bool finite = summarised ? summarise(row) : choose(row, draw, op.choosing[id], token);
   if (!finite) return SampleStatus::not_finite;
@@ -287,13 +289,15 @@ SampleStatus sample_row(const SampleOp& op, int64_t index, std::byte* memory) {
     token = op.targets[index];
   } else if (edited) {
     auto* masked = reinterpret_cast<float*>(memory + RowSummary::bytes(op.vocab));
-    float* saved = masked + (mask == nullptr ? 0 : divide_up(op.vocab, 16) * 16);
+    float* saved = masked + (copied ? divide_up(op.vocab, 16) * 16 : 0);
     const TokenCounts counts = edits.count(reinterpret_cast<std::byte*>(saved + edits.saved()));
     float* next = saved;
     edits.for_each(counts, [&](int64_t at) { *next++ = logits[at]; });
     edits.apply(counts, logits);
-    if (mask != nullptr) {
-      apply_mask(mask, logits, op.vocab, masked);
+    if (copied) {
+      if (mask == nullptr) std::copy_n(logits, op.vocab, masked);
+      else apply_mask(mask, logits, op.vocab, masked);
+      if (watermark.green) watermark.raise(*op.edits, op.vocab, masked);
       row.logits = masked;
     }
     const bool chosen = choose(row, draw, op.choosing[id], token);
@@ -310,8 +314,9 @@ void sample(Worker& worker, const SampleOp& op) {
   size_t most = 0;
   for (int64_t i = 0; i < *op.count; ++i) {
     const RowEdits edits(*op.edits, op.rows[i], op.outputs[op.rows[i]] + op.ahead[i]);
-    // A row's edits need memory for their counts even if it has none of them but a mask.
-    const size_t masked = mask_of(*op.edits, i) == nullptr ? 0 : divide_up(op.vocab, 16) * 16 * sizeof(float);
+    // A row's edits need memory for their counts even if it has none of them but a copy of its logits.
+    const bool copied = mask_of(*op.edits, i) != nullptr || op.edits->watermark == Watermark::green_list;
+    const size_t masked = copied ? divide_up(op.vocab, 16) * 16 * sizeof(float) : 0;
     most = std::max(most, masked == 0 ? edits.bytes() : masked + edits.room());
   }
   std::byte* memory = worker.own(RowSummary::bytes(op.vocab) + most);
