@@ -242,9 +242,9 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
             ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
             ("https://127.0.0.1:1", "is a server running there?"),
         ),
-        "--once": (),
+        "--once": SWITCH,
         "--interval": (("often", "give a number from 0.2 to 3600"), ("0", "from 0.2"), ("nan", "from 0.2")),
-        "--api-key": (),
+        "--api-key": _KEY,
     },
     "bench serve": {
         "--url": (

@@ -118,10 +118,12 @@ def test_models(client: ollama.Client, server: Server) -> None:
     ("call", "status", "message"),
     [
         (lambda client: client.chat("llama3", USER), 404, "'llama3' is not served here"),
+        (lambda client: client.embed(MODEL, "x"), 400, "has no embeddings"),
         (lambda client: client.pull("llama3"), 403, "penstock pull"),
         (lambda client: client.delete(MODEL), 403, "penstock rm"),
         (lambda client: client.delete("llama3"), 404, "not served"),
         (lambda client: client.generate(MODEL, "x", images=["aGk="]), 400, "images is not supported"),
+        (lambda client: client.generate(MODEL, "x", suffix="y", raw=True), 400, "suffix is not supported"),
         (lambda client: client.generate(MODEL, "x", template="{{ .Prompt }}"), 400, "template is not supported"),
         (lambda client: client.chat(MODEL, USER, options={"mirostat": 2}), 400, "options.mirostat is not supported"),
         (lambda client: client.chat(MODEL, USER, options={"tempreature": 2}), 400, "'options.tempreature'"),

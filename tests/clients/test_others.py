@@ -1,6 +1,8 @@
 """Clients with many dependencies, in environments of their own.
 
 python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor sentence-transformers
+python -m venv CLIENTS/wires
+CLIENTS/wires/bin/pip install "tritonclient[http]" langchain-anthropic langchain-ollama litellm mcp
 cd CLIENTS/node && npm install ai@6 @ai-sdk/openai-compatible zod
 TEST_CLIENTS=CLIENTS pytest tests/clients
 """
@@ -17,6 +19,7 @@ from tests.encoders import minilm
 
 HERE = Path(__file__).parent
 CLIENTS = Path(os.environ.get("TEST_CLIENTS", "/nowhere"))
+WIRES = CLIENTS / "wires" / "bin" / "python"
 PYTHON, NODE = CLIENTS / "python" / "bin" / "python", CLIENTS / "node"
 pytestmark = pytest.mark.long
 
@@ -29,6 +32,11 @@ def run(command: list[str], folder: Path) -> None:
 @pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai and instructor")
 def test_langchain_and_instructor(server: Server) -> None:
     run([str(PYTHON), str(HERE / "python_clients.py"), server.url + "/v1", "smollm2"], HERE)
+
+
+@pytest.mark.skipif(not WIRES.exists(), reason="TEST_CLIENTS has no wires/ with langchain-ollama, litellm and others")
+def test_clients_of_other_wires(server: Server) -> None:
+    run([str(WIRES), str(HERE / "wire_clients.py"), server.url, "smollm2"], HERE)
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="TEST_CLIENTS has no python/ with langchain-openai")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cohere
 import numpy as np
+import ollama
 import openai
 import pytest
 import torch
@@ -88,6 +89,7 @@ class TestOpenAI:
             ({"input": "x " * 300}, "the maximum length is 256 tokens, but input has 302"),
             ({"input": [7] * 257}, "the maximum context length is 256"),
             ({"input": "a", "dimensions": 385}, "from 1 to 384"),
+            ({"input": "a", "priority": -2147483647}, "from -10 to 10"),
             ({"input": "a", "encoding_format": "int8"}, "float or base64"),
             ({"input": "a", "prompt_name": "query"}, "the model's are: none"),
             ({"input": "a", "truncate_prompt_tokens": 2}, "cannot be cut off; the limit is 2"),
@@ -226,3 +228,23 @@ def test_the_command(exact: np.ndarray) -> None:
     assert done.returncode == 0, done.stderr
     rows = np.array([json.loads(line) for line in done.stdout.splitlines()])
     assert np.abs(rows - exact).max() < 1e-4
+
+
+class TestOllama:
+    def test_the_embeddings_of_transformers_in_order(self, server: Server, exact: np.ndarray) -> None:
+        client = ollama.Client(host=server.url)
+        answer = client.embed("minilm", TEXTS)
+        assert np.abs(np.array(answer.embeddings) - exact).max() < 1e-4 and answer.prompt_eval_count == 28
+        assert np.abs(np.array(client.embed("minilm:latest", TEXTS[0]).embeddings[0]) - exact[0]).max() < 1e-4
+        short = np.array(client.embed("minilm", TEXTS[0], dimensions=100).embeddings[0])
+        assert np.abs(short - exact[0, :100] / np.linalg.norm(exact[0, :100])).max() < 1e-4
+        assert np.abs(np.array(client.embeddings("minilm", TEXTS[1]).embedding) - exact[1]).max() < 1e-4
+        assert client.show("minilm").capabilities == ["embedding"]
+
+    def test_long_texts_are_cut_unless_the_client_forbids_it(self, server: Server) -> None:
+        client, text = ollama.Client(host=server.url), "water " * 3000
+        assert client.embed("minilm", text).prompt_eval_count < 1000
+        with pytest.raises(ollama.ResponseError, match="the maximum length is"):
+            client.embed("minilm", text, truncate=False)
+        with pytest.raises(ollama.ResponseError, match="dimensions is 9999; it must be from 1 to 384"):
+            client.embed("minilm", "x", dimensions=9999)

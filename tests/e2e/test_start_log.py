@@ -12,7 +12,7 @@ LINES = [
     rf"penstock {re.escape(__version__)}: python-8m in bfloat16; no API key is required",
     r"KV cache: ([\d,]+) tokens in bfloat16; at most [\d,]+ in a request, 16 sequences at a time",
     r"serving python-8m on http://127.0.0.1:\d+, ready after \d+\.\d s",
-    r"OpenAI\'s API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server",
+    r"open it in a browser to try it; OpenAI\'s API is at /v1, metrics at /metrics; Ctrl-C stops the server",
 ]
 
 

@@ -179,7 +179,7 @@ async def test_keys_are_taken_from_either_header(make_site: Callable[..., Site])
     assert refused.json()["error"]["type"] == "authentication_error"
 
 
-async def test_ollamas_clients_name_no_type_but_pages_of_other_sites_are_refused(site: Site) -> None:
+async def test_some_clients_name_no_type_but_pages_of_other_sites_are_refused(site: Site) -> None:
     for headers, status in (
         ({}, 200),
         ({"content-type": "application/x-www-form-urlencoded"}, 200),
@@ -187,5 +187,6 @@ async def test_ollamas_clients_name_no_type_but_pages_of_other_sites_are_refused
         ({"sec-fetch-site": "cross-site"}, 403),
     ):
         body = json.dumps({"model": NAME}).encode()
-        assert (await site.http.post("/api/show", content=body, headers=headers)).status_code == status
+        for path in ("/api/show", f"/v2/repository/models/{NAME}/load"):
+            assert (await site.http.post(path, content=body, headers=headers)).status_code == status
     assert (await site.http.post("/v1/messages", content=b"{}")).status_code == 415

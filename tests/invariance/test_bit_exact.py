@@ -74,6 +74,16 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
     check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
 
 
+@pytest.mark.rare
+@pytest.mark.parametrize(
+    "variant",
+    ["gemma2", "gpt2", "gpt_neox", "cohere2", "olmo3", "granite", "falcon_grouped", "glm4_moe_grouped", "phi3_long"],
+)
+def test_nothing_else_counts_in_blocks_of_other_kinds(variant: str, tmp_path: Path) -> None:
+    machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS["fp32"])
+    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
+
+
 @pytest.mark.parametrize("variant", ["qwen3_moe", "llama_bias"])
 def test_nothing_else_counts_for_a_gguf_file(variant: str, tmp_path: Path) -> None:
     """Matrices of several types, some of which share one."""

@@ -1,9 +1,14 @@
 """Logits and greedy tokens of every family are those of transformers."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from penstock.families import load_spec
+from penstock.families import ModelSpec, load_spec, spec_from_config
 from penstock.kernels import detect_platform
 from penstock.messages import GenerateRequest, SamplingParams
 from penstock.weights.load import load_parameters
@@ -29,7 +34,68 @@ def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
     kernels = kernels_on(detect_platform(), spec)
     for chunk in (64, 7):
         for prompt, got in zip(prompts, logits_of(spec, parameters, kernels, prompts, chunk=chunk), strict=True):
-            torch.testing.assert_close(got, expected_logits(model, prompt), rtol=0.0, atol=1e-4)
+            ours, theirs = got.log_softmax(-1), expected_logits(model, prompt).log_softmax(-1)
+            torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=1e-5)  # fp32's own error, of logits around 10
+
+
+# What a family's configuration says is not said in vain: variant, changed fields.
+MATTERS: list[tuple[str, dict[str, Any]]] = [
+    ("gemma2", {"attn_logit_softcapping": 3.0}),
+    ("gemma2", {"final_logit_softcapping": 4.0}),
+    ("gemma2", {"sliding_window": 15}),
+    ("gemma2", {"query_pre_attn_scalar": 22}),
+    ("granite", {"embedding_multiplier": 3.3}),
+    ("granite", {"attention_multiplier": 0.25}),
+    ("granite", {"residual_multiplier": 0.45}),
+    ("granite", {"logits_scaling": 1.9}),
+    ("cohere", {"logit_scale": 0.55}),
+    ("cohere", {"layer_norm_eps": 1e-2}),
+    ("cohere2", {"sliding_window": 15}),
+    ("olmo2", {"rms_norm_eps": 1e-1}),
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ("gpt_neox", {"use_parallel_residual": False}),
+    ("gpt_neox", {"hidden_act": "gelu_new"}),
+    ("opt", {"activation_function": "gelu"}),
+    ("glm4_moe", {"routed_scaling_factor": 1.7}),
+    ("glm4_moe", {"norm_topk_prob": False}),
+    ("glm4_moe_grouped", {"topk_group": 3}),
+    ("phi3", {"sliding_window": 15}),
+]
+ROPES = ("llama_yarn", "olmo3", "phi3_long", "ministral3")
+
+
+@pytest.mark.parametrize(("variant", "change"), MATTERS, ids=str)
+def test_a_wrong_value_shifts_log_probabilities(
+    variant: str, change: dict[str, Any], tiny_checkpoint: Checkpoint
+) -> None:
+    folder, prompts = tiny_checkpoint(variant), make_prompts()[-3:]
+    config, spec = json.loads((folder / "config.json").read_text()), load_spec(folder)
+    assert_shifts(folder, spec, spec_from_config(config | change), prompts)
+
+
+@pytest.mark.parametrize("variant", ROPES)
+def test_a_wrong_rope_shifts_log_probabilities(variant: str, tiny_checkpoint: Checkpoint) -> None:
+    """By a factor of 1.1 in what positions are divided by."""
+    folder, prompts = tiny_checkpoint(variant), make_prompts()[-3:]
+    spec = load_spec(folder)
+    layers = []
+    for layer in spec.layers:
+        rope = layer.attention.rope
+        short = tuple(factor * 1.1 for factor in rope.short_factors)
+        turned = replace(rope, factor=rope.factor * 1.1, short_factors=short)
+        layers.append(replace(layer, attention=replace(layer.attention, rope=turned)))
+    assert_shifts(folder, spec, replace(spec, layers=tuple(layers)), prompts)
+
+
+def assert_shifts(folder: Path, spec: ModelSpec, wrong: ModelSpec, prompts: list[list[int]]) -> None:
+    """Another spec over the same weights gives other log-probabilities, by far more than is allowed."""
+    kernels = kernels_on(detect_platform(), spec)
+    right, shifted = (
+        logits_of(each, load_parameters(folder, spec, torch.float32, progress=False), kernels, prompts)
+        for each in (spec, wrong)
+    )
+    assert max((a - b).abs().max().item() for a, b in zip(right, shifted, strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize("variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3", *MIXTURES])

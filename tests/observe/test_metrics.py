@@ -293,7 +293,7 @@ def test_the_engines_process_is_measured_with_its_children(metrics: Metrics, eng
         assert samples(metrics)["penstock_engine_cpu_seconds_total{model_name=m}"] > 0
         own = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         child = int(Path(f"/proc/{children[0]}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        assert memory == pytest.approx(own + child, rel=0.02)
+        assert memory == pytest.approx(own + child, rel=0.1)
     finally:
         process.kill()
         for child in children:

@@ -128,7 +128,7 @@ async def _main(
         if tls is not None:
             log.info("TLS certificate: %s", tls.certificate)
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock, tls=tls is not None), seconds)
-        log.info("OpenAI's API is at /v1, metrics at /metrics, health at /readyz; Ctrl-C stops the server")
+        log.info("open it in a browser to try it; OpenAI's API is at /v1, metrics at /metrics; Ctrl-C stops the server")
 
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)

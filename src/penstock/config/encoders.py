@@ -4,18 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.config.sources import ConfigError
-from penstock.config.split import Split
 
 
-def check_encoder(values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split) -> None:
+def check_encoder(values: Mapping[str, Any], sources: Mapping[str, str], device: str) -> None:
     """Raise ConfigError for settings with which an encoder cannot be served."""
     if device != "cpu":
         raise ConfigError(f"--device ({sources['device']}) is {values['device']}, but encoders run on the CPU; set cpu")
-    if split.world > 1:
-        raise ConfigError(
-            f"an encoder is not divided, but there are {split.world} ranks: leave --tensor-parallel-size, "
-            "--pipeline-parallel-size and --expert-parallel out"
-        )
     if values["distributed_executor"] != "auto":
         raise ConfigError(
             f"--distributed-executor ({sources['distributed_executor']}) is {values['distributed_executor']}, but an "

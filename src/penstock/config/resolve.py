@@ -128,7 +128,7 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         )
     pooling = inputs.facts.pooling
     if pooling is not None and pooling.encoder:
-        check_encoder(values, sources, inputs.hardware.device, inputs.split)
+        check_encoder(values, sources, inputs.hardware.device)
     if pooling is not None and pooling.whole_prompts:
         check_whole_texts(values, sources)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):

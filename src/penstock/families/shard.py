@@ -101,6 +101,11 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
 
     `group` values of a row share a scale (1: none do). A rank's part of a row must be whole groups.
     """
+    if spec.encoder is not None and split.world > 1:
+        raise CannotSplit(
+            f"an encoder is not divided, but there are {split.world} ranks: leave --tensor-parallel-size, "
+            "--pipeline-parallel-size and --expert-parallel out"
+        )
     if split.pipeline > len(spec.layers):
         raise CannotSplit(
             f"--pipeline-parallel-size {split.pipeline} is more than the {len(spec.layers)} layers: use "
@@ -128,7 +133,9 @@ def tensor_sizes(spec: ModelSpec, expert: bool = False, group: int = 1) -> list[
 def possible_splits(spec: ModelSpec, most: int, group: int = 1) -> list[Split]:
     """Splits into at most `most` ranks, the fewest ranks first. The number of stages is a power of two, or uses all
     ranks. `group` is as in `check_split`."""
-    splits = []
+    splits: list[Split] = []
+    if spec.encoder is not None:
+        return [Split()]
     for expert in (False, True) if any(layer.moe for layer in spec.layers) else (False,):
         for tensor in tensor_sizes(spec, expert, group):
             stages = range(1, min(most // tensor, len(spec.layers)) + 1)

@@ -116,7 +116,9 @@ def _fields(
         fields["parameters"] = parameters
     if operation.request is not None:
         content: dict[str, Any] = {"schema": schema_of[operation.request]}
-        content["example"] = {"model": model, **operation.example}
+        if operation.example:
+            named = {"model": model} if "model" in operation.request.__struct_fields__ else {}
+            content["example"] = {**named, **operation.example}
         fields["requestBody"] = {"required": True, "content": {"application/json": content}}
     return fields
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
+from penstock.frontend.deadlines import deadlines
 from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.prompts import CHARS_PER_TOKEN
@@ -129,12 +130,13 @@ async def vectors(
     """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. Raises what the engine raises,
     and GenerationFailed for a text that failed; the others are then aborted."""
     began = context.start or time.monotonic()
+    due = deadlines(context, None, None)
     found: list[bytes] = [b""] * len(texts)
     todo = iter(range(len(texts)))
 
     async def work() -> None:
         for i in todo:
-            found[i] = await _vector(context, i, texts[i], began, operation, salt, priority)
+            found[i] = await _vector(context, i, texts[i], began, operation, salt, priority, due)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -154,6 +156,7 @@ async def _vector(
     operation: str,
     salt: str | None,
     priority: int,
+    due: tuple[float | None, float | None],
 ) -> bytes:
     model, metrics = context.model, context.metrics
     request = GenerateRequest(
@@ -164,6 +167,9 @@ async def _vector(
         cache_salt=context.salt(salt),
         tenant=context.tenant,
         priority=priority,
+        arrival=time.monotonic(),
+        deadline=due[0],
+        first_token_deadline=due[1],
         model_revision=model.client.info.revision,
     )
     ended = False

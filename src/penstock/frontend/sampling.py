@@ -46,16 +46,22 @@ def check_options(options: GenerationOptions, limits: RequestLimits) -> None:
         raise invalid(f"seed is {digits(seed)}; it must be an integer of 64 bits", "seed")
     if abs(top_k := options.sampling.get("top_k", 0)) > _INT32:
         raise invalid(f"top_k is {digits(top_k)}; it must be an integer of 32 bits", "top_k")
-    if abs(options.priority) > (most := limits.max_priority):
-        raise invalid(
-            f"priority is {digits(options.priority)}; it must be from {-most} to {most} (--max-priority): change it or "
-            "leave it out",
-            "priority",
-        )
+    check_priority(options.priority, limits)
     check_timeout(options.timeout, "timeout", limits.request_timeout)
     check_timeout(options.first_token_timeout, "first_token_timeout", limits.first_token_timeout)
     if salt is not None and not 0 < len(salt) <= 256:
         raise invalid(f"cache_salt has {len(salt)} characters; it must have 1 to 256", "cache_salt")
+
+
+def check_priority(priority: int, limits: RequestLimits) -> None:
+    """Raises APIError 400 for a priority outside the operator's range."""
+    most = limits.max_priority
+    if abs(priority) > most:
+        raise invalid(
+            f"priority is {digits(priority)}; it must be from {-most} to {most} (--max-priority): change it, or leave "
+            "it out",
+            "priority",
+        )
 
 
 def check_logprobs(k: int, param: str, limits: RequestLimits) -> None:

@@ -88,6 +88,8 @@ OLLAMA = Wire(
         WireRoute("GET", "/", "answer", "greet"),
         WireRoute("POST", "/api/chat", "generate", "read_chat"),
         WireRoute("POST", "/api/generate", "generate", "read_generate"),
+        WireRoute("POST", "/api/embed", "answer", "embed"),
+        WireRoute("POST", "/api/embeddings", "answer", "embeddings"),
         WireRoute("GET", "/api/tags", "answer", "list_models"),
         WireRoute("GET", "/api/ps", "answer", "list_running"),
         WireRoute("GET", "/api/version", "answer", "show_version"),
@@ -129,6 +131,7 @@ KSERVE = Wire(
             )
         ),
     ),
+    any_type=True,
 )
 RERANK = Wire(
     "rerank",

@@ -98,6 +98,18 @@ async def test_pages_need_no_key_but_what_they_read_does(make_site: Callable[...
         assert (await site.http.get(path, headers={"authorization": "Bearer secret"})).status_code == 200
 
 
+async def test_only_reading_is_public(make_site: Callable[..., Site]) -> None:
+    """A POST to / is TGI's request to generate."""
+    keyed, open_to_all = make_site(api_key="secret"), make_site()
+    ask = {"inputs": "hello", "parameters": {"max_new_tokens": 2}}
+    for path in (*PAGES, f"/pages/{load_pages().version}/shared/base.css"):
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert (await keyed.http.request(method, path, json=ask, headers=BROWSER)).status_code == 401
+            linked = {"sec-fetch-site": "cross-site"}
+            assert (await open_to_all.http.request(method, path, json=ask, headers=linked)).status_code == 403
+    assert keyed.engine.requests == open_to_all.engine.requests == []
+
+
 async def test_a_link_on_another_site_opens_a_page_but_reads_nothing(site: Site) -> None:
     linked = {**BROWSER, "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert (await site.http.get("/", headers=linked)).status_code == 200

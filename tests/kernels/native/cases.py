@@ -42,6 +42,7 @@ from tests.runtime.test_sampler import some_choice
 DTYPES = (torch.float32, torch.bfloat16)
 MAKERS: dict[str, Callable[[Session], Any]] = {"rms_norm": NativeNorm, "store_kv": NativeAttention}
 MAKERS |= {"paged_attention": NativeAttention, "route": NativeExperts}
+MAKERS["layer_norm"] = lambda session: NativeNorm(session).centered
 RIGHT_SIZE = "ran on tensors of the right size"
 Case = tuple[str, Callable[[Session], list[Tensor]]]
 
@@ -68,8 +69,10 @@ class QuantizedExperts(NativeExperts):
         super().__init__(session)
         self._packing = packing
 
-    def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
-        return self._packing(weight, None, gated, count)
+    def pack(
+        self, weight: Tensor | PackedWeight, count: int, bias: Tensor | None = None, *, gated: bool = False
+    ) -> PackedWeight:
+        return self._packing(weight, bias, gated, count)
 
 
 def in_own_memory(weight: PackedWeight) -> PackedWeight:
@@ -107,7 +110,7 @@ def cases() -> Iterator[Case]:
                 if op.name in MAKERS:
                     yield name, _run(op, MAKERS[op.name], arguments)
                     continue
-                make = QuantizedExperts if op.name == "experts" else Quantized
+                make = QuantizedExperts if op.name.endswith("experts") else Quantized
                 other, fmt = next(formats)
                 packings = {"": from_floats(None)}
                 packings |= {f" {scheme}": from_floats(FROM_FLOATS[scheme]) for scheme in PACKED}

@@ -5,6 +5,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.cli.top.scrape import NoServer, Scrape, scrape, server_url
+from penstock.config.texts import checked_flag
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,7 @@ def top(url: str, once: bool, interval: float, api_key: str | None) -> None:
 
     from penstock.cli.top.screen import screen
 
-    address, console = server_url(url), Console(highlight=False)
+    address, console, api_key = server_url(url), Console(highlight=False), checked_flag("--api-key", api_key)
     first = scrape(address, api_key)
     if once or not console.is_terminal:
         time.sleep(interval)

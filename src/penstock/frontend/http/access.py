@@ -137,7 +137,7 @@ class Access:
             await self._app(scope, receive, send)
         else:
             self._check_host(header(scope, b"host"))
-            if self._is_page(raw_path):
+            if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
             if not self._keys and origin is None:

@@ -49,7 +49,7 @@ class TLS:
         self._seen = self._changed = self._signature()
         try:
             self._current, self.certificate = self._load()
-        except WrongCertificate as error:
+        except (WrongCertificate, OSError) as error:  # an OSError: no descriptor or memory is left
             _log.error(
                 "the TLS certificate was not renewed, and the one in use stays (%s): %s", self.certificate, error
             )

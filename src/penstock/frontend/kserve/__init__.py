@@ -32,8 +32,14 @@ __all__ = [
     "unload",
 ]
 
+_EXAMPLE = {"text_input": "Water flows", "max_tokens": 32}
+_TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Water flows"]}
 OPERATIONS: Mapping[str, Operation] = {
-    "read_generate": Operation(summary="Continue a text", request=GenerateFields),
-    "read_stream": Operation(summary="Continue a text in a stream", request=GenerateFields, answer="text/event-stream"),
-    "read_infer": Operation(summary="Continue the text of a tensor", request=InferFields),
+    "read_generate": Operation(summary="Continue a text", request=GenerateFields, example=_EXAMPLE),
+    "read_stream": Operation(
+        summary="Continue a text in a stream", request=GenerateFields, example=_EXAMPLE, answer="text/event-stream"
+    ),
+    "read_infer": Operation(
+        summary="Continue the text of a tensor", request=InferFields, example={"inputs": [_TENSOR]}
+    ),
 }

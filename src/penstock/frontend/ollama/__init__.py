@@ -2,6 +2,7 @@
 
 from penstock.frontend.describe import Operation
 from penstock.frontend.ollama.chat import read_chat
+from penstock.frontend.ollama.embed import EmbeddingsFields, EmbedFields, embed, embeddings
 from penstock.frontend.ollama.errors import encode_error
 from penstock.frontend.ollama.fields import ChatFields, GenerateFields, ModelFields
 from penstock.frontend.ollama.generate import read_generate
@@ -22,6 +23,8 @@ OPERATIONS = {
         example={"prompt": "Water flows", "options": {"num_predict": 32}},
         stream=_NDJSON,
     ),
+    "embed": Operation(summary="Embed texts", request=EmbedFields, example={"input": ["Water flows"]}),
+    "embeddings": Operation(summary="Embed a text", request=EmbeddingsFields, example={"prompt": "Water flows"}),
     "list_models": Operation(summary="List the model's names"),
     "list_running": Operation(summary="List the loaded models"),
     "show_version": Operation(summary="The version of Ollama's API"),
@@ -35,6 +38,8 @@ OPERATIONS = {
 __all__ = [
     "OPERATIONS",
     "delete",
+    "embed",
+    "embeddings",
     "encode_error",
     "greet",
     "list_models",

@@ -66,7 +66,6 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """The parameters of POST /api/generate."""
 
     prompt: str | None = None
-    suffix: str | None = None
     system: str | None = None
     context: list[int] | None = None
     raw: bool | None = None
@@ -74,6 +73,7 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     height: Any = None
     images: Any = None
     steps: Any = None
+    suffix: Any = None
     template: Any = None
     width: Any = None
 
@@ -116,7 +116,9 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbose: Any = None
 
 
-UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(("height", "images", "steps", "template", "width"), ([], "", 0))
+UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    ("height", "images", "steps", "suffix", "template", "width"), ([], "", 0)
+)
 UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "embedding_only": (False,),
     "mirostat": (0,),

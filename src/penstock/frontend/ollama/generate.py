@@ -5,7 +5,6 @@ import msgspec
 from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
-from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.grammar import check_grammar
 from penstock.frontend.http.asgi import Answer
@@ -39,8 +38,6 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     if fields.raw:
         part = await _raw_part(fields, context, fields.prompt)
         return Call((part,), OllamaCodec(context, fields.model, part, None, chat=False), streams, "text_completion")
-    if fields.suffix:
-        raise invalid("suffix needs raw: true, as chats have none; set it", "suffix", "unsupported_parameter")
     system = [{"role": "system", "content": fields.system}] if fields.system else []
     earlier = check_ids(context.model, fields.context, "context") if fields.context else ()
     chat = Chat(

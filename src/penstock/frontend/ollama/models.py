@@ -48,7 +48,7 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     model = context.model
     _check(body, context)
     template = model.tokenizer.chat_template
-    capabilities = ["completion"]
+    capabilities = ["completion" if model.pooling is None else "embedding"]
     if template is not None and model.conversation.tools is not None:
         capabilities.append("tools")
     if model.conversation.reasoning is not None:

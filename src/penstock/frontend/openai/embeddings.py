@@ -26,6 +26,7 @@ from penstock.frontend.pooling import (
     wrong_task,
 )
 from penstock.frontend.prompts import check_ids
+from penstock.frontend.sampling import check_priority
 from penstock.text import TextTokens
 
 
@@ -56,6 +57,7 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
     if pooling.task != "embed":
         raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
     width = _check(fields, pooling)
+    check_priority(fields.priority or 0, context.limits)
     inputs = _split(fields.input)
     check_count(len(inputs), "input", context)
     check_answer(len(inputs), width, context)
@@ -77,8 +79,6 @@ def _check(fields: EmbeddingFields, pooling: PoolingFacts) -> int:
         raise invalid(
             f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}, the model's own number", "dimensions"
         )
-    if fields.priority is not None and abs(fields.priority) >= 2**31:
-        raise invalid(f"priority is {digits(fields.priority)}; it must be an integer of 32 bits", "priority")
     if fields.cache_salt is not None and not 0 < len(fields.cache_salt) <= 256:
         raise invalid(f"cache_salt has {len(fields.cache_salt)} characters; it must have 1 to 256", "cache_salt")
     if fields.prompt_name is not None and fields.prompt_name not in pooling.prompts:

@@ -33,6 +33,7 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
             "max_model_len": model.max_model_len,
             "vocab_size": info.vocab_size,
             "dtype": info.dtype,
+            "embeddings": model.pooling is not None,
             "chat": model.tokenizer.chat_template is not None,
             "tools": model.conversation.tools is not None,
             "reasoning": model.conversation.reasoning is not None,

@@ -197,7 +197,7 @@ class NativeAttention:
             DTYPES[query.dtype],
             PAGE_DTYPES[keys.dtype],
         )
-        self._session.run(op, prepared, self._partials, keys, values, sinks)
+        self._session.run(op, prepared, self._partials, sinks, keys, values)
         return out
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:

@@ -4,7 +4,7 @@ import { fetchJSON, readKey } from "../shared/api.js";
 import { Code } from "../shared/code.js";
 import { CopyButton, Header, KeyDialog } from "../shared/shell.js";
 
-const TITLES = { openai: "OpenAI", pages: "Pages and server", probes: "Probes and metrics", anthropic: "Anthropic", ollama: "Ollama", tgi: "Text Generation Inference", kserve: "KServe v2 and Triton", rerank: "Rerank and score" };
+const TITLES = { openai: "OpenAI", pages: "Pages and server", probes: "Probes and metrics", anthropic: "Anthropic", ollama: "Ollama", tgi: "Text Generation Inference", kserve: "KServe v2 and Triton", rerank: "Rerank, score and classify" };
 const METHODS = ["get", "post", "put", "patch", "delete"];
 
 function operations(spec) {

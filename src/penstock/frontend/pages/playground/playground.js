@@ -4,6 +4,7 @@ import { fetchJSON } from "../shared/api.js";
 import { Header, Icon, KeyDialog, Tool, useStored } from "../shared/shell.js";
 import { Completion } from "./completion.js";
 import { CodeDialog, Shortcuts } from "./dialogs.js";
+import { Embeddings } from "./embeddings.js";
 import { generate, Live, newVersion } from "./generate.js";
 import { parameters, wireMessages } from "./settings.js";
 import { SettingsPanel } from "./settings-panel.js";
@@ -371,23 +372,24 @@ function App() {
     play.connect();
   };
   const read = conversation.settings.format === "JSON schema" ? readJSON(conversation.settings.schema || "{}") : {};
-  const shown = wide(1000) ? settings : drawer;
+  const embeds = Boolean(play.server?.embeddings);
+  const shown = !embeds && (wide(1000) ? settings : drawer);
   return html`<div class="app">
-    <${Header} model=${play.server?.model} start=${html`<${Tool} icon="menu" label="Conversations" aria-expanded=${sidebar} onClick=${() => setSidebar(!sidebar)} />`}>
-      <${Tool} class="tool optional" icon="code" label="Copy as code (Alt+C)" onClick=${() => setDialog("code")} />
+    <${Header} model=${play.server?.model} start=${!embeds && html`<${Tool} icon="menu" label="Conversations" aria-expanded=${sidebar} onClick=${() => setSidebar(!sidebar)} />`}>
+      ${!embeds && html`<${Tool} class="tool optional" icon="code" label="Copy as code (Alt+C)" onClick=${() => setDialog("code")} />
       <${Tool} class="tool optional" icon="question" label="Keyboard shortcuts (?)" onClick=${() => setDialog("help")} />
-      <${Tool} icon="sliders" label="Settings (Alt+S)" aria-pressed=${shown} onClick=${toggleSettings} />
+      <${Tool} icon="sliders" label="Settings (Alt+S)" aria-pressed=${shown} onClick=${toggleSettings} />`}
     <//>
     <div class="columns">
-      ${sidebar && html`<${Sidebar} conversations=${play.conversations} current=${conversation.id} removed=${play.removed} actions=${{ ...play, create: play.create }} onClose=${() => setSidebar(false)} />`}
+      ${sidebar && !embeds && html`<${Sidebar} conversations=${play.conversations} current=${conversation.id} removed=${play.removed} actions=${{ ...play, create: play.create }} onClose=${() => setSidebar(false)} />`}
       <main>
         <h1 class="sr">Playground</h1>
-        <div class="modes" role="group" aria-label="Mode">
+        ${!embeds && html`<div class="modes" role="group" aria-label="Mode">
           ${[["chat", "Chat"], ["completion", "Completion"]].map(([mode, label]) => html`<button type="button" aria-pressed=${conversation.mode === mode} onClick=${() => play.setMode(mode)}>${label}</button>`)}
-        </div>
+        </div>`}
         ${play.notice && html`<div class="notice problem" role="alert"><span>${play.notice}</span><${Tool} icon="close" label="Close this message" onClick=${() => ((play.notice = ""), play.show())} /></div>`}
-        <${Thread} play=${play} schema=${read.value} />
-        ${conversation.mode === "chat" && html`<${Composer} key="composer" play=${play} busy=${busy} />`}
+        ${embeds ? html`<${Embeddings} server=${play.server} />` : html`<${Thread} play=${play} schema=${read.value} />`}
+        ${!embeds && conversation.mode === "chat" && html`<${Composer} key="composer" play=${play} busy=${busy} />`}
       </main>
       ${shown && html`<${SettingsPanel} conversation=${conversation} server=${play.server} onClose=${toggleSettings}
         onChange=${(next) => ((conversation.settings = next), play.changed())} onSystem=${(text) => ((conversation.system = text), play.changed())} />`}

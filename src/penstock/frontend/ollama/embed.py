@@ -1,0 +1,101 @@
+"""POST /api/embed and /api/embeddings."""
+
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from penstock.config.facts import PoolingFacts
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import digits, invalid
+from penstock.frontend.http.body import decode
+from penstock.frontend.offload import offload_if_large
+from penstock.frontend.ollama.options import check_model
+from penstock.frontend.pooling import (
+    Vectors,
+    check_answer,
+    check_count,
+    encode,
+    normalized,
+    pooling_of,
+    vectors,
+    wrong_task,
+)
+from penstock.text import TextTokens
+
+
+class EmbedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of POST /api/embed. Those without a type are accepted without effect."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    keep_alive: Any = None
+    options: Any = None
+
+
+class EmbeddingsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of POST /api/embeddings, which is older."""
+
+    model: str
+    prompt: str
+    keep_alive: Any = None
+    options: Any = None
+
+
+_embed = msgspec.json.Decoder(EmbedFields)
+_embeddings = msgspec.json.Decoder(EmbeddingsFields)
+
+
+async def embed(body: bytes, context: RequestContext) -> bytes:
+    """The vectors of texts, of length 1. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_embed, body)
+    inputs = [fields.input] if isinstance(fields.input, str) else fields.input
+    pooling = _pooling(context, fields.model)
+    width = pooling.width if fields.dimensions is None else fields.dimensions
+    if not 1 <= width <= pooling.width:
+        raise invalid(f"dimensions is {digits(width)}; it must be from 1 to {pooling.width}", "dimensions")
+    found, texts = await _vectors(context, pooling, inputs, "input", cut=fields.truncate is not False)
+    answer = {
+        "model": fields.model,
+        "embeddings": list(np.ascontiguousarray(normalized(found[:, :width]))),
+        "total_duration": int((time.monotonic() - context.start) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": sum(len(text.ids) for text in texts),
+    }
+    return await _encode(answer, found.size)
+
+
+async def embeddings(body: bytes, context: RequestContext) -> bytes:
+    """The vector of a text, as the model gives it. Raises APIError 400 or 404 that names the parameter."""
+    fields = decode(_embeddings, body)
+    found, _ = await _vectors(context, _pooling(context, fields.model), [fields.prompt], "prompt", cut=True)
+    return await _encode({"embedding": np.ascontiguousarray(found[0])}, found.size)
+
+
+def _pooling(context: RequestContext, model: str) -> PoolingFacts:
+    check_model(context.model, model)
+    pooling = pooling_of(context, None)
+    if pooling.task != "embed":
+        raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
+    return pooling
+
+
+async def _vectors(
+    context: RequestContext, pooling: PoolingFacts, inputs: list[str], param: str, *, cut: bool
+) -> tuple[Vectors, list[TextTokens]]:
+    """With `cut`, texts that are too long are cut."""
+    check_count(len(inputs), param, context)
+    check_answer(len(inputs), pooling.width, context)
+    prompt = pooling.prompts.get(pooling.default_prompt, "")
+    pairs = [(prompt + text if text else "", None) for text in inputs]
+    texts = await encode(context, pairs, param, cut=context.model.max_model_len if cut else None)
+    return await vectors(context, texts, "embeddings"), texts
+
+
+async def _encode(answer: dict[str, Any], size: int) -> bytes:
+    return await offload_if_large(partial(orjson.dumps, answer, option=orjson.OPT_SERIALIZE_NUMPY), size)
