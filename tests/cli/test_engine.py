@@ -11,9 +11,10 @@ from tests.cli.conftest import RunCommand
 def test_why_it_does_not_is_one_clear_line(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    async def launch(config: object) -> None:
+    async def start(*arguments: object, **options: object) -> None:
         raise EngineError("the engine met its end")
 
-    monkeypatch.setattr("penstock.cli.engine.launch", launch)
+    monkeypatch.setattr("penstock.cli.engine.spawn", start)
+    monkeypatch.setattr("penstock.cli.engine.connect", start)
     done = run_command(*command)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "penstock: the engine met its end\n")

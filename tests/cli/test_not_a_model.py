@@ -35,11 +35,14 @@ FOLDERS: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
     "diffusers": ({"model_index.json": b"{}", "unet/config.json": b"{}"}, ("diffusers pipeline", "language model")),
     "pointer": ({"config.json": POINTER}, ("config.json is a git-lfs pointer", "git lfs pull")),
     "page": ({"config.json": PAGE}, ("config.json is a web page", "download the file itself")),
-    "gpt2": (
-        {"config.json": config(architectures=["GPT2LMHeadModel"], model_type="gpt2")},
-        ("'GPT2LMHeadModel' is not supported", "such as Qwen/Qwen3-0.6B", "supported: Gemma3ForCausalLM"),
+    "bloom": (
+        {"config.json": config(architectures=["BloomForCausalLM"], model_type="bloom")},
+        ("'BloomForCausalLM' is not supported", "such as Qwen/Qwen3-0.6B", "supported: Cohere2ForCausalLM"),
     ),
-    "gemma2": ({"config.json": config(architectures=["Gemma2ForCausalLM"])}, ("nearest", "is Gemma3ForCausalLM")),
+    "gemma3n": (
+        {"config.json": config(architectures=["Gemma3nForConditionalGeneration"])},
+        ("nearest", "is Gemma3ForCausalLM"),
+    ),
     "next": ({"config.json": config(architectures=["Qwen3NextForCausalLM"])}, ("nearest", "is Qwen3")),
     "bert": (
         {"config.json": config(architectures=["DebertaV2ForMaskedLM"])},
@@ -53,7 +56,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
         {"config.json": config(model_type="llama")},
         ("no architecture is named", 'add "architectures": ["LlamaForCausalLM"]'),
     ),
-    "nothing-said": ({"config.json": b"{}"}, ("no architecture is named", "supported: Gemma3ForCausalLM")),
+    "nothing-said": ({"config.json": b"{}"}, ("no architecture is named", "supported: Cohere2ForCausalLM")),
 }
 
 
@@ -119,8 +122,8 @@ def test_weights_that_are_something_else(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"general.architecture": "gpt2"}, ("'gpt2'", "such as Qwen/Qwen3-0.6B", "supported: llama")),
-        ({"general.architecture": "gemma2"}, ("'gemma2'", "the nearest that is supported is gemma3")),
+        ({"general.architecture": "bloom"}, ("'bloom'", "such as Qwen/Qwen3-0.6B", "supported: llama")),
+        ({"general.architecture": "gemma3n"}, ("'gemma3n'", "the nearest that is supported is gemma3")),
         ({"general.architecture": "clip"}, ("mmproj", "name the file of its language model")),
         ({"general.type": "mmproj"}, ("mmproj", "name the file of its language model")),
         ({"general.type": "adapter"}, ("LoRA adapter", "name the file of the model")),
