@@ -90,6 +90,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     matrices: tuple[MatrixFacts, ...]
     vector_elements: int  # of all norms; biases belong to their matrices
+    float32_elements: int = 0  # of vectors that are float32 in any dtype
     num_layers: int
     vocab_size: int  # of the whole model
     hidden_size: int

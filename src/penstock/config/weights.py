@@ -220,7 +220,7 @@ def _has_codes(types: Sequence[str]) -> bool:
 def weights_bytes(facts: ModelFacts, engine: EngineConfig) -> int:
     """Bytes of all weights, packed for the kernels of the device."""
     packed = sum(matrix.count * _matrix_bytes(matrix, engine) for matrix in facts.matrices)
-    return packed + facts.vector_elements * engine.element_size
+    return packed + facts.vector_elements * engine.element_size + facts.float32_elements * 4
 
 
 def matmul_bytes(facts: ModelFacts, engine: EngineConfig, rows: int = 1) -> int:

@@ -175,6 +175,7 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         num_parameters=spec.num_parameters(),
         matrices=_matrices(spec),
         vector_elements=_vector_elements(spec),
+        float32_elements=sum(p.size for p in spec.parameters if p.float32),
         num_layers=len(layers),
         vocab_size=spec.vocabulary,
         hidden_size=spec.hidden_size,
@@ -235,10 +236,10 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
 
 
 def _vector_elements(spec: ModelSpec) -> int:
-    """Elements of all vectors but the biases of matrices. A norm of heads is held once for every head."""
+    """Elements of vectors of the model's dtype, but for biases of matrices. A norm of heads is held once a head."""
     matrices = {p.name for p in spec.parameters if p.kind != "vector"}
-    vectors = [p for p in spec.parameters if p.kind == "vector" and p.name.replace(".bias", ".weight") not in matrices]
-    stored = sum(p.size for p in vectors)
+    vectors = [p for p in spec.parameters if p.kind == "vector" and not p.float32]
+    stored = sum(p.size for p in vectors if p.name.replace(".bias", ".weight") not in matrices)
     return stored + sum(layer.attention.memory.repeated_weights for layer in spec.layers)
 
 

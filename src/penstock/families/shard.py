@@ -37,7 +37,6 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
         "mlp_norm.bias": "whole",
         "up.weight": "rows",
         "up.bias": "rows",
-        "router.bias": "whole",
         "choice.bias": "whole",
     }
 )

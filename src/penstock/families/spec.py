@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared"]
 _TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
@@ -22,7 +22,7 @@ class MoESpec:
 
     Parameters of layer i, a dense layer's `gate_up` and `down` not among them:
     - `router.weight` [num_experts, hidden], in full precision however weights are quantised; with choice_bias
-      `choice.bias` [num_experts]; with biases `router.bias`, `experts.gate_up.bias` and `experts.down.bias`;
+      `choice.bias` [num_experts], in float32;
     - `experts.gate_up.weight` [held * 2 * intermediate_size, hidden]: expert by expert its gate rows, then its up rows;
     - `experts.down.weight` [held * hidden, intermediate_size];
     - with a shared expert `shared.gate_up.weight`, `shared.down.weight`, and with a gate of its own
@@ -41,7 +41,6 @@ class MoESpec:
     by_pairs: bool = False  # or with the largest sum of two scores
     weight_scale: float = 1.0  # of the weights of a token's experts
     choice_bias: bool = False  # a bias of scores that changes the choice alone
-    biases: bool = False  # of the router and the experts
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 
@@ -131,6 +130,11 @@ class Parameter:
         if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
             return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
+
+    @property
+    def float32(self) -> bool:
+        """Whether a vector is float32 in a model of any dtype: rounded, a bias of scores would choose other experts."""
+        return self.name.endswith(".choice.bias")
 
     @property
     def stored(self) -> tuple[str, ...]:

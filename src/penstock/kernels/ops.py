@@ -36,7 +36,6 @@ from penstock.kernels.linear import (
 from penstock.kernels.moe import (
     Experts,
     TorchExperts,
-    biased_experts_inputs,
     experts_inputs,
     route_inputs,
     run_experts,
@@ -145,7 +144,6 @@ LOGITS = Op("logits", _TORCH_LINEAR, ROUNDING, logits_inputs, _LINEAR, run_logit
 EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run_embedding)
 ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
 EXPERTS = Op("experts", _TORCH_EXPERTS, _TWICE, experts_inputs, _EXPERTS, run_experts)
-BIASED_EXPERTS = Op("biased_experts", _TORCH_EXPERTS, _TWICE, biased_experts_inputs, _EXPERTS[:1], run_experts)
 STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _ATTENTION, run_store)
 PAGED_ATTENTION = Op(
     "paged_attention", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, attention_inputs, _ATTENTION, run_attention
@@ -153,5 +151,5 @@ PAGED_ATTENTION = Op(
 
 OPS: tuple[Op, ...] = (
     *(EMBEDDING, RMS_NORM, LAYER_NORM, LINEAR, GATED_LINEAR, ACTIVATED_LINEAR, LOGITS),
-    *(ROUTE, EXPERTS, BIASED_EXPERTS, STORE_KV, PAGED_ATTENTION),
+    *(ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION),
 )

@@ -53,7 +53,7 @@ class Mixture:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate)
+        parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate, self.choice_bias)
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
@@ -100,7 +100,7 @@ def make_mlp(spec: LayerSpec, parameters: LayerParameters, scale: float) -> MLP 
         spec.activation,
         Scoring(moe.sigmoid, moe.groups, moe.kept_groups, moe.by_pairs, moe.weight_scale * scale),
         parameters.matrix("router"),
-        parameters.vector("choice", "bias").float() if moe.choice_bias else None,
+        parameters.vector("choice", "bias") if moe.choice_bias else None,
         parameters.experts("experts.gate_up", moe.held, gated=True),
         parameters.experts("experts.down", moe.held),
         mlp("shared.") if moe.shared_intermediate_size else None,

@@ -49,8 +49,8 @@ def load_parameters(
     matrices: MatrixReader | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """The spec's parameters by name: vectors as tensors of `dtype`, matrices as `packing` packs them (None: tensors
-    too). Norm weights are as stored; the model adds `spec.norm_offset`.
+    """The spec's parameters by name: vectors as tensors of `dtype`, or of float32 where Parameter says so, matrices as
+    `packing` packs them (None: tensors too). Norm weights are as stored; the model adds `spec.norm_offset`.
 
     They are packed on `device` and stay there; None: on the CPU, by the readers. If `spec` is a rank's part, `whole` is
     the model's, which the checkpoint must match. `matrices` reads them already, with an equal `packing`; it is closed
@@ -96,7 +96,7 @@ def load_parameters(
 
 def _packer(parameter: Parameter, dtype: torch.dtype, packing: Packing | None, device: torch.device | None) -> Packer:
     if packing is None or parameter.kind == "vector":
-        return DensePacker(parameter.shape, dtype, device)
+        return DensePacker(parameter.shape, torch.float32 if parameter.float32 else dtype, device)
     return packing(parameter.shape, parameter.kind, parameter.experts, parameter.stored, sensitive=parameter.sensitive)
 
 

@@ -13,7 +13,7 @@ from tests.kernels.triton.device import there
 
 GPU = Platform("cuda", "9.0")
 LARGEST_REPEATED = 30  # rows of the inputs that are tried in every dtype: interpreting the larger takes seconds
-IN_TORCH = ("layer_norm", "biased_experts")  # torch's own kernels; not computed on a GPU
+IN_TORCH = ("layer_norm",)  # torch's own kernels
 CASES = [
     pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
     for op in OPS

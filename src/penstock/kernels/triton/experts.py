@@ -26,11 +26,7 @@ class TritonExperts:
     def __init__(self, *, fixed: bool = False) -> None:
         self._fixed = fixed
 
-    def pack(
-        self, weight: Tensor | Weight, count: int, bias: Tensor | None = None, *, gated: bool = False
-    ) -> ExpertStack:
-        if bias is not None:
-            raise ValueError("experts with biases are not computed on a GPU yet: use --device cpu")
+    def pack(self, weight: Tensor | Weight, count: int, *, gated: bool = False) -> ExpertStack:
         if isinstance(weight, Tensor):
             weight = DenseWeight(weight.contiguous(), None)
         return ExpertStack(weight, count)
