@@ -97,7 +97,7 @@ class Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # it logs the text of a wrong tracestate
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # it logs the text of a wrong tracestate
         self._api: Any = trace
         self._model = model
         resource = Resource.create({"service.version": version})  # and OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
