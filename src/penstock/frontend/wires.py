@@ -10,7 +10,7 @@ from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
-#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET and DELETE
+#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET
 #   raw:      async (scope, receive, send, context: RequestContext) -> None
 Kind = Literal["generate", "answer", "raw"]
 

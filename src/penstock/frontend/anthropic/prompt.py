@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import orjson
-
 from penstock.frontend.anthropic.fields import UNSUPPORTED, Block, Message, OutputFormat, PromptFields
 from penstock.frontend.chat import ChatMessages
 from penstock.frontend.errors import invalid
@@ -19,6 +17,7 @@ from penstock.frontend.tools import (
     check_calls,
     check_tools,
     reasoning_variables,
+    to_json,
     use_tools,
 )
 
@@ -169,7 +168,7 @@ def _of_assistant(blocks: Sequence[Block], where: str, limits: RequestLimits) ->
 def _call(block: Block, where: str, limits: RequestLimits) -> dict[str, Any]:
     if block.id is None or block.name is None:
         raise invalid(f"{where} must have an id and a name", where, "missing_parameter")
-    arguments = check_arguments(orjson.dumps(block.input or {}).decode(), f"{where}.input", limits)
+    arguments = check_arguments(to_json(block.input or {}, f"{where}.input").decode(), f"{where}.input", limits)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 

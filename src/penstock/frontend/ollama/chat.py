@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
@@ -23,7 +22,7 @@ from penstock.frontend.ollama.options import (
     read_options,
     read_think,
 )
-from penstock.frontend.tools import check_arguments, check_calls, check_tools, use_tools
+from penstock.frontend.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
 _ROLES = ("system", "user", "assistant", "tool")
 _decoder = msgspec.json.Decoder(ChatFields)
@@ -90,8 +89,8 @@ def _calls(message: Message, number: int, limits: RequestLimits) -> list[dict[st
     check_calls(len(given), where, limits)
     calls = []
     for i, call in enumerate(given):
-        text = orjson.dumps(call.function.arguments or {}).decode()
-        arguments = check_arguments(text, f"{where}[{i}].function.arguments", limits)
+        place = f"{where}[{i}].function.arguments"
+        arguments = check_arguments(to_json(call.function.arguments or {}, place).decode(), place, limits)
         function = {"name": call.function.name, "arguments": arguments}
         calls.append({"id": call.id or f"call_{number}_{i}", "type": "function", "function": function})
     return calls
