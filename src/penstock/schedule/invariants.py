@@ -9,7 +9,7 @@ from penstock.schedule.step import Outstanding
 
 
 def check_counts(outstanding: Iterable[Outstanding], live: LiveRequests) -> None:
-    """Raise RuntimeError if a sequence counts other work than that of the outstanding plans, with all drafts accepted."""
+    """Raise RuntimeError if a sequence counts other work than the outstanding plans have, with all drafts accepted."""
     in_flight, tokens, sampled = Counter[int](), Counter[int](), Counter[int]()
     for step in outstanding:
         for sequence, work in zip(step.sequences, step.work, strict=True):
