@@ -39,7 +39,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Starcoder2ForCausalLM": ("StarCoder 2", ()),
         "GPT2LMHeadModel": ("GPT-2", ()),
         "GPTNeoXForCausalLM": ("Pythia, GPT-NeoX", ()),
-        "OPTForCausalLM": ("OPT, but 350m", ()),
+        "OPTForCausalLM": ("OPT, except 350m", ()),
         "FalconForCausalLM": ("Falcon 7B, 11B, 40B, 180B", ()),
     }
 )
