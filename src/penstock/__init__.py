@@ -3,8 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.api import LLM, AsyncLLM, CompletionOutput, Logprob, RequestOutput, SamplingParams
-    from penstock.api import StructuredOutputsParams as StructuredOutputsParams
+    from penstock.api import (
+        LLM,
+        AsyncLLM,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        SamplingParams,
+        ScoringRequestOutput,
+        StructuredOutputsParams,
+    )
 
 from penstock.version import __version__ as __version__
 
@@ -12,9 +21,11 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 

@@ -112,6 +112,26 @@ def test_a_stream_that_is_left_early_is_aborted(llm: LLM) -> None:
     assert result.finished and llm._llm._model.client.stats().running <= 1
 
 
+def test_embeddings_and_scores() -> None:
+    texts = ["a cat", "a kitten", "a lorry"] * 100  # more than a request may have
+    with LLM("all-minilm-l6-v2", threads=1) as llm:
+        vectors = [result.outputs.embedding for result in llm.embed(texts)]
+        [alone] = llm.embed("a cat")
+        assert len(vectors) == 300 and alone.outputs.embedding == pytest.approx(vectors[0], abs=1e-5)
+        scores = [result.outputs.score for result in llm.score("a cat", texts)]
+        cosines = [sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors]
+        assert scores == pytest.approx(cosines, abs=1e-5) and scores[1] > scores[2]
+        with pytest.raises(ValueError, match="gives vectors, not text: use embed"):
+            llm.generate("a")
+        with pytest.raises(ValueError, match="input"):
+            llm.embed([""])
+
+
+def test_a_model_that_generates_has_no_embeddings(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="generates text and has no embeddings"):
+        llm.embed("a")
+
+
 def test_close_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     llm = LLM(str(smollm2()), **SETTINGS)

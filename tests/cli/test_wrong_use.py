@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.main import app
 from penstock.cli.options import ENGINE, SERVER
+from penstock.cli.usage import MEANT
 from tests.cli.conftest import RunCommand
 from tests.cli.wrong_values import BEFORE, NOT_SHOWN, OWN, SHARED, SWITCH, Wrong
 
@@ -151,6 +152,9 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
     [
         ("server", ("'server'", "did you mean penstock serve?")),
         ("benchmark", ("'benchmark'", "did you mean penstock bench?")),
+        ("version", ("'version'", "write penstock --version")),
+        ("chat", ("'chat'", "write penstock run")),
+        ("download smollm2-135m", ("'download'", "write penstock pull")),
         ("frobnicate", ("'frobnicate'", "there are: serve, run, plan")),
         ("./my-model", ("penstock serve ./my-model",)),
         ("model.Q4_K_M.gguf", ("penstock serve model.Q4_K_M.gguf",)),
@@ -219,3 +223,9 @@ def test_groups_of_commands_show_their_help(run_command: RunCommand) -> None:
         shown = run_command(*arguments)
         assert (shown.returncode, shown.stderr) == (0, "")
         assert shown.stdout == run_command(*arguments, "-h").stdout == run_command(*arguments, "--help").stdout
+
+
+def test_names_of_other_programs_lead_to_commands() -> None:
+    flags = {flag for param in typer.main.get_command(app).params for flag in param.opts} | {"--help"}
+    assert set(MEANT.values()) <= {*COMMANDS} | flags
+    assert not {*MEANT} & {*COMMANDS}

@@ -156,8 +156,8 @@ SHARED: Mapping[str, Wrong] = {
 
 OWN: Mapping[str, Mapping[str, Wrong]] = {
     "detect": {
-        "TEXT": (),
-        "--model": (),
+        "TEXT": (("", "there is no key: set PENSTOCK_WATERMARK_KEY"),),
+        "--model": (("", "set PENSTOCK_WATERMARK_KEY"),),
         "--watermark": (("red", "give none, green-list or gumbel"),),
         "--config": ((NO_FILE, "name a YAML file"),),
         "--json": _OUTPUT,

@@ -100,7 +100,7 @@ def test_a_session_that_is_terminated_gives_the_terminal_back(tmp_path: Path) ->
 def test_a_pipe() -> None:
     short = ("--max-tokens", "12", *SMALL)
     done = penstock("run", "What is the capital of the country below?", *short, stdin="Country: France\n")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr  # which may say what is waited for
     assert "Paris" in done.stdout and done.stdout.endswith("\n") and "\x1b" not in done.stdout
     told = penstock("run", "smollm2-135m", "--system", "Answer in French.", "--stats", *short, stdin="Hello\n")
     assert told.returncode == 0 and re.fullmatch(r"\d+ tokens, .* s\n", told.stderr)

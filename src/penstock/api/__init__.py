@@ -2,15 +2,17 @@
 
 from penstock.api.async_llm import AsyncLLM
 from penstock.api.llm import LLM
-from penstock.api.outputs import CompletionOutput, Logprob, RequestOutput
+from penstock.api.outputs import CompletionOutput, EmbeddingRequestOutput, Logprob, RequestOutput, ScoringRequestOutput
 from penstock.api.params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]

@@ -1,5 +1,6 @@
 """An engine in this process, for asyncio."""
 
+import base64
 import logging
 import secrets
 import time
@@ -7,18 +8,27 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import orjson
 from msgspec.structs import replace
 
-from penstock.api.outputs import OutputBuilder, RequestOutput
+from penstock.api.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    OutputBuilder,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from penstock.api.params import SamplingParams
-from penstock.cli.prepare import prepare, served_model
+from penstock.cli.prepare import find_model, prepare_found, served_model
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Generation
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.openai import read_chat, read_completion
+from penstock.frontend.openai import embeddings, read_chat, read_completion
+from penstock.frontend.rerank import score
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineInfo
 from penstock.observe.model_metrics import ModelMetrics
@@ -45,7 +55,7 @@ class AsyncLLM:
 
         Raises ValueError for a model or a setting that is wrong, and EngineError if the engine does not start.
         """
-        prepared = prepare(model, settings)
+        prepared = prepare_found(find_model(model, settings))
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
         # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.
@@ -94,33 +104,65 @@ class AsyncLLM:
         async for result in self._run(read_chat, fields, request_id, None):
             yield result
 
-    async def _run(
-        self,
-        read: Callable[[bytes, RequestContext], Awaitable[Call]],
-        fields: dict[str, Any],
-        name: str | None,
-        text: str | None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        name = secrets.token_hex(12) if name is None else name
-        context = RequestContext(
+    async def embed(self, texts: Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
+        """The embeddings of texts, in their order. Raises ValueError, also if the model gives none."""
+        found: list[EmbeddingRequestOutput] = []
+        inputs = [_content(text)[1] for text in texts]
+        for start in range(0, len(inputs), self._limits.max_inputs):
+            part = inputs[start : start + self._limits.max_inputs]
+            answer = await self._answer(embeddings, {"input": part, "encoding_format": "base64"})
+            rows = (np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in answer["data"])
+            found += [EmbeddingRequestOutput(EmbeddingOutput(row.tolist())) for row in rows]
+        return found
+
+    async def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
+        """How well each of `text_2` fits `text_1`: one text for all of them, or as many. By a cross-encoder, or by the
+        cosine of the embeddings. Raises ValueError."""
+        first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
+        if len(first) not in (1, len(second)):
+            raise ValueError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text_1, or as many")
+        first *= len(second) // len(first)
+        found: list[ScoringRequestOutput] = []
+        for start in range(0, len(second), self._limits.max_inputs):
+            part = slice(start, start + self._limits.max_inputs)
+            answer = await self._answer(score, {"text_1": first[part], "text_2": second[part]})
+            found += [ScoringRequestOutput(ScoringOutput(entry["score"])) for entry in answer["data"]]
+        return found
+
+    async def _answer(
+        self, route: Callable[[bytes, RequestContext], Awaitable[bytes]], fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = orjson.loads(await route(_body(fields), self._context(None)))
+        except APIError as error:
+            raise ValueError(error.message) from None
+        return answer
+
+    def _context(self, request_id: str | None) -> RequestContext:
+        return RequestContext(
             self._model,
             self._limits,
-            name,
-            int(time.time()),
+            id=secrets.token_hex(12) if request_id is None else request_id,
+            created=int(time.time()),
             path={},
             headers=(),
             metrics=self._metrics,
             seed=self._seed,
         )
+
+    async def _run(
+        self, read: _Reader, fields: dict[str, Any], request_id: str | None, text: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if self._model.pooling is not None:
+            raise ValueError(f"{self._model.name} gives vectors, not text: use embed or score")
+        context = self._context(request_id)
         try:
-            call = await read(orjson.dumps(fields), context)
+            call = await read(_body(fields), context)
         except APIError as error:
             raise ValueError(error.message) from None
-        except TypeError as error:  # of orjson
-            raise ValueError(f"the request cannot be written as JSON: {error}") from None
         [part] = call.parts
         generation = Generation(self._model, call.parts, self._metrics, call.operation, time.monotonic())
-        built = OutputBuilder(name, text, part, self._model.tokenizer)
+        built = OutputBuilder(context.id, text, part, self._model.tokenizer)
         updates = generation.updates()
         async with aclosing(updates):
             async for update in updates:
@@ -137,6 +179,13 @@ class AsyncLLM:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _body(fields: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(fields)
+    except TypeError as error:
+        raise ValueError(f"the request cannot be written as JSON: {error}") from None
 
 
 def _content(prompt: Prompt) -> tuple[str | None, str | list[int]]:

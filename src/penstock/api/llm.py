@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from typing import Any, TypeVar, cast
 
 from penstock.api.async_llm import AsyncLLM, Messages, Prompt
-from penstock.api.outputs import RequestOutput
+from penstock.api.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from penstock.api.params import SamplingParams
 from penstock.messages import EngineInfo
 from penstock.observe.progress import progress_bar
@@ -93,6 +93,14 @@ class LLM:
                 shown = len(text)
         finally:
             self._loop.run(results.aclose())
+
+    def embed(self, texts: Prompt | Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
+        """The embeddings of texts, in their order. Raises ValueError, also if the model gives none."""
+        return self._loop.run(self._llm.embed(cast(Sequence[Prompt], [texts] if _is_one_prompt(texts) else texts)))
+
+    def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
+        """How well each of `text_2` fits `text_1`; see `AsyncLLM.score`."""
+        return self._loop.run(self._llm.score(text_1, text_2))
 
     def close(self) -> None:
         """Ends the engine and gives back its memory."""

@@ -48,6 +48,30 @@ class RequestOutput:
         return all(output.finish_reason is not None for output in self.outputs)
 
 
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """The embedding of one text."""
+
+    outputs: EmbeddingOutput
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput:
+    """How well one pair of texts fits."""
+
+    outputs: ScoringOutput
+
+
 class OutputBuilder:
     """Collects the updates of one prompt."""
 

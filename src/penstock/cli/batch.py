@@ -19,7 +19,7 @@ import msgspec
 from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file
-from penstock.cli.prepare import PreparedModel, prepare, served_model
+from penstock.cli.prepare import PreparedModel, find_model, prepare_found, served_model
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import PATHS, LocalRequests
 from penstock.frontend.openai.batch_lines import AnswerLine, BatchLine, read_line, write_line
@@ -73,7 +73,7 @@ def batch(requests: str, answers: str, model: str | None, flags: Flags) -> int:
     check_file("ANSWERS", answers)
     if Path(answers).exists() and Path(requests).exists() and Path(answers).samefile(requests):
         raise ValueError(f"REQUESTS and ANSWERS are both {requests}; name another file for the answers")
-    prepared = prepare(model, flags)
+    prepared = prepare_found(find_model(model, flags))
     limits = RequestLimits.of(prepared.resolved.server)
     with reporting(f"checking {requests}"):
         ids = _check(Path(requests))

@@ -9,6 +9,20 @@ from typing import Any
 
 import typer
 
+# What other programs call a command, and what it is called here.
+MEANT = {
+    "chat": "run",
+    "delete": "rm",
+    "download": "pull",
+    "help": "--help",
+    "info": "show",
+    "ls": "list",
+    "remove": "rm",
+    "start": "serve",
+    "stats": "top",
+    "version": "--version",
+}
+
 
 class WrongUse(ValueError):
     """The command line is wrong; the message is one line that says what to type."""
@@ -82,9 +96,13 @@ def _no_such_option(option: str, root: Any, arguments: Sequence[str]) -> str:
 
 
 def _no_such_command(word: str, path: str, known: Sequence[str]) -> str:
-    if near := difflib.get_close_matches(word, known, n=1):
+    if path == "penstock" and word in MEANT:
+        return f"penstock has no command {word!r}; write penstock {MEANT[word]}"
+    is_path = "/" in word or word.endswith(".gguf")
+    near = [] if is_path else difflib.get_close_matches(word, known, n=1)
+    if near:
         return f"{path} has no command {word!r}; did you mean {path} {near[0]}?"
-    if path == "penstock" and ("/" in word or word.endswith(".gguf") or Path(word).exists()):
+    if path == "penstock" and (is_path or Path(word).exists()):
         return f"{word!r} is not a command; to use a model, name the command first: penstock serve {word}"
     return f"{path} has no command {word!r}; there are: {', '.join(known)}"
 

@@ -10,14 +10,15 @@ from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
 from penstock.frontend.generation import Generation
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import OPENAI
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
 
 _log = logging.getLogger("penstock.frontend")
-_READERS = {route.path: route.function for route in OPENAI.routes if route.kind == "generate"}
-PATHS = tuple(_READERS)  # that `LocalRequests.answer` takes
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # that `LocalRequests.answer` takes
+_ROUTES = {route.path: route for route in OPENAI.routes if route.path in PATHS}
 
 
 class LocalRequests:
@@ -46,8 +47,13 @@ class LocalRequests:
             tenant=tenant,
             seed=self._seed,
         )
+        route = _ROUTES[path]
+        function = getattr(OPENAI.package, route.function)
         try:
-            call: Call = await getattr(OPENAI.package, _READERS[path])(body, context)
+            if route.kind == "answer":
+                return Answer(await function(body, context))
+            check_generates(self._model)
+            call: Call = await function(body, context)
             generation = Generation(self._model, call.parts, self._metrics, call.operation, time.monotonic())
             return Answer(await collect(generation, call.codec))
         except EngineError:

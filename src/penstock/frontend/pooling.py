@@ -15,6 +15,7 @@ from penstock.frontend.deadlines import deadlines
 from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.prompts import CHARS_PER_TOKEN
+from penstock.frontend.served import ServedModel
 from penstock.messages import GenerateRequest, PoolingParams, RequestRejected, SamplingParams
 from penstock.text import TextTokens, TokenizerError
 
@@ -37,6 +38,16 @@ def pooling_of(context: RequestContext, name: str | None) -> PoolingFacts:
             "model_not_supported",
         )
     return pooling
+
+
+def check_generates(model: ServedModel) -> None:
+    """Raises APIError 400 if the model gives vectors instead of text."""
+    if model.pooling is None:
+        return
+    what, routes = "labels texts", "/classify, /score or /rerank"
+    if model.pooling.task == "embed":
+        what, routes = "embeds texts", "/v1/embeddings, /score or /rerank"
+    raise invalid(f"model {model.name!r} {what} and generates none; use {routes}", "model", "model_not_supported")
 
 
 def check_count(count: int, param: str, context: RequestContext) -> None:

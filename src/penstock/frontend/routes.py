@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from penstock.config.facts import PoolingFacts
 from penstock.frontend.answer import collect, stream
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import APIError, ClientGone, invalid
+from penstock.frontend.errors import APIError, ClientGone
 from penstock.frontend.generation import Generation
 from penstock.frontend.http.asgi import (
     Answer,
@@ -26,6 +25,7 @@ from penstock.frontend.http.body import read_body
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
@@ -136,8 +136,7 @@ class _GenerateRoute(_Route):
         read = getattr(self._wire.package, self._function)
         if not site.model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
-        if site.model.pooling is not None:
-            raise _gives_vectors(site.model, site.model.pooling)
+        check_generates(site.model)
         if site.tracer is not None:
             info.trace = site.tracer.begin(trace_headers(scope), info.start)
         site.model.client.queue.check()
@@ -162,13 +161,6 @@ class _GenerateRoute(_Route):
             info.client_gone = True
         finally:
             held.release()
-
-
-def _gives_vectors(model: ServedModel, pooling: PoolingFacts) -> APIError:
-    what, routes = "labels texts", "/classify, /score or /rerank"
-    if pooling.task == "embed":
-        what, routes = "embeds texts", "/v1/embeddings, /score or /rerank"
-    return invalid(f"model {model.name!r} {what} and generates none; use {routes}", "model", "model_not_supported")
 
 
 class _AnswerRoute(_Route):

@@ -1,7 +1,7 @@
 """For every command: lines that use each of its flags and arguments once, as a newcomer would.
 
-They run in a folder that has `tiny`, a model; settings.yaml; requests.jsonl; text.txt; cert.pem and key.pem; and with a
-hub that has acme/tiny. {url} is the address of a server, {log} its event log.
+They run in a folder that has `tiny`, a model; settings.yaml; marks.yaml; requests.jsonl; text.txt; cert.pem and
+key.pem; and with a hub that has acme/tiny. {url} is the address of a server, {log} its event log.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,6 +39,8 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     f"plan --model tiny {RANKS}",
     f"plan tiny --hardware 2xH100 --link 25GB/s {GPU} --no-enforce-eager",
     "plan tiny --hardware 1xH100 --device cuda --enforce-eager",
+    "plan tiny --tensor-parallel-size 2",
+    "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
 )
 MODELS: Sequence[str] = (  # in this order
@@ -66,7 +68,10 @@ ENGINES: Sequence[str] = (
     f"bench quality {HUB} text.txt --windows 2 --window-tokens 32 --dense --tokens-out ids.json --json q {ONE_RANK}",
     "bench quality tiny --tokens-in ids.json --no-dense --quantization int8 --max-model-len 64 --threads 1",
 )
-FAILING: Sequence[str] = (f"verify {HUB} --json findings.json {ONE_RANK}",)  # random weights are a problem: status 1
+FAILING: Sequence[str] = (  # with status 1: random weights are a problem, and the text has no mark
+    f"verify {HUB} --json findings.json {ONE_RANK}",
+    "detect text.txt --model tiny --watermark green-list --config marks.yaml --json marks.json",
+)
 SERVERS: Sequence[str] = (f"serve {HUB} {ONE_RANK} {SERVER}", f"serve --model tiny {RANKS} --port 8198")
 WITH_SERVER: Sequence[str] = (
     "bench serve --url {url} --model ours --api-key secret --num-prompts 4 --input-len 8-16 --output-len 4 "
@@ -97,6 +102,6 @@ OF_RANKS = {
 }
 ELSEWHERE: Mapping[str, set[str]] = {
     "plan": set(),
-    "serve": GPU_ONLY | {"--no-expert-parallel", "--otlp-endpoint"},
+    "serve": GPU_ONLY | {"--no-expert-parallel", "--otlp-endpoint", "--watermark", "--watermark-key"},
     "embed": GPU_ONLY | OF_RANKS | {"--quantization-group", "--revision"},  # encoders have no int4
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,7 @@ def folder(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("newcomer")
     (folder / "tiny").symlink_to(tiny_checkpoint(VARIANT))
     (folder / "settings.yaml").write_text("max-waiting: 32\n")
+    (folder / "marks.yaml").write_text("watermark-key: 0123456789abcdef0123456789abcdef\n")
     (folder / "requests.jsonl").write_text(
         '{"custom_id":"a","url":"/v1/completions","body":{"prompt":"a","max_tokens":4}}'
     )
@@ -152,7 +154,7 @@ def test_servers(folder: Path, environment: dict[str, str], monkeypatch: pytest.
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(folder)
-    context = Authority(folder).context
+    context = ssl.create_default_context(cafile=folder / "authority.pem")
     secured, ranked = SERVERS
     with serving(folder / "one.log", *flags(secured), model=HUB_MODEL, context=context) as server:
         assert listed(server, "Bearer secret") == ["ours", "also-ours"]

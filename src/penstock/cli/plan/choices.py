@@ -10,6 +10,7 @@ from penstock.cli.output import duration
 from penstock.cli.prepare import FoundModel
 from penstock.config import ConfigError, DoesNotFit, Hardware, format_bytes
 from penstock.config.devices import Devices
+from penstock.families import CannotSplit
 from penstock.families.step_cost import step_cost
 from penstock.kernels.native.loader import instruction_sets
 
@@ -49,7 +50,7 @@ def _choice(found: FoundModel, machine: Hardware, devices: Devices, weights: str
     changes = {"quantization": weights, "quantization_group": group, "kv_cache_dtype": pages}
     try:
         resolved = found.changed("to compare", **changes).resolve(machine)
-    except (DoesNotFit, ConfigError) as error:  # fp8 on an older GPU is a ConfigError
+    except (DoesNotFit, ConfigError, CannotSplit) as error:  # fp8 on an older GPU, int4 in rows that ranks would cut
         why = "does not fit" if isinstance(error, DoesNotFit) else "not supported"
         return Choice(weights, pages, asked, why_not=why)
     engine, tightest = resolved.engine, resolved.memory

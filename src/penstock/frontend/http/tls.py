@@ -31,7 +31,7 @@ class Certificate(NamedTuple):
 
 
 class TLS:
-    """The certificate and its key, read from PEM files. Connections made after `reload` get the files' content at that time."""
+    """The certificate and its key, read from PEM files. Connections that begin after `reload` get what it read."""
 
     def __init__(self, certificate: str, key: str = "") -> None:
         """`key` is the file of the private key, by default the certificate's file. Raises WrongCertificate."""
