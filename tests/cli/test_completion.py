@@ -45,7 +45,10 @@ def completions(line: str, home: Path) -> list[str]:
         ("penstock serve --quantization ", ["none", "int8", "int4", "fp8"]),
         ("penstock bench latency --quantization int", ["int8", "int4"]),
         ("penstock serve --kv-cache-d", ["--kv-cache-dtype"]),
-        ("penstock serve ", ["python-8m", "smollm2-135m", "acme/tiny-GGUF:Q4_K_M", "acme/tiny-GGUF:Q8_0"]),
+        (
+            "penstock serve ",
+            ["python-8m", "smollm2-135m", "all-minilm-l6-v2", "acme/tiny-GGUF:Q4_K_M", "acme/tiny-GGUF:Q8_0"],
+        ),
         ("penstock plan --model acme", ["acme/tiny-GGUF:Q4_K_M", "acme/tiny-GGUF:Q8_0"]),
         ("penstock rm acme/tiny-GGUF:Q8", ["acme/tiny-GGUF:Q8_0"]),
         ("penstock show nothing", []),

@@ -19,6 +19,11 @@ ROWS, COLUMNS = 40, 90
 UP, CTRL_C, CTRL_D, ENTER = "\x1b[A", "\x03", "\x04", "\r"
 
 
+def without_waiting(errors: str) -> str:
+    """Standard error without the lines that say what a command waits for, which depend on how fast the machine is."""
+    return re.sub(r"^[^\n]* \(\d+ s\)\n", "", errors, flags=re.MULTILINE)
+
+
 class Terminal:
     """Runs `penstock` with `arguments`. Its history is below `state`."""
 

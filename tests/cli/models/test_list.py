@@ -14,6 +14,7 @@ from tests.cli.conftest import RunCommand
 from tests.weights.standin_hub import StandInHub
 
 GGUF = "acme/tiny-GGUF"
+PACKAGED_NAMES = ("python-8m", "smollm2-135m", "all-minilm-l6-v2")
 
 
 def rows(run_command: RunCommand) -> dict[str, dict[str, object]]:
@@ -28,7 +29,7 @@ def test_the_models_of_a_new_installation(run_command: RunCommand, cache: Path) 
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.splitlines()
     assert head.split() == ["NAME", "FORMAT", "SIZE", "CONTEXT", "PARAMETERS", "MODIFIED", "WHERE"]
-    python, smol = (line.split("  ") for line in lines)
+    python, smol, minilm = (line.split("  ") for line in lines)
     assert [cell.strip() for cell in python if cell][:5] == [
         "python-8m",
         "safetensors BF16",
@@ -37,6 +38,7 @@ def test_the_models_of_a_new_installation(run_command: RunCommand, cache: Path) 
         "8.39 M",
     ]
     assert [cell.strip() for cell in smol if cell][:5] == ["smollm2-135m", "GGUF Q4_1", "94 MiB", "8,192", "135 M"]
+    assert [cell.strip() for cell in minilm if cell][:2] == ["all-minilm-l6-v2", "safetensors F32"]
     assert not cache.exists()
 
 
@@ -50,7 +52,7 @@ def test_downloaded_models(hub: StandInHub, run_command: RunCommand) -> None:
     assert q4["size"] == sum(len(content) for name, content in hub.files.items() if "Q4_0" in name)
     assert q8["parameters"] == q4["parameters"] and q8["context"] == q4["context"]
     assert q8["refs"] == ["main"] and q8["revision"] == hub.commit and q8["problem"] is None
-    assert len(found) == 4
+    assert len(found) == len(PACKAGED_NAMES) + 2
 
 
 def test_every_name_is_taken(
@@ -138,7 +140,7 @@ def test_broken_folders_do_not_break_the_list(hub: StandInHub, run_command: RunC
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     broken = [f"acme/{name}" for name in ("huge", "json", "noise", "short")]
     shown = [name if name == "acme/json" else f"{name}:{name.removeprefix('acme/')}.gguf" for name in broken]
-    assert names == ["python-8m", "smollm2-135m", *shown, f"{GGUF}:a", f"{GGUF}:Q8_0"]
+    assert names == [*PACKAGED_NAMES, *shown, f"{GGUF}:a", f"{GGUF}:Q8_0"]
     assert run_command("show", f"{GGUF}:a b (1)--x.gguf").returncode == 0
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == broken
     assert "\x1b" not in done.stdout + done.stderr
@@ -151,7 +153,7 @@ def test_large_caches_take_bounded_work(cache: Path, run_command: RunCommand, mo
         (folder / "config.json").write_text("{}")
     monkeypatch.setattr(scanned, "MAX_REPOSITORIES", 50)
     started = time.monotonic()
-    assert len(rows(run_command)) == 2 + 50
+    assert len(rows(run_command)) == len(PACKAGED_NAMES) + 50
     assert time.monotonic() - started < 5
     monkeypatch.setattr("penstock.cli.models.list.HEADERS_SECONDS", 0.0)
     done = run_command("list")

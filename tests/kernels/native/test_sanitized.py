@@ -24,7 +24,7 @@ def environment(library: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.long
+@pytest.mark.rare  # four minutes; test_guard_pages.py is the quick check
 def test_every_op_is_free_of_bad_memory_accesses_and_undefined_behaviour(run_cases: RunCases, sanitized: Path) -> None:
     done = run_cases("plain", 1, 2, **environment(sanitized))
     assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-6000:]}"
@@ -35,6 +35,7 @@ def test_every_op_is_free_of_bad_memory_accesses_and_undefined_behaviour(run_cas
             assert f"{isa}, {threads} threads: linear bfloat16 0 int4-32" in ran
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("isa", SETS)
 def test_a_read_of_a_vector_past_a_tensor_is_reported(run_cases: RunCases, sanitized: Path, isa: str) -> None:
     """The control of the test above, for each instruction set. Reads of some lanes: see test_guard_pages.py."""
