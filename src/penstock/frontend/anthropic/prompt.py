@@ -82,8 +82,8 @@ def shows_thinking(fields: PromptFields) -> bool:
 
 
 def thinking_budget(fields: PromptFields, model: ServedModel) -> int | None:
-    """How many tokens of an answer may be reasoning; None: any number. Clients send a number to every model, and a
-    larger one than the server's is lowered. Raises APIError 400 for a negative one."""
+    """How many tokens of an answer may be reasoning; None: any number. Clients send a number to every model, so one
+    above the server's limit is lowered. Raises APIError 400 for a negative one."""
     given = fields.thinking.budget_tokens if fields.thinking is not None else None
     if given is None or model.conversation.reasoning is None:
         return model.thinking_budget
