@@ -45,10 +45,9 @@ async def ask(page: Any, text: str) -> None:
 
 
 async def chats(browser: Browser, server: str) -> None:
-    for scheme in ("light", "dark"):
-        page = await open_page(browser, server, scheme)
-        await ask(page, "Write a Python function that reverses a list, and explain it in a short list.")
-        await save(page, f"playground-{scheme}")
+    page = await open_page(browser, server, "light")
+    await ask(page, "Write a Python function that reverses a list, and explain it in a short list.")
+    await save(page, "playground-light")
     page = await open_page(browser, server, "light", 390, 780)
     await ask(page, "Explain what a penstock is, in two sentences.")
     await save(page, "playground-narrow")

@@ -1,4 +1,4 @@
-"""The import table of docs/architecture.md, enforced: a room imports only rooms below it, and no import is circular."""
+"""The import table of docs/architecture.md, enforced: a package imports only those in its row, in no circle."""
 
 import ast
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "torch.load"}
 IMPORTING_CALLS = {"import_module", "__import__"}
 # The scheduler is a pure state machine: no clock, no event loop, no threads, no environment.
-BANNED_IN_ROOM = {"schedule": {"asyncio", "time", "datetime", "threading", "os", "random", "socket", "subprocess"}}
+BANNED_IN_PACKAGE = {"schedule": {"asyncio", "time", "datetime", "threading", "os", "random", "socket", "subprocess"}}
 
 FILES = sorted(SOURCE.rglob("*.py"))
-ROOM_FILES = [path for path in FILES if path.parent != SOURCE]
+PACKAGE_FILES = [path for path in FILES if path.parent != SOURCE]
 
 
 def name_of(path: Path) -> str:
@@ -125,21 +125,21 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("path", ROOM_FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_rooms_import_only_rooms_below(path: Path) -> None:
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_packages_import_only_those_in_their_row(path: Path) -> None:
     relative = path.relative_to(SOURCE)
-    room = relative.parts[0]
-    assert room in ALLOWED, f"{room} is not in the import table: add it there and to docs/architecture.md"
+    package = relative.parts[0]
+    assert package in ALLOWED, f"{package} is not in the import table: add it there and to docs/architecture.md"
     for name in imported(ast.parse(path.read_text())):
         parts = name.split(".")
-        if parts[0] == "penstock" and len(parts) > 1 and ALLOWED[room] is not None:
+        if parts[0] == "penstock" and len(parts) > 1 and ALLOWED[package] is not None:
             target = parts[1]
-            ok = target == room or target in ALLOWED[room] or (str(relative), target) in EXCEPTIONS
+            ok = target == package or target in ALLOWED[package] or (str(relative), target) in EXCEPTIONS
             assert ok or not (SOURCE / target).is_dir(), f"{relative} imports penstock.{target}"
         if parts[0] == "torch":
-            assert room not in TORCH_FREE, f"{relative} imports torch"
+            assert package not in TORCH_FREE, f"{relative} imports torch"
         assert parts[0] not in BANNED_MODULES, f"{relative} imports {name}"
-        assert parts[0] not in BANNED_IN_ROOM.get(room, set()), f"{relative} imports {name}: {room} must stay pure"
+        assert parts[0] not in BANNED_IN_PACKAGE.get(package, set()), f"{package} must not import {name}: {relative}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

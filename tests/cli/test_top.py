@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from penstock.cli.top.figures import Change, quantiles
+from penstock.cli.top.figures import ScrapeDifference, quantiles
 from penstock.cli.top.scrape import NoServer, Scrape, parse, scrape, server_url
 from penstock.cli.top.screen import screen
 from penstock.observe.histogram import Histogram
@@ -53,13 +53,13 @@ def test_what_happened_between_two_scrapes() -> None:
         'penstock_machine_read_bytes_per_second{model_name="m"} 1e10\n'
         'penstock_generation_tokens_total{model_name="other"} 7\n',
     )
-    period = Change("m", now, before, 4.0).period()
+    period = ScrapeDifference("m", now, before, 4.0).period()
     assert period.output_rate == 50
     assert period.prefix_hits == pytest.approx(0.4)
     assert period.bandwidth == pytest.approx(0.1)
     assert (period.step, period.compute, period.first_token) == (None, None, None)
     # The counters of a server that was restarted begin at 0.
-    assert Change("m", before, now, 4.0).period().output_rate == 25
+    assert ScrapeDifference("m", before, now, 4.0).period().output_rate == 25
 
 
 @pytest.mark.parametrize(

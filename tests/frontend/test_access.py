@@ -1,12 +1,17 @@
 """Who comes in: keys, host names, routes, limits of the whole server; and what every answer carries."""
 
 import asyncio
+import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from penstock.frontend.errors import APIError
+from penstock.frontend.wires import WIRES, Wire, WireRoute
 from tests.frontend.conftest import NAME, Site, until
 
 OPEN = ["/livez", "/readyz", "/health", "/ping", "/version", "/metrics"]
@@ -85,6 +90,106 @@ async def test_odd_paths_are_denied_by_default(make_site: Callable[..., Site], p
     site = make_site(api_key="secret")
     assert await raw(site, path, method) == 401
     assert await raw(site, path, method, [(b"authorization", b"Bearer secret")]) in (200, 404, 405)
+
+
+WRONG = [(), ((b"authorization", b"Bearer wrong"),), ((b"x-api-key", b"wrong"),), ((b"x-api-key", b""),)]
+ODD = [
+    lambda path: b"/" + path,
+    lambda path: path + b"/",
+    lambda path: b"/." + path,
+    lambda path: b"/livez/.." + path,
+    lambda path: b"/dashboard/.." + path,
+    lambda path: path + b";x",
+    lambda path: path + b"%00",
+    lambda path: path.upper(),
+    lambda path: path[:-1] + b"%%%02x" % path[-1],
+    lambda path: path[:1] + path[1:].replace(b"/", b"%2f"),
+]
+HTML = (b"accept", b"text/html")
+
+
+def routes() -> list[tuple[WireRoute, bytes]]:
+    """Every route of every wire, with a path that it takes."""
+    found = [(route, re.sub(r"{[^}]+}", NAME, route.path).encode()) for wire in WIRES for route in wire.routes]
+    return [*found, (WireRoute("GET", "/openapi.json", "answer", ""), b"/openapi.json")]
+
+
+async def test_no_route_answers_without_the_key_but_pages(make_site: Callable[..., Site]) -> None:
+    """Walks the table of routes, so that it has those of tomorrow, too."""
+    site = make_site(api_key="secret")
+    public = {path for route, path in routes() if route.public}
+    for route, path in routes():
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+            page = path in public and method in ("GET", "HEAD")
+            for headers in WRONG:
+                status = await raw(site, path, method, [HTML, *headers])
+                assert status == 401 if not page else status in (200, 404), (method, path)
+            for key in ((b"authorization", b"Bearer secret"), (b"x-api-key", b"secret")):
+                assert await raw(site, path, method, [HTML, key]) != 401, (method, path)
+        for spell in ODD:
+            if (odd := spell(path)) != path:
+                for method in (route.method, "HEAD", "OPTIONS"):
+                    assert await raw(site, odd, method, [HTML]) == 401, (method, odd)
+    assert site.engine.requests == []
+
+
+async def test_a_page_has_no_body(make_site: Callable[..., Site]) -> None:
+    """A client without the key cannot fill the budget of bodies."""
+    site = make_site(api_key="secret", max_body_bytes=1024)
+    for headers in ({"content-type": "application/json"}, {}):
+        response = await site.http.request("GET", "/dashboard", content=b"[" * 4096, headers=headers)
+        assert response.status_code == 200
+
+
+async def test_without_pages_no_path_is_one(make_site: Callable[..., Site]) -> None:
+    site = make_site(api_key="secret", wires=("openai",))
+    for path in (b"", b"/", b"/dashboard"):
+        assert await raw(site, path) == 401
+
+
+async def test_no_cache_keeps_an_answer(make_site: Callable[..., Site]) -> None:
+    site = make_site(api_key="secret")
+    for path in ("/v1/models", "/server_info", "/nowhere", "/health"):
+        response = await site.http.get(path, headers={"x-api-key": "secret"})
+        assert response.headers.get_list("cache-control") == ["no-store"], path
+
+
+def shape(answer: bytes) -> set[str]:
+    return set(json.loads(answer))
+
+
+async def test_errors_have_the_shape_of_their_wire(make_site: Callable[..., Site]) -> None:
+    """Also those that come before the wire reads the request."""
+    site, open_site = make_site(api_key="secret", max_body_bytes=1024), make_site()
+    key = {"x-api-key": "secret", "content-type": "application/json"}
+    paths = Counter(path for path, _ in {(path, wire.name) for wire in WIRES for _, path in paths_of(wire)})
+    for wire in WIRES:
+        wanted = shape(wire.package.encode_error(APIError(404, "x")).body)
+        for route, path in paths_of(wire):
+            if route.public or paths[path] > 1:
+                continue
+            answers = [
+                await site.http.request(route.method, path),
+                await site.http.request("PATCH", path, headers=key),
+                await open_site.http.request(route.method, path, headers={"host": "evil.test"}),
+                await open_site.http.request(route.method, path, headers={"origin": "http://evil.test"}),
+            ]
+            statuses = [401, 405, 403, 403]
+            if route.method == "POST":
+                answers.append(await site.http.post(path, content=b"[" * 4096, headers=key))
+                answers.append(await site.http.post(path, content=b"{}", headers={**key, "content-encoding": "gzip"}))
+                statuses += [413, 415]
+            site.app.lifecycle.draining = True
+            answers.append(await site.http.request(route.method, path, headers=key))
+            site.app.lifecycle.draining = False
+            statuses.append({"anthropic": 529, "tgi": 429}.get(wire.name, 503))
+            assert [answer.status_code for answer in answers] == statuses, path
+            for answer in answers:
+                assert shape(answer.content) == wanted, path
+
+
+def paths_of(wire: Wire) -> list[tuple[WireRoute, str]]:
+    return [(route, re.sub(r"{[^}]+}", NAME, route.path)) for route in wire.routes]
 
 
 @pytest.mark.parametrize(

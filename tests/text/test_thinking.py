@@ -8,7 +8,7 @@ from penstock.messages import Grammar, Thinking
 from penstock.text.calls import MessageParser
 from penstock.text.calls.budget import thinking_of
 from penstock.text.calls.formats import REASONING_FORMATS
-from penstock.text.grammars.thinking import Markers, Thinker
+from penstock.text.grammars.thinking import Thinker, ThinkingMarkers
 from tests.runtime.byte_tokens import END, grammars
 
 THOUGHTS = "0123456789 XYZ" * 9  # no character of a marker
@@ -20,7 +20,7 @@ def encode(text: str) -> list[int]:
 
 
 def thinker(thinking: Thinking, *, strict: bool = False, special: frozenset[int] = frozenset()) -> Thinker:
-    return Thinker(Markers(thinking, encode, special), thinking, strict=strict)
+    return Thinker(ThinkingMarkers(thinking, encode, special), thinking, strict=strict)
 
 
 def follow(state: Thinker, wanted: str) -> str:

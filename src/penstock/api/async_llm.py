@@ -58,7 +58,7 @@ class AsyncLLM:
         prepared = prepare_found(find_model(model, settings))
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
-        # The caller has the memory, so these limits are open.
+        # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.
         engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)
         client = await launch(engine, in_process=True)
         served = served_model(prepared, client)
@@ -189,7 +189,7 @@ def _body(fields: dict[str, Any]) -> bytes:
 
 
 def _content(prompt: Prompt) -> tuple[str | None, str | list[int]]:
-    """The text of a prompt if it has one, and what the API takes: the text, or token ids."""
+    """Returns the text of a prompt, or None, and the `prompt` of a request: the text or token ids."""
     if isinstance(prompt, Mapping):
         ids = prompt.get("prompt_token_ids")
         return _content(prompt.get("prompt", "") if ids is None else ids)

@@ -1,4 +1,4 @@
-"""What a caller gets. The names are vLLM's."""
+"""The outputs that the library returns. Their names are vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a caller can ask for. The names are vLLM's, so that its users' scripts run."""
+"""The parameters that the library takes. Their names are vLLM's, so that its users' scripts run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""What a model's steps cost on this machine, for metrics."""
+"""Estimates what a model's steps cost on this machine, for metrics."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def _cpu_peak(facts: "ModelFacts", engine: "EngineConfig", cpus: Collection[int]
 
 
 def _layer_format(facts: "ModelFacts", engine: "EngineConfig") -> WeightFormat:
-    """The format of the matrices that most of a token's products are with."""
+    """The format of the largest matrices of the layers, which take most of a token's products."""
     from penstock.kernels.native.loader import instruction_sets
 
     largest = max((m for m in facts.matrices if not m.vocabulary), key=lambda m: m.count * m.share * m.rows * m.columns)

@@ -1,4 +1,4 @@
-"""The requests that wait for their first step: how many may wait, and how long that takes."""
+"""Bounds the requests that wait for their first step, and estimates how long they wait."""
 
 import math
 import time
@@ -8,7 +8,7 @@ from penstock.config.engine import EngineConfig
 from penstock.messages import QueueFull
 
 WINDOW = 30.0  # seconds with waiting requests, over which the rate is measured
-MOST_SECONDS = 120  # that a client is asked to wait
+MOST_SECONDS = 120  # the largest Retry-After
 LEAST_SECONDS = 1.0  # of measurement, before which a rate of zero means nothing
 
 
@@ -25,7 +25,7 @@ class RequestQueue:
         self._free = max_num_seqs  # sequences that could start at once
         self._clock = clock
         self._mark = clock()
-        # What the last seconds with waiting requests were, and started. Older ones count less and less.
+        # Seconds with waiting requests, and the requests and tokens that started in them. Older ones count less.
         self._seconds = self._started_requests = self._started_tokens = 0.0
 
     @classmethod
@@ -43,7 +43,8 @@ class RequestQueue:
         return self._max_num_seqs + self._max_waiting
 
     def check(self, tokens: int = 0) -> None:
-        """Raise QueueFull if a request of so many tokens must not wait as well. One that waits alone always may."""
+        """Raise QueueFull if one more request, with a prompt of so many tokens, would exceed a limit. A request that
+        would wait alone may have any number of tokens."""
         waiting = max(self.requests - self._free, 0)
         if waiting >= self._max_waiting:
             self.refuse(f"{waiting} requests wait for the engine, the limit (--max-waiting)")
@@ -60,13 +61,13 @@ class RequestQueue:
         raise QueueFull(f"{reason}; try again in {seconds} s", seconds)
 
     def join(self, tokens: int) -> None:
-        """A request waits."""
+        """Count a request that begins to wait."""
         self._measure()
         self.requests += 1
         self.tokens += tokens
 
     def leave(self, tokens: int, *, started: bool) -> None:
-        """A request waits no more: the engine is about to compute it, or the client has gone."""
+        """Count a request that ends its wait: `started` if the engine computes it next, else its client has gone."""
         self._measure()
         self.requests -= 1
         self.tokens -= tokens
@@ -79,7 +80,7 @@ class RequestQueue:
         self._free = max(self._max_num_seqs - sequences, 0)
 
     def retry_after(self) -> int:
-        """The seconds in which all that waits now will have started, at the rate of the last seconds: 1 to 120."""
+        """Return the seconds in which all waiting requests will have started, at the measured rate: 1 to 120."""
         self._measure()
         if not self.requests or (not self._started_requests and self._seconds < LEAST_SECONDS):
             return 1

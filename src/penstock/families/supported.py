@@ -1,5 +1,5 @@
-"""The table of supported models: what each architecture is, and what it combines with. All but the names follows from a
-small spec of the family."""
+"""Makes the table of supported models: the names of each architecture, and what it combines with. Only the names are
+written here; the rest is computed from a small spec of the family."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Starcoder2ForCausalLM": ("StarCoder 2", ()),
         "GPT2LMHeadModel": ("GPT-2", ()),
         "GPTNeoXForCausalLM": ("Pythia, GPT-NeoX", ()),
-        "OPTForCausalLM": ("OPT, but 350m", ()),
+        "OPTForCausalLM": ("OPT, except 350m", ()),
         "FalconForCausalLM": ("Falcon 7B, 11B, 40B, 180B", ()),
     }
 )

@@ -24,6 +24,7 @@ from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
+_LONGEST_PATH = 1024  # characters of a path that is counted under its route's template, and in its wire's errors
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -152,7 +153,7 @@ def _shown(path: str) -> str:
 def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
     """Returns a function that says whether a raw path is one of `paths`, whose parameters are plain file names."""
     patterns = "|".join(re.sub(r"\\{\w+\\}", r"[A-Za-z0-9._-]+", re.escape(path)) for path in paths)
-    found = re.compile(patterns.encode()).fullmatch
+    found = re.compile((patterns or "(?!)").encode()).fullmatch
     return lambda path: found(path) is not None
 
 
@@ -166,6 +167,8 @@ def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
     def template(path: str) -> str:
         if path in fixed:
             return path
+        if len(path) > _LONGEST_PATH:  # patterns take long, and this is before the key is checked
+            return "other"
         return next((shown for pattern, shown in patterns if pattern.match(path)), "other")
 
     return template

@@ -30,7 +30,7 @@ class ChatMessages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class ChatRequest:
     """A chat as a wire has read it."""
 
     prompt: ChatMessages
@@ -53,7 +53,7 @@ class PreparedChat(NamedTuple):
     reader: ReplyReader | None
 
 
-async def prepare_chat(context: RequestContext, chat: Chat, body_size: int) -> PreparedChat:
+async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: int) -> PreparedChat:
     """Returns what runs a chat. `body_size` is that of the request in bytes. Raises APIError 400 for a parameter."""
     model, limits, use, options = context.model, context.limits, chat.use, chat.options
     prompt = await encode_messages(context, chat.prompt, body_size)

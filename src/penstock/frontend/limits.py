@@ -30,6 +30,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_bytes: int = 256 << 10  # of all tools of a request, as JSON
     max_tool_calls: int = 128  # in one message
     max_argument_chars: int = 1 << 20  # in the arguments of one tool call
+    max_parameter_chars: int = 16_384  # in KServe's tensor sampling_parameters, which is JSON in a string
+    max_id_chars: int = 256  # in a request's id that each part of its answer repeats
     max_in_flight: int = 2048  # requests being answered; the next ones get 429
     header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
     body_timeout: float = 60.0  # from the end of the headers to the end of the body

@@ -132,7 +132,14 @@ async def encode(
     def every() -> list[TextTokens]:
         return [one(i, text, second) for i, (text, second) in enumerate(texts)]
 
-    return await offload_if_large(every, sum(len(text) + len(second or "") for text, second in texts))
+    chars, limit = sum(len(text) + len(second or "") for text, second in texts), 2 * context.limits.max_body_bytes
+    if chars > limit:  # a query is encoded once for each document
+        raise invalid(
+            f"{len(texts)} texts, each with its query if there is one, have {chars} characters together; the limit is "
+            f"{limit}, twice --max-body-size: send fewer, or a shorter query",
+            param,
+        )
+    return await offload_if_large(every, chars)
 
 
 async def vectors(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
@@ -86,7 +86,7 @@ def check_ids(model: ServedModel, ids: Sequence[int], param: str, *, output: int
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
-        raise invalid(f"{param} has token id {bad}; ids of {model.name!r} are 0 to {vocab_size - 1}", param)
+        raise invalid(f"{param} has token id {digits(bad)}; ids of {model.name!r} are 0 to {vocab_size - 1}", param)
     return tuple(ids)
 
 

@@ -18,7 +18,7 @@ from penstock.frontend.served import ServedModel
 from penstock.messages import FinishReason, Grammar
 from penstock.text import GrammarError
 from penstock.text.calls import CallLimits, Conversation, MessageParser, Part, ToolOutputError
-from penstock.text.calls.budget import Answer, thinking_of
+from penstock.text.calls.budget import AnswerKind, thinking_of
 from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
 from penstock.text.grammars.schema import read_schema
 
@@ -57,7 +57,7 @@ async def reply_grammar(
     tools = bool(use.schemas) and model.conversation.tools is not None
     if grammar is not None and not grammar.trigger and not tools:
         return grammar  # the answer begins with the first token
-    answer: Answer = "text" if not tools else "either" if use.choice == "auto" else "call"
+    answer: AnswerKind = "text" if not tools else "either" if use.choice == "auto" else "call"
     return replace(grammar or ANY_TEXT, thinking=thinking_of(reasoning, prompt_end, budget, answer=answer))
 
 
@@ -196,7 +196,7 @@ def read_parts(reader: ReplyReader | None, output: ReadableOutput, *, ended: boo
 
 
 @dataclass(slots=True)
-class Block:
+class ReplyBlock:
     """Adjacent content or reasoning, or a call."""
 
     kind: Literal["content", "reasoning", "call"]
@@ -205,16 +205,16 @@ class Block:
     id: str = ""
 
 
-def join_parts(parts: Iterable[Part]) -> list[Block]:
+def join_parts(parts: Iterable[Part]) -> list[ReplyBlock]:
     """Returns the blocks of a whole message."""
-    blocks: list[Block] = []
+    blocks: list[ReplyBlock] = []
     for part in parts:
         if part.kind == "call":
-            blocks.append(Block("call", "", part.text, part.id))
+            blocks.append(ReplyBlock("call", "", part.text, part.id))
         elif part.kind == "arguments" or (blocks and blocks[-1].kind == part.kind):
             blocks[-1].text += part.text
         else:
-            blocks.append(Block(part.kind, part.text))
+            blocks.append(ReplyBlock(part.kind, part.text))
     return blocks
 
 

@@ -63,7 +63,9 @@ class Site:
         )
 
 
-class _Choice(NamedTuple):
+class _MountedRoute(NamedTuple):
+    """A route, the wire that has it, and the app that serves it."""
+
     route: WireRoute
     wire: Wire
     app: ASGIApp
@@ -73,15 +75,15 @@ class PathApp:
     """The routes of one path: chooses one by the request's method and by what the routes are for."""
 
     def __init__(self) -> None:
-        self._choices: list[_Choice] = []
+        self._routes: list[_MountedRoute] = []
 
     @property
     def methods(self) -> set[str]:
-        return {choice.route.method for choice in self._choices}
+        return {mounted.route.method for mounted in self._routes}
 
     def wire(self, scope: Scope) -> Wire:
         """The wire of a request, also of one whose method no route takes."""
-        return (self._choose(scope) or self._choices[-1]).wire
+        return (self._choose(scope) or self._routes[-1]).wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chosen = self._choose(scope)
@@ -90,14 +92,14 @@ class PathApp:
         await chosen.app(scope, receive, send)
 
     def add(self, route: WireRoute, wire: Wire, app: ASGIApp) -> None:
-        self._choices.append(_Choice(route, wire, app))
-        self._choices.sort(key=lambda choice: choice.route.when is None)
+        self._routes.append(_MountedRoute(route, wire, app))
+        self._routes.sort(key=lambda mounted: mounted.route.when is None)
 
-    def _choose(self, scope: Scope) -> _Choice | None:
+    def _choose(self, scope: Scope) -> _MountedRoute | None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        for choice in self._choices:
-            if choice.route.method == method and (choice.route.when is None or choice.route.when(scope)):
-                return choice
+        for mounted in self._routes:
+            if mounted.route.method == method and (mounted.route.when is None or mounted.route.when(scope)):
+                return mounted
         return None
 
 
@@ -117,8 +119,6 @@ def route_app(site: Site, wire: Wire, route: WireRoute) -> ASGIApp:
             return _GenerateRoute(site, wire, route)
         case "answer":
             return _AnswerRoute(site, wire, route)
-        case "raw":
-            return _RawRoute(site, wire, route)
 
 
 class _Route:
@@ -191,11 +191,7 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 
 def _has_body(scope: Scope) -> bool:
+    """False for GET: pages are answered without a key, and what nobody uses must not fill the bodies' budget."""
+    if scope["method"] in ("GET", "HEAD"):
+        return False
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None
-
-
-class _RawRoute(_Route):
-    """A route that reads and sends by itself."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await getattr(self._wire.package, self._function)(scope, receive, send, self._site.context(scope))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 from pydantic_core import from_json
@@ -13,6 +13,7 @@ from penstock.frontend.reply import ToolUse
 from penstock.frontend.served import ServedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LONG_NUMBER = re.compile(r"\d{19}")  # shorter integers have fewer than 64 bits
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -32,7 +33,7 @@ def check_tools(
         return {}
     if len(tools) > limits.max_tools:
         raise invalid(f"tools has {len(tools)} tools; the limit is {limits.max_tools}: send fewer", "tools")
-    size = len(orjson.dumps(tools))
+    size = len(to_json(tools, "tools"))
     if size > limits.max_tool_bytes:
         raise invalid(
             f"tools has {size} bytes of JSON; the limit is {limits.max_tool_bytes}: send less",
@@ -108,6 +109,15 @@ def check_calls(count: int, where: str, limits: RequestLimits) -> None:
         raise invalid(f"{where} has {count} calls; the limit is {limits.max_tool_calls}: send fewer", where)
 
 
+def to_json(value: Any, where: str) -> bytes:
+    """Returns what a request has at `where`, as JSON. Raises APIError 400 if it has an integer that JSON encoders have
+    not: decoders take any."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        raise invalid(f"{where} has an integer of more than 64 bits; send a smaller one, or a string", where) from None
+
+
 def check_arguments(arguments: str, where: str, limits: RequestLimits) -> str:
     """Returns the arguments of an earlier call, as JSON. Raises APIError 400 if they are too long."""
     if len(arguments) > limits.max_argument_chars:
@@ -123,7 +133,21 @@ def parse_arguments(text: str) -> dict[str, Any]:
         arguments = from_json(text or "{}", allow_partial="trailing-strings")
     except ValueError:
         return {}
-    return arguments if isinstance(arguments, dict) else {}
+    if not isinstance(arguments, dict):
+        return {}
+    return cast(dict[str, Any], _bounded(arguments)) if _LONG_NUMBER.search(text) else arguments
+
+
+def _bounded(value: Any) -> Any:
+    """The value with floats for integers of more than 64 bits, which cannot be encoded, and None for infinite ones."""
+    match value:
+        case dict():
+            return {key: _bounded(each) for key, each in value.items()}
+        case list():
+            return [_bounded(each) for each in value]
+        case int() if not -(2**63) <= value < 2**64:
+            return float(value) if abs(value) < 10**308 else None
+    return value
 
 
 def reasoning_variables(effort: str | None, param: str = "reasoning_effort") -> dict[str, Any]:

@@ -10,9 +10,8 @@ from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
-#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET and DELETE
-#   raw:      async (scope, receive, send, context: RequestContext) -> None
-Kind = Literal["generate", "answer", "raw"]
+#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET
+Kind = Literal["generate", "answer"]
 
 
 class WireRoute(NamedTuple):
@@ -49,12 +48,12 @@ class Wire:
 
 
 def _names_version(scope: Scope) -> bool:
-    """True for Anthropic's clients."""
+    """True for Anthropic's clients, which name a version of its API."""
     return header(scope, b"anthropic-version") is not None
 
 
 def _takes_html(scope: Scope) -> bool:
-    """Whether a browser asks. Ollama's clients get another answer."""
+    """True for browsers, which accept HTML. Ollama's clients do not."""
     return b"text/html" in (header(scope, b"accept") or b"")
 
 

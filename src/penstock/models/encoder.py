@@ -39,8 +39,8 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Norm:
-    """LayerNorm."""
+class LayerNorm:
+    """Computes torch's LayerNorm."""
 
     weight: Tensor
     bias: Tensor | None
@@ -55,10 +55,10 @@ class _Layer:
     attention: BidirectionalSpec
     qkv: Any
     output: Any
-    attention_norm: Norm | None
+    attention_norm: LayerNorm | None
     up: Any
     down: Any
-    mlp_norm: Norm
+    mlp_norm: LayerNorm
 
 
 class Encoder:
@@ -176,11 +176,11 @@ class Encoder:
         bias = self._parameters.pop(f"{name}.bias", None)
         return self._linear.pack(self._parameters.pop(f"{name}.weight"), bias)
 
-    def _norm(self, name: str) -> Norm | None:
+    def _norm(self, name: str) -> LayerNorm | None:
         weight = self._parameters.get(f"{name}.weight")
         if weight is None:
             return None
-        return Norm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps)
+        return LayerNorm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps)
 
 
 def _positions(texts: Texts) -> Tensor:

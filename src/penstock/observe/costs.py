@@ -28,7 +28,7 @@ class MachinePeak:
     flops: float = 0.0
 
 
-class StepWork:
+class WorkTotals:
     """Sums the bytes that steps read and the operations that they compute.
 
     A step reads its weights once, and once each KV block that a sequence holds. Operations are those of products with
@@ -55,8 +55,8 @@ class StepWork:
 
 
 class IdlePeak:
-    """Measures the machine once, on a thread, at the first look that finds it idle: while requests run, the measurement
-    would slow them and be wrong."""
+    """Measures the machine once, on a thread, at the first look that finds it idle. While requests run, a measurement
+    would be wrong, and would slow them."""
 
     def __init__(self, measure: Callable[[], MachinePeak]) -> None:
         self._measure = measure

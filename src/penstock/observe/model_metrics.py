@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from penstock.messages import EngineInfo, EngineStats, FinishReason, Queue, RequestTiming
-from penstock.observe.costs import CostModel, MachinePeak, StepWork
+from penstock.observe.costs import CostModel, MachinePeak, WorkTotals
 from penstock.observe.histogram import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -45,7 +45,7 @@ class ModelMetrics:
         self.engine = engine
         self._seen = engine.stats()
         self._peak = None if costs is None else costs.peak
-        self.work = None if costs is None else StepWork(costs.costs)
+        self.work = None if costs is None else WorkTotals(costs.costs)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.finished: dict[FinishReason, int] = dict.fromkeys(REASONS, 0)

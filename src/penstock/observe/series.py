@@ -67,7 +67,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
     ("request_generation_tokens", "Tokens of a choice.", lambda model: model.generation_sizes),
     ("iteration_tokens_total", "Tokens computed in a step.", lambda model: model.step_sizes),
 )
-# Names that vLLM had earlier, or has for what does not exist here (None), and the series that they are now.
+# Names of earlier versions of vLLM, and our series that have their values; None: Penstock has nothing of the kind.
 OLDER: dict[str, str | None] = {
     "time_per_output_token_seconds": "inter_token_latency_seconds",
     "request_max_num_generation_tokens": "request_generation_tokens",

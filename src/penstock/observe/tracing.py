@@ -4,6 +4,7 @@ The packages are the extra `otel`, and are imported only by `Tracer`. Spans are 
 times that are there anyway. A thread sends them; its queue is bounded, and drops spans when it is full.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -96,6 +97,7 @@ class Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # it logs the text of a wrong tracestate
         self._api: Any = trace
         self._model = model
         resource = Resource.create({"service.version": version})  # and OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES

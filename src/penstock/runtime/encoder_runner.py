@@ -30,7 +30,7 @@ NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this text"
 
 
 class EncoderRunner:
-    """Executes plans in order, one at a time, each when its result is asked for."""
+    """Executes plans in order, one at a time. `result` computes the oldest one."""
 
     def __init__(self, model: Encoder, config: EngineConfig, spec: ModelSpec, memory: Sequence[MemoryRow]) -> None:
         self._model = model
@@ -53,7 +53,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def result(self) -> StepResult:
-        """The result of the oldest plan, which is computed now. RuntimeError if it computes a part of a text."""
+        """Computes the oldest plan and returns its result. Raises RuntimeError if the plan has a part of a text."""
         began = time.perf_counter()
         plan = self._plans.popleft()
         for seq in plan.gone:

@@ -1,4 +1,4 @@
-"""A proof that counts of tokens agree with the outstanding plans."""
+"""Checks that counts of tokens agree with the outstanding plans."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from penstock.schedule.step import Outstanding
 
 
 def check_counts(outstanding: Iterable[Outstanding], live: LiveRequests) -> None:
-    """Prove that every sequence counts exactly the work of the outstanding plans, with every draft accepted."""
+    """Raise RuntimeError if a sequence counts other work than the outstanding plans have, with all drafts accepted."""
     in_flight, tokens, sampled = Counter[int](), Counter[int](), Counter[int]()
     for step in outstanding:
         for sequence, work in zip(step.sequences, step.work, strict=True):

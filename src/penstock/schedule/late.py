@@ -45,7 +45,7 @@ def late_requests(
 
 
 def _deadline(sequence: Sequence) -> float:
-    """When the first token must be there. Of a request that has started, nothing is saved any more."""
+    """When the first token is due. Never for a request that has started: its prompt is computed already."""
     message = sequence.request.message
     if sequence.request.started or (message.deadline is None and message.first_token_deadline is None):
         return math.inf

@@ -1,6 +1,6 @@
-"""The time of a step, learned from the steps so far.
+"""Estimates the time of a step from the steps so far.
 
-All times are differences of times that the scheduler was given, so a replay learns the same.
+Times are differences of the scheduler's arguments `now`, so a replay of the events gives the same estimates.
 """
 
 import math
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from penstock.schedule.step import StepDraft
 
-MEMORY = 0.95  # the weight of a measurement when the next one of its kind has come
+MEMORY = 0.95  # each new measurement multiplies the weight of the older ones of its kind by this
 OUTLIER = 3.0  # times the expected time: a longer step counts as this
 LEAST_MEASURED = 3  # steps with prompts, before which nothing is known
 FIRST_CHUNK = 32  # tokens of prompts in a step whose time is not known yet
-GROWTH = 2.0  # times the largest chunk of late: a larger one would be a guess
+GROWTH = 2.0  # times the largest recent chunk: the time of a larger one would be a guess
 SPREAD = (1.05, 2.0)  # limits of StepModel.spread
 SPREAD_SHARE = 0.9  # of steps with prompts that take less than `spread` times the expected time
 SPREAD_PACE = 0.05  # by which a step moves it
@@ -45,8 +45,7 @@ class StepSize(NamedTuple):
 class StepModel:
     """seconds = a + b decodes + c tokens + d pairs, by least squares over recent steps, with no negative factor.
 
-    Steps without prompts and steps with prompts are forgotten apart, so that a long time without prompts leaves what
-    was learned about them.
+    Steps with and without prompts have separate sums: steps without prompts do not reduce the weight of those with.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.cli.chat.chat import Answer, Chat
+from penstock.cli.chat.chat import AnswerFigures, Chat
 from penstock.cli.chat.commands import ALIASES, COMMANDS, Leave, execute, is_command
 from penstock.cli.chat.conversation import Conversation
 from penstock.cli.chat.settings import ChatSettings
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_conversation(chat: Chat, tmp_path: Path, content: str
 def test_figures(chat: Chat) -> None:
     assert rows(execute(chat, "/stats"))["context"] == ["64", "tokens"]
     chat.conversation = Conversation(None, [("a", "b")] * 3, forgotten=2)
-    chat.last = Answer(20, 16, 11, 0.5, 1.5, "complete", True)
+    chat.last = AnswerFigures(20, 16, 11, 0.5, 1.5, "complete", True)
     shown = execute(chat, "/stats")
     for part in (
         "3 turns",

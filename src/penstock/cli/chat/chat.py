@@ -16,7 +16,7 @@ End = Literal["complete", "max_tokens", "context", "stopped"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerFigures:
     """The figures of an answer. Times are in seconds from the request, as the client sees them."""
 
     prompt_tokens: int
@@ -55,7 +55,7 @@ class Chat:
         self.settings = settings
         self.conversation = conversation
         self.raw = raw
-        self.last: Answer | None = None
+        self.last: AnswerFigures | None = None
         self._requests = 0
 
     @property
@@ -63,7 +63,7 @@ class Chat:
         """The most tokens of a conversation and its answer."""
         return self.client.info.max_model_len
 
-    async def answer(self, prompt: str, write: Callable[[str], None]) -> Answer:
+    async def answer(self, prompt: str, write: Callable[[str], None]) -> AnswerFigures:
         """Streams the answer to `write`. Raises ValueError for a prompt that cannot be sent.
 
         A cancelled answer becomes part of the conversation as far as it came. A prompt whose answer fails, or is
@@ -90,7 +90,7 @@ class Chat:
             raise
         return self._keep(prompt, said, end)
 
-    def _keep(self, prompt: str, said: "_Said", end: End) -> Answer:
+    def _keep(self, prompt: str, said: "_Said", end: End) -> AnswerFigures:
         text = said.text
         kept = not self.raw and bool(text or end != "stopped")
         if kept:
@@ -138,9 +138,9 @@ class _Said:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def figures(self, end: End, kept: bool) -> Answer:
+    def figures(self, end: End, kept: bool) -> AnswerFigures:
         first = self._last if self._first is None else self._first
-        return Answer(
+        return AnswerFigures(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached,
             tokens=self._tokens,

@@ -8,7 +8,7 @@ import termios
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cli.chat.chat import Answer, Chat
+from penstock.cli.chat.chat import AnswerFigures, Chat
 from penstock.cli.chat.commands import Leave, execute, is_command
 from penstock.cli.chat.entry import message
 from penstock.cli.chat.screen import Screen
@@ -72,7 +72,7 @@ async def _answer(chat: Chat, screen: Screen, text: str) -> None:
     screen.space()
 
 
-async def show_answer(chat: Chat, screen: Screen, text: str) -> Answer | None:
+async def show_answer(chat: Chat, screen: Screen, text: str) -> AnswerFigures | None:
     """Streams an answer to the screen, and its figures if the user wants them. Returns None if Ctrl-C ended it."""
     with screen.answer(markdown=chat.settings["markdown"]) as shown:
         answer = await until_interrupted(chat.answer(text, shown.write))

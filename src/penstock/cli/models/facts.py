@@ -54,7 +54,7 @@ class TypeRow:
         return 8 * self.bytes / self.weights
 
 
-class ModelFacts:
+class LocalModelFacts:
     """The facts of a model in a folder or a GGUF file. Properties raise CheckpointError, GgufError or ValueError if
     the files are broken."""
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from penstock.cli.models.facts import ModelFacts
+from penstock.cli.models.facts import LocalModelFacts
 from penstock.cli.models.table import count_text, print_table
 from penstock.config import format_bytes
 from penstock.observe.reporting import reporting
@@ -57,7 +57,7 @@ def _facts(model: LocalModel, in_time: bool) -> ListedModel:
         return ListedModel(model, problem=model.problem)
     if not in_time:
         return ListedModel(model, problem=f"not read within {HEADERS_SECONDS:g} s; penstock show reads it")
-    facts = ModelFacts(model.path)
+    facts = LocalModelFacts(model.path)
     try:
         return ListedModel(model, facts.format, facts.context, facts.parameters)
     except (ValueError, OSError) as error:  # of a broken file

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.models.facts import ModelFacts, TypeRow
+from penstock.cli.models.facts import LocalModelFacts, TypeRow
 from penstock.cli.models.table import count_text, print_table, printable
 from penstock.config import format_bytes
 from penstock.config.weights import GGUF_FORMATS
@@ -27,7 +27,7 @@ def show(model: str | None, revision: str | None, template: bool, as_json: bool)
     if template:
         _print_template(path)
         return
-    facts = ModelFacts(path)
+    facts = LocalModelFacts(path)
     names = {one.path: one.name for one in local_models()}
     figures = _figures(names.get(path, model or path.name), facts)
     if as_json:
@@ -46,7 +46,7 @@ def _print_template(path: Path) -> None:
         print(f"other templates of this model: {', '.join(others)}; --json has them", file=sys.stderr)
 
 
-def _figures(name: str, facts: ModelFacts) -> dict[str, Any]:
+def _figures(name: str, facts: LocalModelFacts) -> dict[str, Any]:
     packaged = packaged_model(facts.path)
     spec, problem = _spec(facts.path)
     return {
@@ -82,7 +82,7 @@ def _templates(path: Path) -> dict[str, str]:
         return {}
 
 
-def _licence(facts: ModelFacts) -> str | None:
+def _licence(facts: LocalModelFacts) -> str | None:
     """The licence that the metadata or the model card names, or the file that has it."""
     if facts.gguf is not None:
         named = facts.gguf.metadata.get("general.license")

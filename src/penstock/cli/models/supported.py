@@ -12,14 +12,16 @@ _BEFORE = """# Supported models
 
 Penstock executes decoders of these architectures, as `config.json` names them, from safetensors in float32, bfloat16
 or float16. Where a GGUF architecture is named, GGUF files are served too. Every model is served with continuous
-batching, chunked prompts, speculation, `--quantization int8` and `int4`, and over pipeline ranks.
+batching, chunked prompts, speculation, `--quantization int8` and `int4`, and over pipeline ranks. Models that give
+vectors, such as BERT, are in [a table of their own](embeddings.md#models).
 """
 _AFTER = """
-- **Tensor ranks**: whether `--tensor-parallel-size` above 1 is possible, for sizes that it divides. It is not where
-  one norm spans all heads.
+- **Tensor ranks**: whether `--tensor-parallel-size` above 1 is possible, for sizes that it divides. It is not
+  possible if one norm spans all heads.
 - **Expert ranks**: whether there are experts for `--expert-parallel` to divide.
 - **Prefix cache**: whether requests share the KV cache of equal prefixes.
-- **FlashInfer**: whether `--attention-backend flashinfer` can compute its attention; our kernels always can.
+- **FlashInfer**: whether `--attention-backend flashinfer` can compute its attention. Penstock's kernels
+  always can.
 
 Two limits depend on the length of the context:
 

@@ -31,7 +31,7 @@ class Period:
     compute: float | None
 
 
-class Change:
+class ScrapeDifference:
     """The difference between two scrapes of a model. Without `before`, since the server's start, `seconds` ago."""
 
     def __init__(self, model: str, now: Scrape, before: Scrape | None, seconds: float) -> None:

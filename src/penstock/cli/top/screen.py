@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.chat.safe_text import one_line
 from penstock.cli.output import duration
-from penstock.cli.top.figures import PERCENTILES, Change, Period
+from penstock.cli.top.figures import PERCENTILES, Period, ScrapeDifference
 from penstock.cli.top.scrape import Scrape
 from penstock.config import format_bytes
 
@@ -67,9 +67,9 @@ def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableTy
     )
     cache.append(f", {preemptions:,.0f} preemptions, ")
     cache.append(f"{restarts:,.0f} engine restarts", style="bold red" if restarts else "")
-    whole = Change(model, now, None, _uptime(now)).period()
+    whole = ScrapeDifference(model, now, None, _uptime(now)).period()
     seconds = 0.0 if before is None else now.moment - before.moment
-    last = None if before is None else Change(model, now, before, seconds).period()
+    last = None if before is None else ScrapeDifference(model, now, before, seconds).period()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("p50 / p95 / p99 of times")
     table.add_column(f"last {seconds:.0f} s", justify="right", min_width=26)

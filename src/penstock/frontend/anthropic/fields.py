@@ -24,7 +24,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     content: str | list[Block]
 
 
-class Thinking(msgspec.Struct):
+class ThinkingFields(msgspec.Struct):
     type: str
     budget_tokens: int | None = None
     display: str | None = None
@@ -62,7 +62,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message]
     model: str
     system: str | list[Block] | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingFields | None = None
     tool_choice: ToolChoice | None = None
     tools: list[Tool] | None = None
     output_config: OutputConfig | None = None

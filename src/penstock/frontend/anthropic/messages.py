@@ -7,7 +7,7 @@ from penstock.frontend.anthropic.codec import MessageCodec
 from penstock.frontend.anthropic.fields import MessageFields, PromptFields
 from penstock.frontend.anthropic.prompt import read_grammar, read_prompt, read_tools, shows_thinking, thinking_budget
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import Chat, encode_messages, prepare_chat
+from penstock.frontend.chat import ChatRequest, encode_messages, prepare_chat
 from penstock.frontend.http.body import decode
 from penstock.frontend.sampling import GenerationOptions, check_options
 
@@ -27,7 +27,7 @@ async def read_message(body: bytes, context: RequestContext) -> Call:
     )
     check_options(options, context.limits)
     use = read_tools(fields, context.model, context.limits)
-    chat = Chat(
+    chat = ChatRequest(
         prompt=read_prompt(fields, context.limits, use),
         options=options,
         use=use,

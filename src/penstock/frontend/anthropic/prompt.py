@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import orjson
-
 from penstock.frontend.anthropic.fields import UNSUPPORTED, Block, Message, OutputFormat, PromptFields
 from penstock.frontend.chat import ChatMessages
 from penstock.frontend.errors import invalid
@@ -19,6 +17,7 @@ from penstock.frontend.tools import (
     check_calls,
     check_tools,
     reasoning_variables,
+    to_json,
     use_tools,
 )
 
@@ -83,8 +82,8 @@ def shows_thinking(fields: PromptFields) -> bool:
 
 
 def thinking_budget(fields: PromptFields, model: ServedModel) -> int | None:
-    """How many tokens of an answer may be reasoning; None: any number. Clients send a number to every model, and a
-    larger one than the server's is lowered. Raises APIError 400 for a negative one."""
+    """How many tokens of an answer may be reasoning; None: any number. Clients send a number to every model, so one
+    above the server's limit is lowered. Raises APIError 400 for a negative one."""
     given = fields.thinking.budget_tokens if fields.thinking is not None else None
     if given is None or model.conversation.reasoning is None:
         return model.thinking_budget
@@ -169,7 +168,7 @@ def _of_assistant(blocks: Sequence[Block], where: str, limits: RequestLimits) ->
 def _call(block: Block, where: str, limits: RequestLimits) -> dict[str, Any]:
     if block.id is None or block.name is None:
         raise invalid(f"{where} must have an id and a name", where, "missing_parameter")
-    arguments = check_arguments(orjson.dumps(block.input or {}).decode(), f"{where}.input", limits)
+    arguments = check_arguments(to_json(block.input or {}, f"{where}.input").decode(), f"{where}.input", limits)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 

@@ -240,7 +240,10 @@ class _ResponseTracker:
     def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._headers]
+            headers = [*message.get("headers", ()), *self._headers]
+            if all(name != b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-store"))  # a cache may not know that x-api-key is a secret
+            message["headers"] = headers
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)

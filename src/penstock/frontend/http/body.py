@@ -55,6 +55,8 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     if not body:
         raise invalid("the body is empty; send a JSON object", code="invalid_json")
     try:
+        if not body.isascii():
+            body.decode()  # the decoder does not look into a msgspec.Raw
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _invalid_value(str(error)) from None

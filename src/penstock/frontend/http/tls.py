@@ -31,7 +31,7 @@ class Certificate(NamedTuple):
 
 
 class TLS:
-    """The certificate and its key, read from PEM files. Connections made after `reload` get the new ones."""
+    """The certificate and its key, read from PEM files. Connections that begin after `reload` get what it read."""
 
     def __init__(self, certificate: str, key: str = "") -> None:
         """`key` is the file of the private key, by default the certificate's file. Raises WrongCertificate."""
@@ -40,8 +40,8 @@ class TLS:
         self._changed = self._seen
         self._current, self.certificate = self._load()
         self.context = _context()
-        # Every connection begins with this context, and gets the current one in its handshake. The current one is
-        # replaced as a whole: a context would keep an RSA certificate beside a new one for ECDSA.
+        # Every connection begins with this context, and gets the current one in its handshake. A renewal makes a whole
+        # context: one that is loaded again would keep an RSA certificate beside one for ECDSA.
         self.context.sni_callback = self._choose
 
     def reload(self) -> None:
@@ -87,7 +87,7 @@ class TLS:
         chain, key = (_read(flag, file) for flag, file in zip(("certificate", "key"), self._files, strict=True))
         certificate = _certificate(chain, self._files[0])
         context = _context()
-        # Both are read once, so that the key is that of this certificate also if the files change now.
+        # Both are read once, so that the key is that of this certificate even if the files change in between.
         with _in_memory(chain) as chain_file, _in_memory(key) as key_file:
             try:
                 context.load_cert_chain(chain_file, key_file, password=_refuse_password)

@@ -12,7 +12,7 @@ from penstock.frontend.kserve.errors import error_body
 
 
 class GenerateCodec:
-    """An answer of generate: the text, or in a stream new text."""
+    """Encodes answers of generate: the whole text, or in a stream the text of each event."""
 
     stream_type = STREAM_TYPE
 
@@ -41,7 +41,7 @@ class GenerateCodec:
 
 
 class InferCodec(GenerateCodec):
-    """An answer of infer: the text is a tensor."""
+    """Encodes answers of infer, whose text is a tensor."""
 
     def _encode(self, text: str) -> bytes:
         output = {"name": "text_output", "datatype": "BYTES", "shape": [1], "data": [text]}

@@ -51,6 +51,10 @@ async def read_text(
 ) -> Call:
     """Returns the call for a text. Raises APIError 400 that names the parameter."""
     name = check_path(context)
+    if answer_id is not None and len(answer_id) > context.limits.max_id_chars:
+        raise invalid(
+            f"id has {len(answer_id)} characters; the limit is {context.limits.max_id_chars}: shorten it", "id"
+        )
     stop = parameters.stop
     options = GenerationOptions(
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),

@@ -26,8 +26,19 @@ async def read_infer(body: bytes, context: RequestContext) -> Call:
         raise invalid("input text_input is missing", "inputs", "missing_parameter")
     parameters = fields.parameters or Parameters()
     if "sampling_parameters" in texts:  # a JSON object, as in Triton's backend for vLLM
-        parameters = decode(_parameters, texts["sampling_parameters"].encode())
+        parameters = decode(_parameters, _bounded(texts["sampling_parameters"], context).encode())
     return await read_text(texts["text_input"], parameters, context, InferCodec, fields.id, streams=False)
+
+
+def _bounded(text: str, context: RequestContext) -> str:
+    """Raises APIError 400 for a text that takes long to decode: nobody has counted its parts."""
+    if len(text) > context.limits.max_parameter_chars:
+        raise invalid(
+            f"input sampling_parameters has {len(text)} characters; the limit is "
+            f"{context.limits.max_parameter_chars}: send less",
+            "inputs",
+        )
+    return text
 
 
 def _text(tensor: Tensor) -> str:

@@ -4,26 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
+from penstock.frontend.chat import ChatMessages, prepare_chat
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, Message
-from penstock.frontend.ollama.options import (
-    answer_nothing,
-    check_model,
-    max_tokens,
-    read_format,
-    read_logprobs,
-    read_options,
-    read_think,
-)
-from penstock.frontend.tools import check_arguments, check_calls, check_tools, use_tools
+from penstock.frontend.ollama.options import answer_nothing, check_model, read_request, read_think
+from penstock.frontend.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
 _ROLES = ("system", "user", "assistant", "tool")
 _decoder = msgspec.json.Decoder(ChatFields)
@@ -38,22 +29,13 @@ async def read_chat(body: bytes, context: RequestContext) -> Call | Answer:
     tools = check_tools(fields.tools, context.limits)
     use = use_tools(context.model, tools, "auto", "", parallel=True)
     last = fields.messages[-1]
-    chat = Chat(
-        prompt=ChatMessages(
-            messages=_messages(fields.messages, context.limits),
-            tools=use.tools,
-            variables=read_think(fields),
-            continues=last.role == "assistant" and not last.tool_calls,
-        ),
-        options=read_options(fields, context.limits),
-        use=use,
-        grammar=read_format(fields),
-        max_tokens=max_tokens(fields),
-        max_tokens_param="options.num_predict",
-        shorten=True,
-        logprobs=read_logprobs(fields, context.limits),
-        thinking_budget=context.model.thinking_budget,
+    messages = ChatMessages(
+        messages=_messages(fields.messages, context.limits),
+        tools=use.tools,
+        variables=read_think(fields),
+        continues=last.role == "assistant" and not last.tool_calls,
     )
+    chat = read_request(fields, messages, use, context.limits)
     part, reader = await prepare_chat(context, chat, len(body))
     codec = OllamaCodec(context, fields.model, part, reader, chat=True, thinking=fields.think is not False)
     return Call((part,), codec, fields.stream is not False, "chat")
@@ -90,8 +72,8 @@ def _calls(message: Message, number: int, limits: RequestLimits) -> list[dict[st
     check_calls(len(given), where, limits)
     calls = []
     for i, call in enumerate(given):
-        text = orjson.dumps(call.function.arguments or {}).decode()
-        arguments = check_arguments(text, f"{where}[{i}].function.arguments", limits)
+        place = f"{where}[{i}].function.arguments"
+        arguments = check_arguments(to_json(call.function.arguments or {}, place).decode(), place, limits)
         function = {"name": call.function.name, "arguments": arguments}
         calls.append({"id": call.id or f"call_{number}_{i}", "type": "function", "function": function})
     return calls

@@ -13,7 +13,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.ollama.errors import error_body
-from penstock.frontend.reply import Block, ReplyReader, join_parts, read_parts
+from penstock.frontend.reply import ReplyBlock, ReplyReader, join_parts, read_parts
 from penstock.frontend.tools import parse_arguments
 from penstock.text.calls import Part
 
@@ -50,7 +50,7 @@ class OllamaCodec:
         self._k = part.request.sampling.logprobs
         self._prompt_ids = part.request.prompt_ids
         self._ids: list[int] | None = [] if returns_context else None
-        self._call: Block | None = None  # a call whose arguments are not complete
+        self._call: ReplyBlock | None = None  # a call whose arguments are not complete
         self._reason = ""
 
     def opening(self, usage: Usage) -> bytes:
@@ -65,7 +65,7 @@ class OllamaCodec:
         blocks = list(self._blocks(read_parts(self._reader, update, ended=ended), ended))
         logprobs = self._logprobs(update.logprobs)
         if logprobs and not blocks:
-            blocks = [Block("content", "")]
+            blocks = [ReplyBlock("content", "")]
         lines = []
         for block in blocks:
             lines.append(self._line({**self._content([block]), **logprobs, "done": False}))
@@ -85,7 +85,7 @@ class OllamaCodec:
         end = self._end(usage, str(answer.finish_reason), ids)
         return self._line({**self._content(blocks), **self._logprobs(answer.logprobs), **end}).rstrip(b"\n")
 
-    def _blocks(self, parts: Iterable[Part], ended: bool) -> Iterator[Block]:
+    def _blocks(self, parts: Iterable[Part], ended: bool) -> Iterator[ReplyBlock]:
         """The parts to show. A call is shown once its arguments are complete."""
         for part in parts:
             if part.kind == "arguments" and self._call is not None:
@@ -93,18 +93,18 @@ class OllamaCodec:
                 continue
             yield from self._complete_call()
             if part.kind == "call":
-                self._call = Block("call", "", part.text, part.id)
+                self._call = ReplyBlock("call", "", part.text, part.id)
             elif part.kind == "content" or self._thinking:
-                yield Block("content" if part.kind == "content" else "reasoning", part.text)
+                yield ReplyBlock("content" if part.kind == "content" else "reasoning", part.text)
         if ended:
             yield from self._complete_call()
 
-    def _complete_call(self) -> Iterator[Block]:
+    def _complete_call(self) -> Iterator[ReplyBlock]:
         if self._call is not None:
             yield self._call
         self._call = None
 
-    def _content(self, blocks: Iterable[Block]) -> dict[str, Any]:
+    def _content(self, blocks: Iterable[ReplyBlock]) -> dict[str, Any]:
         blocks = list(blocks)
         text = "".join(block.text for block in blocks if block.kind == "content")
         thinking = "".join(block.text for block in blocks if block.kind == "reasoning" and self._thinking)

@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
+from penstock.frontend.chat import ChatMessages, prepare_chat
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.grammar import check_grammar
 from penstock.frontend.http.asgi import Answer
@@ -18,6 +18,7 @@ from penstock.frontend.ollama.options import (
     read_format,
     read_logprobs,
     read_options,
+    read_request,
     read_think,
 )
 from penstock.frontend.prompts import check_ids, encode_text, tokens_left
@@ -40,21 +41,12 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
         return Call((part,), OllamaCodec(context, fields.model, part, None, chat=False), streams, "text_completion")
     system = [{"role": "system", "content": fields.system}] if fields.system else []
     earlier = check_ids(context.model, fields.context, "context") if fields.context else ()
-    chat = Chat(
-        prompt=ChatMessages(
-            messages=[*system, {"role": "user", "content": fields.prompt}],
-            variables=read_think(fields),
-            earlier_ids=earlier,
-        ),
-        options=read_options(fields, context.limits),
-        use=ToolUse(),
-        grammar=read_format(fields),
-        max_tokens=max_tokens(fields),
-        max_tokens_param="options.num_predict",
-        shorten=True,
-        logprobs=read_logprobs(fields, context.limits),
-        thinking_budget=context.model.thinking_budget,
+    messages = ChatMessages(
+        messages=[*system, {"role": "user", "content": fields.prompt}],
+        variables=read_think(fields),
+        earlier_ids=earlier,
     )
+    chat = read_request(fields, messages, ToolUse(), context.limits)
     part, reader = await prepare_chat(context, chat, len(body))
     thinking = fields.think is not False
     codec = OllamaCodec(context, fields.model, part, reader, chat=False, thinking=thinking, returns_context=True)

@@ -22,7 +22,7 @@ _decoder = msgspec.json.Decoder(ModelFields)
 
 
 async def greet(body: bytes, context: RequestContext) -> Answer:
-    """What clients look for to find out whether Ollama runs."""
+    """Clients read this text to find out whether Ollama runs."""
     return Answer(b"Ollama is running", content_type=b"text/plain; charset=utf-8")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from penstock.frontend.chat import ChatMessages, ChatRequest
 from penstock.frontend.errors import invalid
 from penstock.frontend.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.http.asgi import Answer
@@ -12,6 +13,7 @@ from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import NDJSON, now
 from penstock.frontend.ollama.fields import UNSUPPORTED_OPTIONS, Options, RequestFields
+from penstock.frontend.reply import ToolUse
 from penstock.frontend.sampling import GenerationOptions, check_logprobs, check_options
 from penstock.frontend.served import ServedModel
 from penstock.frontend.tools import reasoning_variables
@@ -38,6 +40,20 @@ def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOpti
     )
     check_options(options, limits)
     return options
+
+
+def read_request(fields: RequestFields, prompt: ChatMessages, use: ToolUse, limits: RequestLimits) -> ChatRequest:
+    """The chat of a request with this prompt. Raises APIError 400 that names the parameter."""
+    return ChatRequest(
+        prompt=prompt,
+        options=read_options(fields, limits),
+        use=use,
+        grammar=read_format(fields),
+        max_tokens=max_tokens(fields),
+        max_tokens_param="options.num_predict",
+        shorten=True,
+        logprobs=read_logprobs(fields, limits),
+    )
 
 
 def max_tokens(fields: RequestFields) -> int | None:

@@ -8,7 +8,7 @@ import orjson
 
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import Chat, ChatMessages, prepare_chat
+from penstock.frontend.chat import ChatMessages, ChatRequest, prepare_chat
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
@@ -54,7 +54,7 @@ async def read_chat(body: bytes, context: RequestContext) -> Call:
     use = read_tools(fields, context.model, context.limits)
     if use.schemas and fields.ignore_eos:
         raise invalid("ignore_eos excludes tools, whose calls end with an end-of-sequence token", "ignore_eos")
-    chat = Chat(
+    chat = ChatRequest(
         prompt=read_messages(fields, context.limits, use.tools),
         options=options,
         use=use,

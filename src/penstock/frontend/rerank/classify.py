@@ -3,9 +3,12 @@
 import msgspec
 import orjson
 
+from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.http.body import decode
+from penstock.frontend.offload import offload_if_large
 from penstock.frontend.pooling import (
+    Vectors,
     check_answer,
     check_count,
     cut_limit,
@@ -16,6 +19,7 @@ from penstock.frontend.pooling import (
     vectors,
     wrong_task,
 )
+from penstock.text import TextTokens
 
 
 class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +45,11 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
     texts = await encode(
         context, [(text, None) for text in inputs], "input", cut=cut_limit(fields.truncate_prompt_tokens, context)
     )
-    found = probabilities(await vectors(context, texts, "classify"), pooling.activation)
+    found = await vectors(context, texts, "classify")
+    return await offload_if_large(lambda: _answer(found, texts, pooling, context), found.size)
+
+
+def _answer(logits: Vectors, texts: list[TextTokens], pooling: PoolingFacts, context: RequestContext) -> bytes:
     data = [
         {
             "index": i,
@@ -49,7 +57,7 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
             "probs": row.tolist(),
             "num_classes": len(pooling.labels),
         }
-        for i, row in enumerate(found)
+        for i, row in enumerate(probabilities(logits, pooling.activation))
     ]
     return orjson.dumps(
         {

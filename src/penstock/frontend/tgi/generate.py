@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.errors import invalid
+from penstock.frontend.errors import digits, invalid
 from penstock.frontend.grammar import GrammarSource, check_grammar
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.prompts import encode_text
@@ -51,7 +51,8 @@ async def _read(fields: GenerateFields, context: RequestContext, *, streams: boo
     ids = await encode_text(context.model, fields.inputs, add_special_tokens=True, param="inputs")
     if given.truncate is not None:
         if given.truncate < 1:
-            raise invalid(f"parameters.truncate is {given.truncate}; it must be 1 or more", "parameters.truncate")
+            shown = digits(given.truncate)
+            raise invalid(f"parameters.truncate is {shown}; it must be 1 or more", "parameters.truncate")
         ids = ids[-given.truncate :]
     prompt = ("inputs", len(ids))
     limit = output_limit(context, prompt, given.max_new_tokens, _DEFAULT_MAX_TOKENS, "parameters.max_new_tokens")

@@ -1,4 +1,4 @@
-"""Watermarks: tokens are chosen so that whoever has the key can tell that a text is this server's.
+"""Watermarks: the choice of tokens depends on a secret key, and with the key a text shows that it has the mark.
 
 Both schemes derive a hash of every token from the key and the tokens before it, with the functions of noise.py:
 
@@ -74,7 +74,7 @@ class Watermark(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What a text shows of a watermark."""
+    """How strong the mark in a text is."""
 
     tokens: int  # that were scored; each context, or with green-list each pair of tokens, once
     score: float  # green-list: how many are green; gumbel: the sum of -log u, each 1 on average

@@ -1,19 +1,19 @@
-"""Budgets of thinking: the texts that the engine counts between, by a model's format of reasoning."""
+"""Budgets of thinking: finds the markers between which the engine counts tokens, from a model's format of reasoning."""
 
 from typing import Literal
 
 from penstock.messages import Thinking
 from penstock.text.calls.formats import ChannelFormat, ReasoningFormat
 
-Answer = Literal["text", "call", "either"]
+AnswerKind = Literal["text", "call", "either"]
 
 
 def thinking_of(
-    reasoning: ReasoningFormat | ChannelFormat, prompt_end: str, budget: int, *, answer: Answer = "text"
+    reasoning: ReasoningFormat | ChannelFormat, prompt_end: str, budget: int, *, answer: AnswerKind = "text"
 ) -> Thinking:
     """Returns a budget of so many tokens. `prompt_end` is the end of the prompt, which may begin the reasoning.
 
-    In a format with channels, `answer` says which of them may follow: a model could otherwise go on to think.
+    In a format with channels, `answer` says which ones may follow. Else a model could go on in the one for analysis.
     """
     answers: tuple[str, ...] = ()
     if isinstance(reasoning, ReasoningFormat):

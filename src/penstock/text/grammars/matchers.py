@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.messages import Grammar, Thinking
 from penstock.text.grammars.compile import compile_grammar, first_line
-from penstock.text.grammars.thinking import Markers, Step, Thinker
+from penstock.text.grammars.thinking import AllowedTokens, Thinker, ThinkingMarkers
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class GrammarMatcher:
         """Whether the trigger is not looked for: a tool call in reasoning is none."""
         return thinker is not None and thinker.on and trigger.text != thinker.end_marker
 
-    def look_ahead(self, drafts: Sequence[int]) -> tuple[list[list[int]], dict[int, Step]]:
+    def look_ahead(self, drafts: Sequence[int]) -> tuple[list[list[int]], dict[int, AllowedTokens]]:
         """What is left out for the next token, and for those after each draft, as far as the grammar is not in force:
         up to the trigger, or after the end. And where reasoning must end: the only tokens that may come."""
         free: list[list[int]] = []
-        only: dict[int, Step] = {}
+        only: dict[int, AllowedTokens] = {}
         trigger, tail, ended, held = self._trigger, self._tail, self._ended, False
         thinker = None if self._thinker is None else self._thinker.copy()
         for place, token_id in enumerate((*drafts, -1)):
@@ -169,7 +169,7 @@ class GrammarMatchers:
         self._vocabulary: list[bytes] = []
         self._text: Tokenizer | None = None  # the model's
         self._tokenizer: LLTokenizer | None = None
-        self._known_markers: dict[tuple[str, str, tuple[str, ...]], Markers] = {}
+        self._known_markers: dict[tuple[str, str, tuple[str, ...]], ThinkingMarkers] = {}
         self._executor: LLExecutor | None = None
 
     def prepare(self, grammar: Grammar) -> bool:
@@ -188,7 +188,7 @@ class GrammarMatchers:
     def fill(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]], words: NDArray[np.int32]) -> None:
         size = words.shape[1] * words.itemsize
         constrained: list[tuple[LLMatcher, int, list[int]]] = []
-        forced: list[tuple[int, Step]] = []  # lines of masks with the only tokens that they allow
+        forced: list[tuple[int, AllowedTokens]] = []  # lines of masks with the only tokens that they allow
         line = 0
         for matcher, drafts in wanted:
             free, only = matcher.look_ahead(drafts)
@@ -245,14 +245,14 @@ class GrammarMatchers:
         trigger = Trigger(grammar.trigger.encode(), self._vocabulary) if grammar.trigger else None
         return _Compiled(matcher, trigger)
 
-    def _markers(self, thinking: Thinking) -> Markers:
+    def _markers(self, thinking: Thinking) -> ThinkingMarkers:
         """The markers of a budget, whose grammar has been compiled. A model has a few of them."""
         key = (thinking.begin, thinking.end, thinking.answers)
         if key not in self._known_markers:
             tokenizer = self._text
             assert tokenizer is not None, "compiling a grammar reads the vocabulary"
             encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-            self._known_markers[key] = Markers(thinking, encode, tokenizer.special_ids)
+            self._known_markers[key] = ThinkingMarkers(thinking, encode, tokenizer.special_ids)
         return self._known_markers[key]
 
     def _read_vocabulary(self) -> None:

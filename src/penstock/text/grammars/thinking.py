@@ -4,33 +4,36 @@ from collections.abc import Callable, Sequence
 
 from penstock.messages import Thinking
 
-Step = tuple[int, ...]  # the token ids that may come next
+AllowedTokens = tuple[int, ...]  # the ids of the only tokens that may come next
 
 
-class Markers:
-    """The texts around reasoning, and the tokens that end it."""
+class ThinkingMarkers:
+    """The markers around reasoning, and the tokens that write the end marker."""
 
     def __init__(self, thinking: Thinking, encode: Callable[[str], list[int]], special_ids: frozenset[int]) -> None:
         self.begin = thinking.begin.encode()
         self.end = thinking.end.encode()
         self.special = not special_ids.isdisjoint(encode(thinking.begin))  # no other text has the marker's tokens
         self.most = max(len(self.begin), len(self.end)) - 1  # bytes that a marker may begin with
-        after = _steps([encode(text) for text in thinking.answers])
-        # By how many of its characters there are: the tokens that complete the end, and what must follow it.
+        after = _allowed_tokens([encode(text) for text in thinking.answers])
+        # For each number of characters of the end marker that the text already has: these characters, and the tokens
+        # that complete the marker, with those that must follow it.
         known_at_most = 1 if not special_ids.isdisjoint(encode(thinking.end)) else len(thinking.end)
         self._closings = [
             (thinking.end[:known].encode(), [*((i,) for i in encode(thinking.end[known:])), *after])
             for known in range(known_at_most)
         ]
 
-    def closing(self, text: bytes) -> list[Step]:
-        """The tokens that end reasoning with this text, of which the last characters may begin the marker."""
+    def closing(self, text: bytes) -> list[AllowedTokens]:
+        """The tokens that end reasoning, one after the other. `text` is its end so far: it may have a part of the end
+        marker."""
         return list(next(steps for known, steps in reversed(self._closings) if text.endswith(known)))
 
 
-def _steps(alternatives: Sequence[Sequence[int]]) -> list[Step]:
-    """The tokens of several texts, up to the first that tells them apart."""
-    steps: list[Step] = []
+def _allowed_tokens(alternatives: Sequence[Sequence[int]]) -> list[AllowedTokens]:
+    """Returns what each of the next tokens may be so that one of the texts results, up to the first place where they
+    differ."""
+    steps: list[AllowedTokens] = []
     for ids in zip(*alternatives, strict=False):
         steps.append(tuple(dict.fromkeys(ids)))
         if len(steps[-1]) > 1:
@@ -43,11 +46,11 @@ class Thinker:
 
     __slots__ = ("_closing", "_first", "_left", "_markers", "_strict", "_tail", "on")
 
-    def __init__(self, markers: Markers, thinking: Thinking, *, strict: bool) -> None:
+    def __init__(self, markers: ThinkingMarkers, thinking: Thinking, *, strict: bool) -> None:
         """With `strict`, a grammar holds the output from its first token: reasoning can only come before the answer."""
         self._markers = markers
         self._left = thinking.budget
-        self._closing: list[Step] = []  # empty: any token may come next
+        self._closing: list[AllowedTokens] = []  # empty: any token may come next
         self._tail = b""
         self._strict = strict and not markers.special
         self._first = True  # nothing but blanks came outside of reasoning
@@ -65,21 +68,22 @@ class Thinker:
         return self._markers.end
 
     @property
-    def allowed(self) -> Step | None:
+    def allowed(self) -> AllowedTokens | None:
         """The tokens that may come next because reasoning must end; None: any."""
         return self._closing[0] if self._closing else None
 
     def free(self, tokens: int) -> bool:
-        """Whether any token may come next, and also after `tokens` more, whatever they are."""
+        """True if every token may come next, and also after any `tokens` more."""
         spare = self._left if self.on else self._left + 1  # the marker itself is a token
         return not self._closing and (not tokens or spare > tokens)
 
     def answer(self) -> None:
-        """Note that from here on a grammar holds the output: an ordinary text that looks like the marker is none."""
+        """Notes that a grammar holds the rest of the output. Text in it that looks like a marker is not one, unless
+        markers are special tokens."""
         self._strict, self._first = not self._markers.special, False
 
     def take(self, text: bytes) -> None:
-        """Go on by a token of the output."""
+        """Counts the next token of the output, whose text is `text`."""
         text, closing = self._tail + text, bool(self._closing)
         self._closing = self._closing[1:]
         if self.on:

@@ -1,0 +1,124 @@
+"""Bad input to the wires besides OpenAI's: numbers and bytes that one part takes and the next does not, and products of
+sizes."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.frontend import RequestLimits, ServedModel
+from penstock.frontend.call import RequestContext
+from penstock.frontend.errors import APIError
+from penstock.frontend.pooling import encode
+from penstock.frontend.tools import parse_arguments
+from penstock.observe.metrics import Metrics
+from penstock.text import Tokenizer
+from tests.frontend.conftest import NAME, Site
+from tests.frontend.scripted import ScriptedClient
+
+HUGE = 10**30
+USER = {"role": "user", "content": "hello"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": HUGE}}}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": HUGE}}]}
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": HUGE}}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "where"),
+    [
+        ("/v1/chat/completions", {"messages": [USER], "tools": [FUNCTION]}, "tools"),
+        ("/api/chat", {"messages": [USER], "tools": [FUNCTION]}, "tools"),
+        ("/api/chat", {"messages": [USER, CALLED, USER]}, "messages[1].tool_calls[0].function.arguments"),
+        ("/v1/messages", {"messages": [USER], "tools": [{"name": "f", "input_schema": SCHEMA}]}, "tools"),
+        ("/v1/messages", {"messages": [USER, USED, RESULT]}, "messages[1].content[0].input"),
+    ],
+)
+async def test_integers_that_no_encoder_takes(
+    sites: Callable[..., Site], path: str, fields: dict[str, Any], where: str
+) -> None:
+    more = {"max_tokens": 3} if path.startswith("/v1") else {}
+    response = await sites().http.post(path, json={"model": NAME, **fields, **more})
+    assert response.status_code == 400, response.text
+    assert f"{where} has an integer of more than 64 bits" in response.text
+
+
+@pytest.mark.parametrize("value", [str(HUGE), "-" + str(HUGE), "1" + "0" * 400, str(2**64), str(2**63 - 1)])
+async def test_such_integers_of_the_model_do_not_fail_its_answer(sites: Callable[..., Site], value: str) -> None:
+    site = sites(reasoning="none")
+    site.says('<tool_call>\n{"name": "f", "arguments": {"a": [{"b": ' + value + "}]}}\n</tool_call>")
+    anthropic = {"model": NAME, "max_tokens": 900, "messages": [USER], "tools": [{"name": "f", "input_schema": {}}]}
+    plain = {"type": "function", "function": {"name": "f"}}
+    ollama = {"model": NAME, "messages": [USER], "tools": [plain], "stream": False}
+    said = (await site.http.post("/v1/messages", json=anthropic)).json()["content"][0]["input"]
+    calls = (await site.http.post("/api/chat", json=ollama)).json()["message"]["tool_calls"]
+    exact = int(value)
+    wanted = exact if -(2**63) <= exact < 2**64 else float(value) if abs(exact) < 10**308 else None
+    assert said == calls[0]["function"]["arguments"] == {"a": [{"b": wanted}]}
+
+
+def test_usual_arguments_stay_as_they_are() -> None:
+    text = json.dumps({"a": 2**63, "b": [-(2**63), 1.5, True, None, "1" * 30]})
+    assert parse_arguments(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("bad", [b'"\xff"', b'"\xed\xa0\x80"'])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", b'{"model":"tiny","messages":[],"format":{"description":%b}}'),
+        ("/v1/completions", b'{"prompt":"x","guided_json":{"description":%b}}'),
+        (
+            "/v1/messages",
+            b'{"model":"tiny","max_tokens":3,"messages":[{"role":"user","content":"x"}],'
+            b'"output_format":{"type":"json_schema","schema":{"description":%b}}}',
+        ),
+        ("/generate", b'{"inputs":"x","parameters":{"grammar":{"type":"regex","value":%b}}}'),
+        ("/generate", b'{"inputs":"x","parameters":{"grammar":{"type":"json_schema","value":{%b:1}}}}'),
+    ],
+)
+async def test_schemas_that_are_not_utf8(site: Site, path: str, body: bytes, bad: bytes) -> None:
+    response = await site.http.post(path, content=body % bad, headers={"content-type": "application/json"})
+    assert response.status_code == (422 if path == "/generate" else 400)
+    assert "the body is not UTF-8" in response.text
+
+
+async def test_json_in_a_tensor_is_bounded_before_it_is_decoded(site: Site) -> None:
+    given = '{"binary_data_output":[' + ",".join(["[]"] * 8000) + "]}"
+    tensors = [("text_input", "hello"), ("sampling_parameters", given)]
+    inputs = [{"name": name, "datatype": "BYTES", "shape": [1], "data": [text]} for name, text in tensors]
+    response = await site.http.post(f"/v2/models/{NAME}/infer", json={"inputs": inputs})
+    assert response.status_code == 400
+    assert f"sampling_parameters has {len(given)} characters; the limit is 16384" in response.text
+
+
+async def test_an_id_that_each_event_repeats_is_bounded(site: Site) -> None:
+    for length, status in ((256, 200), (257, 400)):
+        for action in ("generate", "generate_stream"):
+            fields = {"text_input": "hello", "max_tokens": 3, "id": "x" * length}
+            assert (await site.http.post(f"/v2/models/{NAME}/{action}", json=fields)).status_code == status
+
+
+async def test_errors_do_not_write_huge_integers_out(site: Site) -> None:
+    for path, fields in (
+        ("/api/generate", {"model": NAME, "prompt": "x", "context": [10**4000]}),
+        ("/generate", {"inputs": "x", "parameters": {"truncate": -(10**4000)}}),
+    ):
+        response = await site.http.post(path, json=fields)
+        assert response.status_code in (400, 422)
+        assert len(response.content) < 300
+
+
+async def test_a_query_is_counted_once_for_each_document(tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    tokenizer = tokenizers[0]
+    engine = ScriptedClient(lambda request, choice: [], vocab_size=tokenizer.vocab_size, eos=0, max_model_len=512)
+    model = ServedModel(name=NAME, client=engine, tokenizer=tokenizer, created=1)
+    limits = RequestLimits(max_body_bytes=1000)
+    metrics = Metrics(CollectorRegistry()).model(NAME, engine, None)
+    context = RequestContext(model, limits, id="1", created=1, path={}, headers=(), metrics=metrics)
+    pairs = [("q" * 200, "d")] * 10
+    with pytest.raises(APIError, match="have 2010 characters together; the limit is 2000"):
+        await encode(context, pairs, "documents")
