@@ -19,14 +19,14 @@ def test_once_prints_what_the_server_does(server: Server) -> None:
 
     def load() -> None:
         while not stop.is_set():
-            server.post("/v1/completions", {"prompt": "def f", "max_tokens": 64, "ignore_eos": True})
+            server.post("/v1/completions", {"prompt": "def f", "max_tokens": 32, "ignore_eos": True})
 
     threads = [threading.Thread(target=load) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         done = subprocess.run(
-            [*TOP, server.url, "--once", "--interval", "2"], capture_output=True, text=True, timeout=60
+            [*TOP, server.url, "--once", "--interval", "4"], capture_output=True, text=True, timeout=60
         )
     finally:
         stop.set()
