@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from penstock.frontend import RequestLimits, ServedModel
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
-from penstock.frontend.pooling import encode
-from penstock.frontend.tools import parse_arguments
+from penstock.frontend.requests.pooling import encode
+from penstock.frontend.requests.tools import parse_arguments
 from penstock.observe.metrics import Metrics
 from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, Site

@@ -10,7 +10,7 @@ from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
 from penstock.frontend.generation import Generation
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.pooling import check_generates
+from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import OPENAI
 from penstock.messages import EngineError

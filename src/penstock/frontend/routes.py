@@ -25,7 +25,7 @@ from penstock.frontend.http.body import read_body
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.pooling import check_generates
+from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError

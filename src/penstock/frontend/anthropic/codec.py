@@ -10,8 +10,8 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, Usage
 from penstock.frontend.http.sse import STREAM_TYPE, sse_event
-from penstock.frontend.reply import ReplyReader, join_parts, read_parts
-from penstock.frontend.tools import parse_arguments
+from penstock.frontend.requests.reply import ReplyReader, join_parts, read_parts
+from penstock.frontend.requests.tools import parse_arguments
 from penstock.text.calls import Part
 
 SIGNATURE = "bm90IHNpZ25lZA=="  # thinking is not signed, but clients drop a block without a signature

@@ -7,9 +7,9 @@ from penstock.frontend.anthropic.codec import MessageCodec
 from penstock.frontend.anthropic.fields import MessageFields, PromptFields
 from penstock.frontend.anthropic.prompt import read_grammar, read_prompt, read_tools, shows_thinking, thinking_budget
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import ChatRequest, encode_messages, prepare_chat
 from penstock.frontend.http.body import decode
-from penstock.frontend.sampling import GenerationOptions, check_options
+from penstock.frontend.requests.chat import ChatRequest, encode_messages, prepare_chat
+from penstock.frontend.requests.sampling import GenerationOptions, check_options
 
 _messages = msgspec.json.Decoder(MessageFields)
 _prompts = msgspec.json.Decoder(PromptFields)

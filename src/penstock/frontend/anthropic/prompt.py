@@ -4,14 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.frontend.anthropic.fields import UNSUPPORTED, Block, Message, OutputFormat, PromptFields
-from penstock.frontend.chat import ChatMessages
 from penstock.frontend.errors import invalid
-from penstock.frontend.grammar import GrammarSource
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.reply import ToolUse
-from penstock.frontend.served import ServedModel
-from penstock.frontend.tools import (
+from penstock.frontend.requests.chat import ChatMessages
+from penstock.frontend.requests.grammar import GrammarSource
+from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.tools import (
     check_arguments,
     check_budget,
     check_calls,
@@ -20,6 +19,7 @@ from penstock.frontend.tools import (
     to_json,
     use_tools,
 )
+from penstock.frontend.served import ServedModel
 
 _CHOICES: Mapping[str, Literal["auto", "required", "named", "none"]] = {
     "auto": "auto",

@@ -9,8 +9,8 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.kserve.codec import GenerateCodec
 from penstock.frontend.kserve.fields import GenerateFields, Parameters
-from penstock.frontend.prompts import encode_text
-from penstock.frontend.sampling import GenerationOptions, check_options, make_parts, output_limit
+from penstock.frontend.requests.prompts import encode_text
+from penstock.frontend.requests.sampling import GenerationOptions, check_options, make_parts, output_limit
 
 VERSION = "1"  # of the one model
 _DEFAULT_MAX_TOKENS = 16  # as in vLLM

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import ChatMessages, prepare_chat
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
@@ -14,7 +13,8 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import OllamaCodec
 from penstock.frontend.ollama.fields import UNSUPPORTED_IN_MESSAGE, ChatFields, Message
 from penstock.frontend.ollama.options import answer_nothing, check_model, read_request, read_think
-from penstock.frontend.tools import check_arguments, check_calls, check_tools, to_json, use_tools
+from penstock.frontend.requests.chat import ChatMessages, prepare_chat
+from penstock.frontend.requests.tools import check_arguments, check_calls, check_tools, to_json, use_tools
 
 _ROLES = ("system", "user", "assistant", "tool")
 _decoder = msgspec.json.Decoder(ChatFields)

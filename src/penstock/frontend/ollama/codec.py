@@ -11,10 +11,10 @@ from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
-from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.ollama.errors import error_body
-from penstock.frontend.reply import ReplyBlock, ReplyReader, join_parts, read_parts
-from penstock.frontend.tools import parse_arguments
+from penstock.frontend.requests.logprobs import token_logprobs
+from penstock.frontend.requests.reply import ReplyBlock, ReplyReader, join_parts, read_parts
+from penstock.frontend.requests.tools import parse_arguments
 from penstock.text.calls import Part
 
 NDJSON = b"application/x-ndjson"

@@ -14,7 +14,7 @@ from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.ollama.options import check_model
-from penstock.frontend.pooling import (
+from penstock.frontend.requests.pooling import (
     Vectors,
     check_answer,
     check_count,

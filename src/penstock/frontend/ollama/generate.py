@@ -2,11 +2,8 @@
 
 import msgspec
 
-from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import ChatMessages, prepare_chat
 from penstock.frontend.generation import PromptPart
-from penstock.frontend.grammar import check_grammar
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.ollama.codec import OllamaCodec
@@ -21,9 +18,12 @@ from penstock.frontend.ollama.options import (
     read_request,
     read_think,
 )
-from penstock.frontend.prompts import check_ids, encode_text, tokens_left
-from penstock.frontend.reply import ToolUse
-from penstock.frontend.sampling import make_parts, output_limit
+from penstock.frontend.requests.answer_size import most_tokens
+from penstock.frontend.requests.chat import ChatMessages, prepare_chat
+from penstock.frontend.requests.grammar import check_grammar
+from penstock.frontend.requests.prompts import check_ids, encode_text, tokens_left
+from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.sampling import make_parts, output_limit
 
 _decoder = msgspec.json.Decoder(GenerateFields)
 

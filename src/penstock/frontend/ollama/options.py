@@ -5,18 +5,18 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.chat import ChatMessages, ChatRequest
 from penstock.frontend.errors import invalid
-from penstock.frontend.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.ollama.codec import NDJSON, now
 from penstock.frontend.ollama.fields import UNSUPPORTED_OPTIONS, Options, RequestFields
-from penstock.frontend.reply import ToolUse
-from penstock.frontend.sampling import GenerationOptions, check_logprobs, check_options
+from penstock.frontend.requests.chat import ChatMessages, ChatRequest
+from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
+from penstock.frontend.requests.reply import ToolUse
+from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options
+from penstock.frontend.requests.tools import reasoning_variables
 from penstock.frontend.served import ServedModel
-from penstock.frontend.tools import reasoning_variables
 
 _NAMES = {  # Ollama's name: that of SamplingParams
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},

@@ -8,13 +8,11 @@ import orjson
 
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.call import Call, RequestContext
-from penstock.frontend.chat import ChatMessages, ChatRequest, prepare_chat
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.logprobs import token_logprobs
 from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
 from penstock.frontend.openai.fields import (
     UNSUPPORTED_IN_MESSAGE,
@@ -34,10 +32,12 @@ from penstock.frontend.openai.tools import (
     read_budget,
     read_tools,
 )
-from penstock.frontend.prompts import encode_text
-from penstock.frontend.reply import ReplyReader
-from penstock.frontend.sampling import check_logprobs
-from penstock.frontend.tools import reasoning_variables
+from penstock.frontend.requests.chat import ChatMessages, ChatRequest, prepare_chat
+from penstock.frontend.requests.logprobs import token_logprobs
+from penstock.frontend.requests.prompts import encode_text
+from penstock.frontend.requests.reply import ReplyReader
+from penstock.frontend.requests.sampling import check_logprobs
+from penstock.frontend.requests.tools import reasoning_variables
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _decoder = msgspec.json.Decoder(ChatFields)

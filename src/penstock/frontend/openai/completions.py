@@ -8,11 +8,9 @@ import msgspec
 import orjson
 
 from penstock.frontend.answer import CollectedChoice
-from penstock.frontend.answer_size import check_echo_size
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
-from penstock.frontend.grammar import check_grammar
 from penstock.frontend.http.body import decode
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
@@ -21,8 +19,10 @@ from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
-from penstock.frontend.prompts import check_ids, encode_text
-from penstock.frontend.sampling import check_logprobs, make_parts, output_limit
+from penstock.frontend.requests.answer_size import check_echo_size
+from penstock.frontend.requests.grammar import check_grammar
+from penstock.frontend.requests.prompts import check_ids, encode_text
+from penstock.frontend.requests.sampling import check_logprobs, make_parts, output_limit
 from penstock.text import OutputText
 
 _LARGE = 64 << 10  # bytes

@@ -13,7 +13,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.pooling import (
+from penstock.frontend.requests.pooling import (
     Vectors,
     check_answer,
     check_count,
@@ -25,8 +25,8 @@ from penstock.frontend.pooling import (
     vectors,
     wrong_task,
 )
-from penstock.frontend.prompts import check_ids
-from penstock.frontend.sampling import check_priority
+from penstock.frontend.requests.prompts import check_ids
+from penstock.frontend.requests.sampling import check_priority
 from penstock.text import TextTokens
 
 

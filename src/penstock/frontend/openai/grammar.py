@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.frontend.errors import invalid
-from penstock.frontend.grammar import ANY_OBJECT, GrammarSource
 from penstock.frontend.openai.fields import ResponseFormat, SamplingFields, StructuredOutputs
+from penstock.frontend.requests.grammar import ANY_OBJECT, GrammarSource
 
 
 def read_grammar(fields: SamplingFields) -> GrammarSource | None:

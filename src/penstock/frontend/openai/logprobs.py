@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from penstock.frontend.logprobs import finite
+from penstock.frontend.requests.logprobs import finite
 from penstock.messages import TokenLogprobs, unpack_rows
 from penstock.text import Tokenizer
 

@@ -4,7 +4,7 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import UNSUPPORTED, SamplingFields
-from penstock.frontend.sampling import GenerationOptions, check_logprobs, check_options
+from penstock.frontend.requests.sampling import GenerationOptions, check_logprobs, check_options
 
 # Parameters that SamplingParams has under the same name and with the same meaning.
 _SAMPLING = (

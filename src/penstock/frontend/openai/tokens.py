@@ -4,14 +4,14 @@ import msgspec
 import orjson
 
 from penstock.frontend.call import RequestContext
-from penstock.frontend.chat import encode_messages
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.openai.chat import read_messages
 from penstock.frontend.openai.fields import UNSUPPORTED, DetokenizeFields, TokenizeFields
-from penstock.frontend.prompts import encode_text
-from penstock.frontend.tools import check_tools
+from penstock.frontend.requests.chat import encode_messages
+from penstock.frontend.requests.prompts import encode_text
+from penstock.frontend.requests.tools import check_tools
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)
 _detokenize = msgspec.json.Decoder(DetokenizeFields)

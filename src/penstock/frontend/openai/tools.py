@@ -6,9 +6,9 @@ from typing import Any, Literal
 from penstock.frontend.errors import invalid
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai.fields import ChatFields, MessageToolCall
-from penstock.frontend.reply import ToolUse, join_parts
+from penstock.frontend.requests.reply import ToolUse, join_parts
+from penstock.frontend.requests.tools import check_arguments, check_budget, check_calls, check_tools, use_tools
 from penstock.frontend.served import ServedModel
-from penstock.frontend.tools import check_arguments, check_budget, check_calls, check_tools, use_tools
 from penstock.text.calls import Part
 
 _CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {"none": "none", "auto": "auto", "required": "required"}

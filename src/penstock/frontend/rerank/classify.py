@@ -7,7 +7,7 @@ from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.http.body import decode
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.pooling import (
+from penstock.frontend.requests.pooling import (
     Vectors,
     check_answer,
     check_count,

@@ -11,7 +11,7 @@ import orjson
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
-from penstock.frontend.pooling import check_count, cut_limit, pooling_of, scores
+from penstock.frontend.requests.pooling import check_count, cut_limit, pooling_of, scores
 
 
 class TextDocument(msgspec.Struct):

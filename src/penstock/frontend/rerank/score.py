@@ -6,7 +6,7 @@ import orjson
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import decode
-from penstock.frontend.pooling import check_count, cut_limit, pooling_of, scores
+from penstock.frontend.requests.pooling import check_count, cut_limit, pooling_of, scores
 
 
 class ScoreFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

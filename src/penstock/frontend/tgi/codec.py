@@ -11,7 +11,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.sse import STREAM_TYPE, sse_event
-from penstock.frontend.logprobs import finite
+from penstock.frontend.requests.logprobs import finite
 from penstock.frontend.tgi.errors import error_body
 from penstock.messages import TokenLogprobs, unpack_rows
 

@@ -4,10 +4,16 @@ import msgspec
 
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import digits, invalid
-from penstock.frontend.grammar import GrammarSource, check_grammar
 from penstock.frontend.http.body import decode, refuse_unsupported
-from penstock.frontend.prompts import encode_text
-from penstock.frontend.sampling import GenerationOptions, check_logprobs, check_options, make_parts, output_limit
+from penstock.frontend.requests.grammar import GrammarSource, check_grammar
+from penstock.frontend.requests.prompts import encode_text
+from penstock.frontend.requests.sampling import (
+    GenerationOptions,
+    check_logprobs,
+    check_options,
+    make_parts,
+    output_limit,
+)
 from penstock.frontend.tgi.codec import GenerateCodec
 from penstock.frontend.tgi.fields import UNSUPPORTED, GenerateFields, GrammarFields, Parameters
 

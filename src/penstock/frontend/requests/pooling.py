@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
-from penstock.frontend.deadlines import deadlines
 from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.prompts import CHARS_PER_TOKEN
+from penstock.frontend.requests.deadlines import deadlines
+from penstock.frontend.requests.prompts import CHARS_PER_TOKEN
 from penstock.frontend.served import ServedModel
 from penstock.messages import GenerateRequest, PoolingParams, RequestRejected, SamplingParams
 from penstock.text import TextTokens, TokenizerError

@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.reply import ToolUse
+from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.served import ServedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

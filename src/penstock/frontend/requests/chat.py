@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.frontend.answer_size import most_tokens
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
-from penstock.frontend.grammar import GrammarSource
-from penstock.frontend.prompts import ChatPrompt, encode_chat, tokens_left
-from penstock.frontend.reply import ReplyReader, ToolUse, reply_grammar
-from penstock.frontend.sampling import GenerationOptions, make_parts, output_limit
+from penstock.frontend.requests.answer_size import most_tokens
+from penstock.frontend.requests.grammar import GrammarSource
+from penstock.frontend.requests.prompts import ChatPrompt, encode_chat, tokens_left
+from penstock.frontend.requests.reply import ReplyReader, ToolUse, reply_grammar
+from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
 
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 

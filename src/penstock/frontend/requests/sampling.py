@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.frontend.answer_size import check_answer_size
 from penstock.frontend.call import RequestContext
-from penstock.frontend.deadlines import check_timeout, deadlines
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.prompts import tokens_left
+from penstock.frontend.requests.answer_size import check_answer_size
+from penstock.frontend.requests.deadlines import check_timeout, deadlines
+from penstock.frontend.requests.prompts import tokens_left
 from penstock.messages import GenerateRequest, Grammar, InvalidParameter, SamplingParams, check_sampling
 
 _INT32 = 2**31 - 1

@@ -11,9 +11,9 @@ import orjson
 from msgspec.structs import replace
 
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.grammar import GrammarSource, check_grammar
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.offload import offload_if_large
+from penstock.frontend.requests.grammar import GrammarSource, check_grammar
 from penstock.frontend.served import ServedModel
 from penstock.messages import FinishReason, Grammar
 from penstock.text import GrammarError
