@@ -182,6 +182,7 @@ def decoder_spec(
             f"{prefix}model.rotary_emb.inv_freq",
         ),
         duplicates=((f"{prefix}{names.head}.weight", f"{prefix}{names.embedding}.weight"),) if tie else (),
+        base_prefix="" if prefix else names.embedding.partition(".")[0] + ".",
         learned_positions=bool(names.positions),
         **model,
     )

@@ -21,18 +21,12 @@ _NAMED = 5  # tensors that an error names; it counts the others
 
 def stored_tensors(model: Path, base_prefix: str = "") -> dict[str, StoredTensor]:
     """The tensors of a model, by Hugging Face's names: of a GGUF file, or of the checkpoint in a folder: from the
-    index's shards, else from model.safetensors. Raises CheckpointError, GgufError or UnsupportedModel."""
-    tensors = read_gguf_tensors(model) if is_gguf(model) else _with_prefix(_of_folder(model))
+    index's shards, else from model.safetensors. `base_prefix` is put before the names of a decoder that was saved
+    without its head, as embedding models are. Raises CheckpointError, GgufError or UnsupportedModel."""
+    tensors = read_gguf_tensors(model) if is_gguf(model) else _of_folder(model)
     if not base_prefix or any(name.startswith(base_prefix) for name in tensors):
         return tensors
     return {name if name.startswith("lm_head.") else base_prefix + name: tensor for name, tensor in tensors.items()}
-
-
-def _with_prefix(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of a decoder that was saved without its head, as embedding models are, named as with a head."""
-    if "embed_tokens.weight" not in tensors or "layers.0.input_layernorm.weight" not in tensors:
-        return tensors
-    return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _of_folder(folder: Path) -> dict[str, StoredTensor]:

@@ -56,7 +56,6 @@ def gpt2(config: HFConfig) -> ModelSpec:
         norm_bias=True,
         eps=("layer_norm_epsilon", 1e-5),
         names=_NAMES,
-        base_prefix="transformer.",
     )
     masks = ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")
     return replace(spec, ignored_tensors=(*spec.ignored_tensors, *masks))
