@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import jsonschema
 import pytest
 
 from penstock import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from tests.engine.processes import children
 from tests.smollm2 import smollm2
 
 SETTINGS = {"max_model_len": 1024, "max_num_seqs": 4, "kv_cache_memory": "128MB", "threads": 1}
@@ -132,12 +134,17 @@ def test_a_model_that_generates_has_no_embeddings(llm: LLM) -> None:
         llm.embed("a")
 
 
-def test_close_leaves_no_thread() -> None:
+def test_close_leaves_no_thread_and_no_process() -> None:
+    children_before = set(children(os.getpid()))
     before = set(threading.enumerate())
     llm = LLM(str(smollm2()), **SETTINGS)
     assert llm.generate("Hello", GREEDY)[0].finished
+    params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    assert llm.generate("Hello", params)[0].outputs[0].text in ("yes", "no")
+    assert set(children(os.getpid())) - children_before
     del llm
     gc.collect()
+    assert set(children(os.getpid())) <= children_before
     assert {thread.name for thread in set(threading.enumerate()) - before if thread.is_alive()} == set()
 
 

@@ -1,5 +1,6 @@
 """An engine in this process, for asyncio."""
 
+import asyncio
 import base64
 import logging
 import secrets
@@ -173,6 +174,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """Ends the engine and what it was generating."""
         await self._model.client.close()
+        await asyncio.to_thread(self._model.grammars.close)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.chat.safe_text import one_line
 from penstock.cli.output import duration
-from penstock.cli.top.figures import PERCENTILES, Period, ScrapeDifference
+from penstock.cli.top.figures import Period, ScrapeDifference
 from penstock.cli.top.scrape import Scrape
 from penstock.config import format_bytes
 
@@ -125,8 +125,12 @@ def _time(seconds: float | None) -> str:
 
 
 def _times(values: tuple[float, ...] | None) -> str:
-    assert values is None or len(values) == len(PERCENTILES)
-    return _NONE if values is None else " / ".join(map(duration, values))
+    if values is None:
+        return _NONE
+    figures, units = zip(*(duration(value).split(" ") for value in values), strict=True)
+    if len(set(units)) == 1:  # said once, so that the row fits into 80 columns
+        return f"{' / '.join(figures)} {units[0]}"
+    return " / ".join(duration(value) for value in values)
 
 
 def _share(value: float | None) -> str:
