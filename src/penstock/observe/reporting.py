@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 TERMINAL_SECONDS = 0.5  # between updates of the line on a terminal
-FIRST_SECONDS = 1.2  # until the first line elsewhere: a command imports for half a second before it reports
-FILE_SECONDS = 1.5  # between lines there: 2 s without output look like a program that hangs
+FIRST_SECONDS = 0.7  # until the first line elsewhere: a command has imported for half a second before
+FILE_SECONDS = 1.2  # between lines there: with the above, less than 2 s pass, which look like a program that hangs
 
 
 @contextmanager
