@@ -260,7 +260,7 @@ def rounded(figure: dict[str, Any]) -> dict[str, Any]:
 
 def machine(device: str) -> dict[str, str]:
     """The GPU's name and memory, from the driver."""
-    from penstock.config.gpu import detect_gpu
+    from penstock.config.machine.gpu import detect_gpu
 
     gpu = detect_gpu() if device == "cuda" else None
     return {} if gpu is None else {"gpu": gpu.name, "memory_gb": f"{gpu.memory / 1e9:.0f}"}

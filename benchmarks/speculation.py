@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from results import parser, save, write
 
 from penstock.bench.workload import random_prompt
-from penstock.cli.bench_sizes import BenchSizes, prepare_sized
+from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.cli.prepare import PreparedModel
 from penstock.engine.launch import launch
 from penstock.engine.processors import keep_off

@@ -16,7 +16,7 @@ from results import JSON, run_command, save
 from rich.console import Console
 
 from penstock.bench.roofline import MachineRates, measure
-from penstock.cli.bench_sizes import BenchSizes, prepare_sized
+from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.cli.options import ENGINE, Flags, takes
 from penstock.cli.output import check_file, show_table, write_file
 from penstock.config import EngineConfig, stored_as

@@ -8,7 +8,7 @@ import pytest
 import step as step_script
 
 from penstock.cli import prepare
-from penstock.config.gpu import with_gpu
+from penstock.config.machine.gpu import with_gpu
 from tests.cli.test_device import H200, machine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -9,7 +9,7 @@ from msgspec import structs
 from penstock.cli import device
 from penstock.cli.checks import check_runs
 from penstock.config import ConfigError
-from penstock.config.gpu import Gpu, with_gpu
+from penstock.config.machine.gpu import Gpu, with_gpu
 from tests.cli.test_help import penstock
 from tests.config.models import GIB, machine
 from tests.config.test_gpu import on

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from penstock.cli.bench import Load, online
+from penstock.cli.bench.commands import Load, online
 
 LOAD = Load(3, "8", "4", 0, 100, None, 1.0, None, None, 0)
 

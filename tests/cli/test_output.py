@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.bench import Load, offline, online
+from penstock.cli.bench.commands import Load, offline, online
 from penstock.cli.output import check_file, write_file
 from penstock.cli.plan import plan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.config.devices import NAMED, Devices, parse_devices, parse_speed, this_machine, with_link
+from penstock.config.machine.devices import NAMED, Devices, parse_devices, parse_speed, this_machine, with_link
 from tests.config.models import GIB, machine
 
 

@@ -19,9 +19,9 @@ from penstock.config import (
     resolve,
     size_memory,
 )
-from penstock.config.devices import this_machine
-from penstock.config.gpu import Gpu, detect_gpu, torch_has_cuda, with_gpu
 from penstock.config.graphs import MAX_GRAPH_SEQS, graph_sizes
+from penstock.config.machine.devices import this_machine
+from penstock.config.machine.gpu import Gpu, detect_gpu, torch_has_cuda, with_gpu
 from penstock.config.memory import CONTEXT_BYTES, GRAPH_BYTES, gpu_budget, token_bytes
 from penstock.config.weights import device_bytes, weights_bytes
 from penstock.messages import MemoryRow

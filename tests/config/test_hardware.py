@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.hardware import (
+from penstock.config.machine.hardware import (
     cgroup_folders,
     cpu_quota,
     detect_hardware,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.output import check_file
 from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
-from penstock.config.gpu import too_few_gpus
+from penstock.config.machine.gpu import too_few_gpus
 from penstock.families import ModelSpec
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native_limits import has_whole_lines, unsupported_int8_pages, unsupported_quantization

@@ -1,7 +1,7 @@
 """Chooses the device that a command runs on: the GPU or the processor."""
 
 from penstock.config import ConfigError, Hardware, detect_hardware
-from penstock.config.gpu import detect_gpu, no_gpu, torch_has_cuda, with_gpu
+from penstock.config.machine.gpu import detect_gpu, no_gpu, torch_has_cuda, with_gpu
 
 
 def detect_device(asked: str | None) -> Hardware:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from penstock.config.devices import FLOPS, this_machine
+from penstock.config.machine.devices import FLOPS, this_machine
 from penstock.config.memory import block_bytes
 from penstock.config.weights import WeightFormat, cpu_format, matmul_bytes
 from penstock.observe.costs import CostModel, IdlePeak, MachinePeak, StepCosts

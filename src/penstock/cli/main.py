@@ -244,7 +244,7 @@ def throughput(
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
 ) -> None:
-    from penstock.cli.bench import offline
+    from penstock.cli.bench.commands import offline
 
     offline(model, cases, runs, json_file, flags, columns="throughput")
 
@@ -261,7 +261,7 @@ def latency(
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
 ) -> None:
-    from penstock.cli.bench import offline
+    from penstock.cli.bench.commands import offline
 
     offline(model, cases, runs, json_file, flags, columns="latency")
 
@@ -298,8 +298,8 @@ def quality(
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
 ) -> None:
-    from penstock.cli.quality import QualityOptions
-    from penstock.cli.quality import quality as command
+    from penstock.cli.bench.quality import QualityOptions
+    from penstock.cli.bench.quality import quality as command
 
     command(model, QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out), json_file, flags)
 
@@ -333,7 +333,7 @@ def bench_serve(
     seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, prompts and arrival times.")] = 0,
     json_file: Annotated[str | None, JSON] = None,
 ) -> None:
-    from penstock.cli.bench import Load, online
+    from penstock.cli.bench.commands import Load, online
 
     lengths = (input_len, output_len, shared_prefix, vocab_size)
     online(

@@ -4,7 +4,7 @@ each value came from. `settings.Settings` is the schema.
 
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
-from penstock.config.hardware import Hardware, detect_hardware
+from penstock.config.machine.hardware import Hardware, detect_hardware
 from penstock.config.memory import DoesNotFit, MemoryPlan, memory_table, size_memory, size_ranks
 from penstock.config.resolve import Resolved, resolve
 from penstock.config.server import ServerConfig

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
-from penstock.config.hardware import Hardware
+from penstock.config.machine.hardware import Hardware
 from penstock.config.memory import (
     fit_tokens,
     fixed_bytes,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock.config.hardware import Hardware, has_capability
+from penstock.config.machine.hardware import Hardware, has_capability
 from penstock.config.sources import ConfigError
 from penstock.config.wrong_setting import flag
 

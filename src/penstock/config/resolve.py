@@ -12,7 +12,7 @@ from penstock.config.device_limits import check_device_settings, check_flashinfe
 from penstock.config.encoders import check_encoder, check_whole_texts
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
-from penstock.config.hardware import Hardware
+from penstock.config.machine.hardware import Hardware
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given

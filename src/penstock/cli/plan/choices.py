@@ -9,7 +9,7 @@ from rich.table import Table
 from penstock.cli.output import duration
 from penstock.cli.prepare import FoundModel
 from penstock.config import ConfigError, DoesNotFit, Hardware, format_bytes
-from penstock.config.devices import Devices
+from penstock.config.machine.devices import Devices
 from penstock.families import CannotSplit
 from penstock.families.step_cost import step_cost
 from penstock.kernels.native.loader import instruction_sets

@@ -19,7 +19,7 @@ from penstock.cli.plan.choices import Choice, choice_json, choices, show_choices
 from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, show_splits, split_json
 from penstock.cli.prepare import FoundModel, find_model, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, detect_hardware, format_bytes
-from penstock.config.devices import Devices, parse_devices, this_machine, with_link
+from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
 from penstock.config.weights import GGUF_FORMATS
 from penstock.families import model_facts
 from penstock.gguf import GgufFile, is_gguf, read_gguf

@@ -11,7 +11,7 @@ from penstock.cli.output import duration
 from penstock.cli.prepare import FoundModel
 from penstock.config import DoesNotFit, Hardware, Resolved, Split, format_bytes
 from penstock.config.defaults import QUANTIZATION_GROUP
-from penstock.config.devices import Devices
+from penstock.config.machine.devices import Devices
 from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from penstock.config import ConfigError, DoesNotFit, EngineConfig, ModelFacts, Place, size_memory, stored_as
-from penstock.config.gpu import no_gpu, too_few_gpus
+from penstock.config.machine.gpu import no_gpu, too_few_gpus
 from penstock.config.memory import (
     CONTEXT_BYTES,
     gpu_budget,

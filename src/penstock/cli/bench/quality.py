@@ -17,7 +17,7 @@ from penstock.bench.quality import (
     scored_bytes,
     windows_json,
 )
-from penstock.cli.bench_sizes import BenchSizes, with_sizes
+from penstock.cli.bench.sizes import BenchSizes, with_sizes
 from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file, show_table, write_file, write_json

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace as with_fields
 
-from penstock.config.hardware import Hardware
+from penstock.config.machine.hardware import Hardware
 from penstock.config.sizes import format_bytes, parse_bytes
 
 # Memory, its bandwidth and one direction of the link to its neighbours (NVLink, or PCIe 4 x16), as their makers say.

@@ -20,7 +20,7 @@ from penstock.bench.online import first_model, run_load
 from penstock.bench.roofline import MachineProbe, MachineRates, least_seconds
 from penstock.bench.timeline import Slo, summarise
 from penstock.bench.workload import Case, Item, LengthRange, mixed, parse_cases
-from penstock.cli.bench_sizes import BenchSizes, prepare_sized
+from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import cell, check_file, show_table, write_json

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from penstock.config.hardware import Hardware, has_capability
+from penstock.config.machine.hardware import Hardware, has_capability
 
 DRIVER = "libcuda.so.1"
 LEAST_CAPABILITY = (8, 0)  # of our kernels: they need tensor cores that multiply bf16
