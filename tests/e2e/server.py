@@ -86,14 +86,14 @@ class Server:
 def serving(
     log: Path,
     *flags: str,
-    model: str = EMBEDDED,
+    model: str | None = EMBEDDED,
     ready_within: float = 90,
     context: ssl.SSLContext | None = None,
 ) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then. With `context` it is asked
-    over TLS."""
+    over TLS. Without `model`, the flags say which it is."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "serve", model]
+    command = [sys.executable, "-m", "penstock", "serve", *([] if model is None else [model])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
