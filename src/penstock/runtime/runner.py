@@ -267,8 +267,10 @@ class ModelRunner:
         if self._sampler is None:
             return None
         results = step.results(found, self._batch.errors)
+        forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
         if step.grammar_rows and self._grammars is not None:
             self._grammars.take(step.grammar_rows, results)
+            forced = self._grammars.forced(step.grammar_rows) if self._drafts else ()
             self._launch_late()
         if self._batch.errors:
             self._batch.forget_errors(other.plan for other, _ in self._outstanding)
@@ -281,7 +283,8 @@ class ModelRunner:
             sample = self._device.seconds(middle[0], last) if middle else 0.0
         # While two plans are outstanding, each counts from the other's end.
         began, self._answered = max(step.began, self._answered), time.perf_counter()
-        return StepResult(step.plan.plan_id, results, StepTiming(forward, sample, self._answered - began, step.inputs))
+        timing = StepTiming(forward, sample, self._answered - began, step.inputs)
+        return StepResult(step.plan.plan_id, results, timing, forced)
 
     def execute(self, plan: StepPlan) -> StepResult | None:
         """Submit a plan with none outstanding, and wait for it."""
