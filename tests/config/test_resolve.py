@@ -309,13 +309,8 @@ def test_speculation_is_as_given(method: str) -> None:
     assert (engine.speculation, engine.num_speculative_tokens) == (method, 0 if method == "off" else 31)
 
 
-def test_speculation_is_off_unless_asked_for() -> None:
-    engine = resolve().engine
-    assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("off", 0, 0)
-
-
-def test_speculation_is_on_where_drafts_can_be_verified() -> None:
-    given: dict[str, Any] = {"speculation": "auto"}
+@pytest.mark.parametrize("given", [{}, {"speculation": "auto"}])
+def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -> None:
     engine = resolve(**given).engine
     assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("suffix", 31, 32)
     split = resolve(**given, tensor_parallel_size=2)

@@ -95,7 +95,7 @@ ENGINE: Flags = {
         str | None,
         typer.Option(
             help="Verify several guessed tokens in a step: ngram (from the request), suffix (also from recent outputs "
-            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: off."
+            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: auto."
         ),
     ],
     "num_speculative_tokens": Annotated[

@@ -132,11 +132,12 @@ def _dtype(inputs: DefaultInputs) -> Default:
 
 
 def _speculation(inputs: DefaultInputs) -> Default:
-    if inputs.values.get("speculation") is None:
-        return Default("off", "text that repeats nothing can become slower with it")
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:  # "auto" was asked for
+    """Of a value that was left out, or is "auto"."""
+    if inputs.facts.pooling is not None:
+        return Default("off", "a model that gives vectors has no tokens to guess")
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:
         return Default("off", reason)
-    return Default("suffix", "auto: this engine can verify drafts from every source")
+    return Default("suffix", "this engine can verify drafts from every source")
 
 
 def _num_speculative_tokens(inputs: DefaultInputs) -> Default:
