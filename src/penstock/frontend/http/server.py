@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 
@@ -16,6 +16,7 @@ from penstock.frontend.http.connection import BoundedProtocol
 from penstock.frontend.http.tls import TLS
 from penstock.messages import EngineClient, EngineError
 
+_ENVELOPE_BYTES = 4 << 10  # of a WebSocket's message around a body
 _LOOK_SECONDS = 0.5  # between looks at the engine
 # Signals that arrive this close together are one request to stop: `timeout` and `make` send SIGTERM to their process
 # group and once more to the server.
@@ -48,8 +49,12 @@ async def serve(
     """
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse)),
-        ws="none",
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse, app.is_socket)),
+        ws=cast(type[asyncio.Protocol], partial(_socket_protocol, app)),
+        ws_max_size=app.limits.max_body_bytes + _ENVELOPE_BYTES,
+        ws_ping_interval=app.limits.ping_interval,
+        ws_ping_timeout=app.limits.ping_interval,
+        ws_per_message_deflate=False,  # a small message may become a large one
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -84,6 +89,13 @@ async def serve(
         await running
     if ended:
         raise EngineError("the engine ended before the server was stopped; the log above says why")
+
+
+def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
+    """The protocol of a connection that becomes a WebSocket."""
+    from penstock.frontend.http.websocket import BoundedSocket  # slow to import, and few servers need it
+
+    return BoundedSocket(app.limits, app.bodies, **connection)
 
 
 async def _until_ended(client: EngineClient) -> None:
