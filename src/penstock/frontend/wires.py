@@ -125,7 +125,9 @@ KSERVE = Wire(
             for route in (
                 WireRoute("GET", start + "/ready", "answer", "is_ready"),
                 WireRoute("GET", start + "/stats", "answer", "show_stats"),
+                WireRoute("GET", start + "/config", "answer", "show_config"),
                 WireRoute("POST", start + "/infer", "generate", "read_infer"),
+                WireRoute("POST", start + "/infer_stream", "generate", "read_infer_stream"),
                 WireRoute("POST", start + "/generate", "generate", "read_generate"),
                 WireRoute("POST", start + "/generate_stream", "generate", "read_stream"),
                 WireRoute("GET", start, "answer", "show_model"),  # last: its path has those of the others

@@ -1,32 +1,34 @@
 """Requests to the app that arrive inside another protocol: as messages of a WebSocket, or as calls of gRPC."""
 
 import asyncio
+from urllib.parse import quote
 
 from penstock.frontend.http.asgi import JSON, ASGIApp, Headers, Message, Scope, Send
 
 
 class InnerRequest:
-    """A POST request with a JSON body. The app treats it as one that came over HTTP: the same checks, limits, logs."""
+    """A GET request, or a POST request with a JSON body. The app treats it as one that came over HTTP: the same checks,
+    limits and logs."""
 
-    def __init__(self, app: ASGIApp, connection: Scope, path: str, body: bytes, headers: Headers) -> None:
-        """`connection` is the scope of the connection it came on, `headers` are those for the app besides the body's.
-
-        `path` has nothing that a URL would encode.
-        """
+    def __init__(self, app: ASGIApp, connection: Scope, path: str, body: bytes | None, headers: Headers) -> None:
+        """`connection` is the scope of the connection it came on. `path` is not encoded. `headers` are those besides
+        the body's. Without a body it is a GET request."""
         self._app = app
-        self._body: bytes | None = body
+        self._body = body
         self._gone = asyncio.Event()
+        if body is not None:
+            headers = [*headers, (b"content-type", JSON), (b"content-length", b"%d" % len(body))]
         self._scope = {
             "type": "http",
             "asgi": connection["asgi"],
             "http_version": "1.1",
-            "method": "POST",
+            "method": "GET" if body is None else "POST",
             "scheme": connection["scheme"],
             "path": path,
-            "raw_path": path.encode(),
+            "raw_path": quote(path).encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [*headers, (b"content-type", JSON), (b"content-length", b"%d" % len(body))],
+            "headers": headers,
             "client": connection["client"],
             "server": connection["server"],
         }

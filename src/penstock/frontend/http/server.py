@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 
@@ -27,6 +27,18 @@ HURRIED_SECONDS = 1  # the same after a second signal
 _log = logging.getLogger("penstock.server")
 
 
+class Beside(Protocol):
+    """A server of another protocol in the same process, for the same app."""
+
+    async def start(self) -> None:
+        """Begins to answer. Raises OSError if the address cannot be used."""
+        ...
+
+    async def stop(self, seconds: float) -> None:
+        """Refuses new calls, and ends those that are left after `seconds`."""
+        ...
+
+
 async def serve(
     app: Access,
     sock: socket.socket,
@@ -35,6 +47,7 @@ async def serve(
     tls: TLS | None = None,
     stop: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
+    beside: Beside | None = None,
 ) -> None:
     """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
 
@@ -45,8 +58,10 @@ async def serve(
     uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
-    start it again.
+    start it again. `beside` starts and stops with the server.
     """
+    if beside is not None:
+        await beside.start()
     config = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse, app.is_socket)),
@@ -84,6 +99,8 @@ async def serve(
         ended = not client.healthy
         await client.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
+        if beside is not None:
+            await beside.stop(HURRIED_SECONDS)
         if hurry.is_set():
             config.timeout_graceful_shutdown = HURRIED_SECONDS
         await running
