@@ -125,6 +125,9 @@ ENGINE: Flags = {
 SERVER: Flags = {
     "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],
     "port": Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. Default: 8000.")],
+    "grpc_port": Annotated[
+        str | None, typer.Option(metavar="N", help="Port of KServe's gRPC service. Default: HTTP only.")
+    ],
     "served_model_name": Annotated[
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],

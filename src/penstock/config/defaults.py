@@ -211,6 +211,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "revision": _constant("", "the hub's main branch, or the folder as it is"),
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
+        "grpc_port": _constant(None, "HTTP only"),
         "api_key": _constant(None, "no key is required"),
         "tls_certificate": _constant("", "HTTP without TLS"),
         "tls_key": _constant("", "the key is in the certificate's file, if there is one"),

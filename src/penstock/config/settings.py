@@ -85,6 +85,9 @@ class Settings(BaseModel):
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port; 0 takes any that is free"
     )
+    grpc_port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
+        None, description="TCP port of KServe's gRPC service; 0 takes any that is free"
+    )
     api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
         None, description="Key that clients must send"
     )
