@@ -18,6 +18,7 @@ from penstock.families.checkpoint.folder import tensors_of_folder
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.hf_config import HFConfig, UnsupportedModel, checkpoint_dtype, layer_windows
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, TransformersCode
+from penstock.families.wrong_models import EXAMPLE
 
 INSTALL = "pip install 'penstock[transformers]'"
 MAX_LAYERS = 1024
@@ -54,11 +55,10 @@ def transformers_spec(folder: Path, config: HFConfig, architecture: str) -> Mode
     if uses_interface is None:
         return None
     if not uses_interface:
-        raise config.unsupported(
-            "architectures",
-            architecture,
-            "architectures of the table (`penstock models`), and those whose code in transformers uses its "
-            f"AttentionInterface. That of {architecture} computes attention by itself, without a paged KV cache",
+        raise UnsupportedModel(
+            f"architecture {architecture!r} is not supported: Penstock does not have it, and transformers' code of it "
+            "does not use the AttentionInterface, so its attention cannot be ours; use a model of another family, such as "
+            f"{EXAMPLE} (`penstock models` lists them)"
         )
     try:
         tensors = tensors_of_folder(folder)
