@@ -57,8 +57,8 @@ def transformers_spec(folder: Path, config: HFConfig, architecture: str) -> Mode
     if not uses_interface:
         raise UnsupportedModel(
             f"architecture {architecture!r} is not supported: Penstock does not have it, and transformers' code of it "
-            "does not use the AttentionInterface, so its attention cannot be ours; use a model of another family, such as "
-            f"{EXAMPLE} (`penstock models` lists them)"
+            "does not use the AttentionInterface, so its attention cannot be ours; use a model of another family, such "
+            f"as {EXAMPLE} (`penstock models` lists them)"
         )
     try:
         tensors = tensors_of_folder(folder)
