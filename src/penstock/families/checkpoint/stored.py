@@ -26,6 +26,11 @@ class StoredTensor:
     shift: float = 0.0  # to add to the values, which are F32: the file has Gemma's norms with 1 added
 
     @property
+    def rows(self) -> int:
+        """Entries along dimension 0. A scalar is one."""
+        return self.shape[0] if self.shape else 1
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one entry along dimension 0, which must not be empty."""
-        return self.size // self.shape[0]
+        return self.size // self.rows
