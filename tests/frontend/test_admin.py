@@ -84,11 +84,14 @@ async def test_sleep_is_refused_while_a_request_runs(make_site: Callable[..., Si
 
 
 async def test_it_sleeps_when_nobody_comes(site: Site) -> None:
-    watching = asyncio.create_task(site.app.serving.sleep_when_unused(0.2))
-    for _ in range(8):  # somebody comes
-        await site.post("/v1/completions", **ASK)
-        await asyncio.sleep(0.05)
-        assert not site.engine.asleep
+    site.engine.gate = asyncio.Event()
+    asking = asyncio.create_task(site.post("/v1/completions", **ASK))
+    await until(lambda: site.engine.running == 1)
+    watching = asyncio.create_task(site.app.serving.sleep_when_unused(0.1))
+    await asyncio.sleep(0.4)
+    assert not site.engine.asleep  # a request may take longer
+    site.engine.gate.set()
+    await asking
     await until(lambda: site.engine.asleep)
     watching.cancel()
 

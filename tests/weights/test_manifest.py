@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.weights.manifest import NAME, ManifestCheck, read_manifest, write_manifest
 from penstock.weights.packaged import embedded_model
-from penstock.weights.stored import CheckpointError
 from tests.smollm2 import smollm2
 
 WEIGHTS = "model.safetensors"

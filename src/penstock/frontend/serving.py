@@ -274,7 +274,9 @@ class Serving:
             _log.info("%s is asleep: its engine has ended, and the next request starts it", self.model.name)
 
     async def wake(self) -> None:
-        """Returns when the engine is there. Raises EngineError."""
+        """Returns when the engine is there. Raises EngineError, and APIError 409 while a reload holds requests back."""
+        if self.holding:
+            raise _busy(f"{self._change} is in progress; try again when it has ended")
         await self.model.client.wake()
         self.version.used = time.monotonic()
 

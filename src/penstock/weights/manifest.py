@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config import format_bytes
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.gguf import is_gguf
 from penstock.weights.checkpoint import stored_tensors
 from penstock.weights.files import model_files
-from penstock.weights.stored import CheckpointError
 
 NAME = "SHA256SUMS"
 MAX_BYTES = 1 << 20  # of the manifest

@@ -3,12 +3,12 @@
 import time
 
 from penstock.config import format_bytes
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.observe.progress import progress_bar
 from penstock.weights.files import model_files
 from penstock.weights.hub import locate_model
 from penstock.weights.manifest import NAME, ManifestCheck, manifest_path, write_manifest
 from penstock.weights.packaged import locate_default
-from penstock.weights.stored import CheckpointError
 
 
 def manifest(model: str | None, revision: str | None, check: bool) -> None:
