@@ -1,6 +1,7 @@
 """Reads a server's settings and model again, and starts the engine of the next version."""
 
 import asyncio
+import logging
 from collections.abc import Collection
 from dataclasses import replace as with_changes
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from penstock.cli.prepare import FoundModel, PreparedModel, find_given, prepare_
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.engine.link.ipc import spawn
 from penstock.engine.processors import running_on
-from penstock.messages import EngineClient
+from penstock.messages import EngineClient, EngineInfo
 from penstock.observe.processes import usage
 from penstock.weights.files import FileState, file_states
 from penstock.weights.manifest import ManifestCheck
@@ -23,6 +24,8 @@ from penstock.weights.manifest import ManifestCheck
 if TYPE_CHECKING:
     from penstock.frontend import ServedModel
     from penstock.frontend.serving import Start
+
+_log = logging.getLogger("penstock.serving")
 
 # The fields of ServerConfig that belong to the model: a reload changes them. The others are the server's own.
 _OF_THE_MODEL = {"served_model_name", "aliases", "tool_format", "reasoning_format", "thinking_budget"}
@@ -56,6 +59,7 @@ class Reloader:
             check = await asyncio.to_thread(ManifestCheck, prepared.path)
             engine = prepared.resolved.engine
             client = await verified(spawn(engine, resumes=True, processors=self._processors), check)
+            _warn_of_less(serving.client.info, client.info)
             costs = cost_model(prepared, prepared.hardware)
             try:
                 served = await asyncio.to_thread(served_model, prepared, client, tokenizer, costs)
@@ -115,3 +119,15 @@ class Reloader:
         resolved = prepared.resolved
         engine = replace(resolved.engine, kv_cache_bytes=min(plan.kv_bytes for plan in resolved.ranks))
         return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
+
+
+def _warn_of_less(old: EngineInfo, new: EngineInfo) -> None:
+    """Logs that the KV cache is smaller than the one before."""
+    before, now = ((min(info.num_blocks) - 1) * info.block_size for info in (old, new))
+    if now < before:
+        _log.warning(
+            "the KV cache has %s tokens; before the reload it had %s. It gets a share of what the old engine "
+            "leaves: --kv-cache-memory sets its size, and a reload with --drain-first gives it all",
+            f"{now:,}",
+            f"{before:,}",
+        )
