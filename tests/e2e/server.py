@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +89,15 @@ def serving(
     model: str = EMBEDDED,
     ready_within: float = 90,
     context: ssl.SSLContext | None = None,
+    command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
 ) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then. With `context` it is asked
-    over TLS."""
+    over TLS. `command` is for a server with faults."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "serve", model]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            bound([*command, "--port", str(port), "--threads", "1", *flags]),
+            bound([*command, model, "--port", str(port), "--threads", "1", *flags]),
             stdout=sink,
             stderr=sink,
             env=environment,

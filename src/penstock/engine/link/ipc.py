@@ -27,12 +27,10 @@ EVENTS_AT_ONCE = 16  # read before other callbacks of the event loop run
 
 async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE, *, resumes: bool = False) -> StreamingClient:
     """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not."""
-    return await connect(config, _start(config, command), command, resumes=resumes)
+    return await connect(config, _start(config, command), resumes=resumes)
 
 
-async def connect(
-    config: EngineConfig, spawned: EngineChild, command: Sequence[str] = ENGINE, *, resumes: bool = False
-) -> StreamingClient:
+async def connect(config: EngineConfig, spawned: EngineChild, *, resumes: bool = False) -> StreamingClient:
     """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does.
 
     If the client `resumes`, it starts the engine again when that ends, and goes on with the requests.
@@ -41,7 +39,7 @@ async def connect(
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation)
-        return await _ready(_start(following, command), streams)
+        return await _ready(_start(following, spawned.command), streams)
 
     info, process = await _ready(spawned, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)
