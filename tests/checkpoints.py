@@ -12,7 +12,7 @@ from typing import Any
 MAX_POSITION = 512
 END, START_TURN, END_TURN = 0, 1, 2  # special tokens of the tokenizer
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 307,  # odd, and larger than the tokenizer's
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -62,7 +62,7 @@ _GPT2 = {
     "attn_pdrop": 0.0,
 }
 
-# variant: the class's prefix in transformers, and what differs from _SIZES
+# variant: the class's prefix in transformers, and what differs from SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": (
@@ -205,6 +205,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 112, "tie_word_embeddings": False},
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "sliding_window": 16,
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "rope_parameters": {**_YARN_ROPE, "rope_theta": 1.5e5, "truncate": False},
+        },
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 72}),
     "mixtral_window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 16}),
     "qwen2_moe": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),
@@ -262,7 +274,7 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
 
     family, changes = VARIANTS[family_variant]
     text = "Text" if family == "Gemma3" else ""
-    config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
+    config = getattr(transformers, f"{family}{text}Config")(**{**SIZES, **changes})
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     randomise(model, seed, norm_mean=0.0 if family.startswith("Gemma") else 1.0)

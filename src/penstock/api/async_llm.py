@@ -1,6 +1,5 @@
 """An engine in this process, for asyncio."""
 
-import asyncio
 import base64
 import logging
 import secrets
@@ -174,7 +173,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """Ends the engine and what it was generating."""
         await self._model.client.close()
-        await asyncio.to_thread(self._model.grammars.close)
+        self._model.grammars.close()  # in no thread: there are none to be had while the interpreter ends
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -131,6 +131,12 @@ class GrammarMatcher:
                 self.fail(f"the request's grammar cannot be followed beyond token {token_id}")
             self._ended = token_id in self._stops
 
+    def forced(self) -> Sequence[int]:
+        held = self.matcher is not None and self._trigger is None and not (self._ended or self.error)
+        if not held or self.matcher is None or (self._thinker is not None and not self._thinker.free(0)):
+            return ()
+        return self.matcher.compute_ff_tokens()
+
     def fail(self, what: str = "") -> None:
         """Note that the matcher cannot go on."""
         reason = "" if self.matcher is None else first_line(self.matcher.get_error())
