@@ -48,8 +48,10 @@ class Infill(NamedTuple):
 def find_infill(id_of: Callable[[str | None], int | None], named: Callable[[str], str | None]) -> Infill | None:
     """Returns the tokens of a vocabulary, None if it has none. `id_of` gives the id of a token, `named` the text of the
     tokens that a GGUF file's metadata names: fim_pre, fim_suf and fim_mid."""
-    of_file = named("fim_pre_token"), named("fim_suf_token"), named("fim_mid_token")
-    forms = [*_FORMS, *([] if None in of_file else [_Form(*map(str, of_file))])]
+    forms = list(_FORMS)
+    pre, suf, mid = (named(f"fim_{part}_token") for part in ("pre", "suf", "mid"))
+    if pre is not None and suf is not None and mid is not None:
+        forms.append(_Form(pre, suf, mid))
     for form in forms:
         prefix, suffix, middle = id_of(form.prefix), id_of(form.suffix), id_of(form.middle)
         if prefix is not None and suffix is not None and (middle is None) == (form.middle is None):
