@@ -69,7 +69,7 @@ class Block:
 
 def pages() -> list[Path]:
     """The pages whose examples are run."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 
 
 def blocks(page: Path) -> list[Block]:
