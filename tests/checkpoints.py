@@ -205,6 +205,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 112, "tie_word_embeddings": False},
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "sliding_window": 16,
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "rope_parameters": {**_YARN_ROPE, "rope_theta": 1.5e5, "truncate": False},
+        },
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 72}),
     "mixtral_window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 16}),
     "qwen2_moe": ("Qwen2Moe", {**_EXPERTS, "shared_expert_intermediate_size": 56, "mlp_only_layers": [1]}),

@@ -121,6 +121,7 @@ SHARED: Mapping[str, Wrong] = {
     "--max-waiting-tokens": _COUNT,
     "--pipeline-parallel-size": (*_RANKS, ("1000", "use")),
     "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
+    "--grpc-port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
     "--quantization": (("int6", "give none, int8, int4 or fp8"), ("", "give none"), ("fp8", "--quantization int8")),
     "--quantization-group": (
         ("16", "give 32, 64 or 128"),

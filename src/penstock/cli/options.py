@@ -95,7 +95,7 @@ ENGINE: Flags = {
         str | None,
         typer.Option(
             help="Verify several guessed tokens in a step: ngram (from the request), suffix (also from recent outputs "
-            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: off."
+            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: auto."
         ),
     ],
     "num_speculative_tokens": Annotated[
@@ -125,6 +125,9 @@ ENGINE: Flags = {
 SERVER: Flags = {
     "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],
     "port": Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. Default: 8000.")],
+    "grpc_port": Annotated[
+        str | None, typer.Option(metavar="N", help="Port of KServe's gRPC service. Default: HTTP only.")
+    ],
     "served_model_name": Annotated[
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],

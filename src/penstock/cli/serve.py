@@ -15,6 +15,9 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.cli.prepare import PreparedModel
     from penstock.config import Resolved
+    from penstock.frontend.http.access import Access
+    from penstock.frontend.http.tls import TLS
+    from penstock.frontend.kserve.grpc import GRPCServer
     from penstock.messages import EngineInfo
 
 
@@ -40,7 +43,9 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
         given, default = read_given(model, flags), ServerConfig()
         port = default.port if given.settings.port is None else given.settings.port
-        sock = bind(given.settings.host or default.host, port)
+        host = given.settings.host or default.host
+        sock = bind(host, port)
+        grpc_sock = None if given.settings.grpc_port is None else bind(host, given.settings.grpc_port, "--grpc-port")
         prepared = prepare_found(find_given(given))
         spawned.send_config(prepared.resolved.engine)
         listen(sock)
@@ -50,7 +55,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         dropped_lines = configure_logging(style=prepared.resolved.server.log_format)
         _show_memory(prepared.resolved)
         try:
-            uvloop.run(_main(prepared, spawned, sock, started, dropped_lines))
+            uvloop.run(_main(prepared, spawned, sock, grpc_sock, started, dropped_lines))
         except (EngineError, OSError) as error:
             _show_end(prepared.resolved, error)
             sys.exit(1)
@@ -63,6 +68,7 @@ async def _main(
     prepared: "PreparedModel",
     spawned: EngineChild,
     sock: socket.socket,
+    grpc_sock: socket.socket | None,
     started: float,
     dropped_lines: Callable[[], int],
 ) -> None:
@@ -110,6 +116,8 @@ async def _main(
     if tls is not None:
         metrics.certificate_end = lambda: tls.certificate.not_after
 
+    grpc_server = None if grpc_sock is None else _grpc_server(app, grpc_sock, tls)
+
     def ready() -> None:
         gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
         gc.enable()
@@ -128,16 +136,28 @@ async def _main(
         if tls is not None:
             log.info("TLS certificate: %s", tls.certificate)
         log.info("serving %s on %s, ready after %.1f s", served.name, url_of(sock, tls=tls is not None), seconds)
+        if grpc_server is not None:
+            log.info("KServe's gRPC service is on %s", grpc_server.address)
         log.info("open it in a browser to try it; OpenAI's API is at /v1, metrics at /metrics; Ctrl-C stops the server")
 
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
         try:
-            await serve_http(app, sock, client, tls=tls, ready=ready)
+            await serve_http(app, sock, client, tls=tls, ready=ready, beside=grpc_server)
         finally:
             if tracer is not None:
                 tracer.close()
+
+
+def _grpc_server(app: "Access", sock: socket.socket, tls: "TLS | None") -> "GRPCServer":
+    """Returns the gRPC server for an address. gRPC makes its own socket, so that of `bind`, which kept the port until
+    now, is closed."""
+    from penstock.frontend.kserve.grpc import GRPCServer
+
+    host, port = sock.getsockname()[:2]
+    sock.close()
+    return GRPCServer(app, f"[{host}]" if sock.family == socket.AF_INET6 else host, port, tls)
 
 
 def _show_memory(resolved: "Resolved") -> None:

@@ -152,6 +152,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
             f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
             "PENSTOCK_WATERMARK_KEY"
         )
+    if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
+        raise ConfigError(
+            f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "
+            "kserve, whose service it is; add kserve, or leave out --grpc-port"
+        )
     if values["tls_key"] and not values["tls_certificate"]:
         raise ConfigError(
             f"--tls-key ({sources['tls_key']}) is {values['tls_key']}, but there is no certificate; "

@@ -14,6 +14,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()  # other names of the model
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None  # of KServe's gRPC service; None: there is none
     api_key: str | None = None
     tls_certificate: str = ""  # PEM file; "": HTTP without TLS
     tls_key: str = ""  # PEM file; "": the key is in the certificate's file

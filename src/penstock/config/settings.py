@@ -85,6 +85,9 @@ class Settings(BaseModel):
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port; 0 takes any that is free"
     )
+    grpc_port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
+        None, description="TCP port of KServe's gRPC service; 0 takes any that is free"
+    )
     api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
         None, description="Key that clients must send"
     )
@@ -134,7 +137,7 @@ class Settings(BaseModel):
     )
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     speculation: Literal["auto", "off", "ngram", "suffix"] | None = Field(
-        None, description="Where speculative tokens come from; auto: suffix if this engine can verify them"
+        None, description="Where speculative tokens come from; auto (default): suffix if this engine can verify them"
     )
     num_speculative_tokens: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
         None, description="Speculative tokens of one sequence in a step, at most"

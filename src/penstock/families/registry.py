@@ -18,6 +18,7 @@ from penstock.families.decoders.glm import glm, glm4
 from penstock.families.decoders.glm4_moe import glm4_moe
 from penstock.families.decoders.gpt2 import gpt2
 from penstock.families.decoders.gpt_neox import gpt_neox
+from penstock.families.decoders.gpt_oss import gpt_oss
 from penstock.families.decoders.granite import granite
 from penstock.families.decoders.llama import llama
 from penstock.families.decoders.mistral import ministral, ministral3, mistral
@@ -29,7 +30,8 @@ from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
 from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
 from penstock.families.decoders.smollm3 import smollm3
 from penstock.families.decoders.starcoder2 import starcoder2
-from penstock.families.gguf.config import WHERE, hf_config, sampling_defaults
+from penstock.families.gguf.config import hf_config, sampling_defaults
+from penstock.families.gguf.keys import WHERE
 from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
@@ -70,8 +72,10 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "GPTNeoXForCausalLM": gpt_neox,
         "OPTForCausalLM": opt,
         "FalconForCausalLM": falcon,
+        "GptOssForCausalLM": gpt_oss,
     }
 )
+_QUANTIZED = {"GptOssForCausalLM": "mxfp4"}  # quantised weights that a family reads: its method
 _ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
 ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
@@ -103,8 +107,8 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
         )
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method")
+    method = None if quantization is None else quantization.get("quant_method")
+    if quantization is not None and method != _QUANTIZED.get(known[0], ""):
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = _ALL[known[0]](fields)
     check_layers(spec)

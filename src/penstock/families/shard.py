@@ -37,6 +37,9 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
         "mlp_norm.bias": "whole",
         "up.weight": "rows",
         "up.bias": "rows",
+        "router.bias": "whole",
+        "experts.gate_up.bias": "rows",
+        "experts.down.bias": "once",
         "choice.bias": "whole",
     }
 )
@@ -287,7 +290,7 @@ def _rows_between(sources: Sequence[TensorSource], first: int, last: int) -> lis
 
 
 def _rows_of(source: TensorSource, rows: range) -> TensorSource:
-    return replace(source, first_row=source.first_row + rows.start, rows=len(rows))
+    return replace(source, first_row=source.first_row + rows.start * source.step, rows=len(rows))
 
 
 def _take_columns(parameter: Parameter, columns: range) -> Parameter:

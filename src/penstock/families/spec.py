@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
 _TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
@@ -22,7 +22,7 @@ class MoESpec:
 
     Parameters of layer i, a dense layer's `gate_up` and `down` not among them:
     - `router.weight` [num_experts, hidden], in full precision however weights are quantised; with choice_bias
-      `choice.bias` [num_experts], in float32;
+      `choice.bias` [num_experts], in float32; with biases `router.bias`, `experts.gate_up.bias`, `experts.down.bias`;
     - `experts.gate_up.weight` [held * 2 * intermediate_size, hidden]: expert by expert its gate rows, then its up rows;
     - `experts.down.weight` [held * hidden, intermediate_size];
     - with a shared expert `shared.gate_up.weight`, `shared.down.weight`, and with a gate of its own
@@ -41,6 +41,7 @@ class MoESpec:
     by_pairs: bool = False  # or with the largest sum of two scores
     weight_scale: float = 1.0  # of the weights of a token's experts
     choice_bias: bool = False  # a bias of scores that changes the choice alone
+    biases: bool = False  # of the router and the experts
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 
@@ -98,9 +99,10 @@ class TransformersCode:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or its rows from
-    `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and columns of the
-    tensor are exchanged. `order` has the order of rows within each head: runs of (first row, count, step) in a row.
+    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or every `step`-th of
+    its rows from `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and
+    columns of the tensor are exchanged. `order` has the order of rows within each head: runs of (first row, count,
+    step) in a row. A name that ends in `[i]` means the i-th matrix of a tensor that holds several.
     """
 
     name: str
@@ -112,6 +114,12 @@ class TensorSource:
     stored: str = ""  # the tensor's type, if it holds codes (see penstock.gguf); else ""
     transposed: bool = False
     order: tuple[tuple[int, int, int], ...] = ()
+    step: int = 1
+
+    @property
+    def end_row(self) -> int:
+        """The row of the tensor after the last one that is used."""
+        return self.first_row + (self.rows - 1) * self.step + 1
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,11 @@ def create_app(
         allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
         route_of=template,
         encode_error=encode_error,
+        bodies=bodies,
         cors_origins=config.cors_origin,
+        is_socket=frozenset(
+            route.path.encode() for wire in wires for route in wire.routes if route.kind == "socket"
+        ).__contains__,
         is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
         quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
         retry_after=model.client.queue.retry_after,
@@ -87,13 +91,20 @@ def create_app(
 
 
 class _Dispatch:
-    """Sends POST requests of fixed paths straight to their routes. Starlette's layers would add work to every chunk."""
+    """Sends WebSockets, and POST requests of fixed paths, straight to their routes.
+
+    Starlette's layers would add work to every chunk.
+    """
 
     def __init__(self, paths: Mapping[str, PathApp], rest: ASGIApp) -> None:
+        self._paths = paths
         self._posts = {path: app for path, app in paths.items() if "POST" in app.methods and "{" not in path}
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # of a path that takes them, else it would not be one
+            await self._paths[scope["path"]](scope, receive, send)
+            return
         app = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
         await (app or self._rest)(scope, receive, send)
 

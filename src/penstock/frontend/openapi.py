@@ -43,7 +43,9 @@ _ERROR = {
 @cache
 def document(wires: tuple[Wire, ...], model: str) -> bytes:
     """Returns the document of a server with these wires and a model of this name, as JSON."""
-    described = [(wire, route, _operation(wire, route)) for wire in wires for route in wire.routes]
+    described = [
+        (wire, route, _operation(wire, route)) for wire in wires for route in wire.routes if route.kind != "socket"
+    ]  # OpenAPI does not describe WebSockets
     requests = {operation.request for _, _, operation in described if operation.request is not None}
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")

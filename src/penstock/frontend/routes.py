@@ -27,6 +27,7 @@ from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
+from penstock.frontend.sockets import serve_socket
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
@@ -119,6 +120,8 @@ def route_app(site: Site, wire: Wire, route: WireRoute) -> ASGIApp:
             return _GenerateRoute(site, wire, route)
         case "answer":
             return _AnswerRoute(site, wire, route)
+        case "socket":
+            return _SocketRoute(site, wire, route)
 
 
 class _Route:
@@ -183,6 +186,18 @@ class _AnswerRoute(_Route):
         if isinstance(made, bytes):
             made = Answer(made)
         await _send_answer(made, send)
+
+
+class _SocketRoute(_Route):
+    """A route for WebSockets. Their requests go through the whole app, to routes of the other kinds."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            message = f"{scope['path']} is for WebSockets; open one with a WebSocket client"
+            raise APIError(426, message, code="upgrade_required", headers={"upgrade": "websocket"})
+        package = self._wire.package
+        codec = getattr(package, self._function)()
+        await serve_socket(scope, receive, send, codec, self._site.limits, package.encode_error)
 
 
 async def _send_answer(answer: Answer, send: Send) -> None:

@@ -15,9 +15,10 @@ from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutp
 class Experts(Protocol):
     """A provider of mixtures of experts. The matrices of all experts are packed together, once."""
 
-    def pack(self, weight: Any, count: int, *, gated: bool = False) -> Any:
-        """Pack a weight [count * out, in], the experts below each other. Each gated one is the gate, and below it the
-        projection that it gates. A weight that was packed while it was read (see packers.py) is returned as it is."""
+    def pack(self, weight: Any, count: int, bias: Tensor | None = None, *, gated: bool = False) -> Any:
+        """Pack a weight [count * out, in] and a bias [count * out], the experts below each other. Each gated one is the
+        gate, and below it the projection that it gates. A weight that was packed while it was read (see packers.py) is
+        returned as it is, with the bias."""
         ...
 
     def route(
@@ -80,8 +81,10 @@ class TorchExperts:
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
-    def pack(self, weight: Tensor, count: int, *, gated: bool = False) -> ExpertMatrices:
-        return ExpertMatrices(tuple(self._linear.pack(each, gated=gated) for each in weight.chunk(count)))
+    def pack(self, weight: Tensor, count: int, bias: Tensor | None = None, *, gated: bool = False) -> ExpertMatrices:
+        biases = [None] * count if bias is None else bias.chunk(count)
+        each = zip(weight.chunk(count), biases, strict=True)
+        return ExpertMatrices(tuple(self._linear.pack(matrix, own, gated=gated) for matrix, own in each))
 
     def route(
         self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
@@ -131,7 +134,7 @@ def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 
 
 def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(x, routing, count, gate_up, down, activation, first, shared, residual)."""
+    """(x, routing, count, gate_up, down, biases, activation, first, shared, residual)."""
     normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
     route = TorchExperts(TorchLinear()).route
     for tokens in (0, 1, 2, 9, 75):
@@ -139,7 +142,7 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
             x, residual = normal(tokens, hidden), normal(tokens, hidden)
             everywhere = route(floats(tokens, held), slots, normalize=True)
-            yield x, everywhere, held, *matrices, "silu", 0, None, None
+            yield x, everywhere, held, *matrices, (None, None), "silu", 0, None, None
             gate = floats(tokens, 1) if slots > 1 else None
             elsewhere = route(floats(tokens, held + 5), slots, normalize=False)
             yield (
@@ -147,11 +150,23 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
                 elsewhere,
                 held,
                 *matrices,
+                (None, None),
                 "gelu_tanh",
                 3,
                 SharedExpertOutput(normal(tokens, hidden), gate),
                 residual,
             )
+
+
+def biased_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """As experts_inputs, with biases."""
+    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
+    for tokens in (0, 1, 2, 31):
+        held, hidden, width, slots = 5, 40, 24, 2
+        matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
+        routing = TorchExperts(TorchLinear()).route(floats(tokens, held), slots, normalize=True)
+        biases = normal(held * 2 * width), normal(held * hidden)
+        yield normal(tokens, hidden) * 3, routing, held, *matrices, biases, "swiglu_oai", 0, None, None
 
 
 def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
@@ -161,7 +176,7 @@ def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
 
 
 def run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, routing, count, gate_up, down, activation, first, shared, residual = arguments
-    matrices = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
+    x, routing, count, gate_up, down, biases, activation, first, shared, residual = arguments
+    matrices = experts.pack(gate_up, count, biases[0], gated=True), experts.pack(down, count, biases[1])
     result: Tensor = experts(x, routing, *matrices, activation, first=first, shared=shared, residual=residual)
     return result

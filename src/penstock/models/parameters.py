@@ -35,5 +35,6 @@ class LayerParameters:
         return self.kernels.linear.pack(self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
 
     def experts(self, name: str, count: int, *, gated: bool = False) -> Any:
-        """Returns the packed weights of `count` experts, stacked."""
-        return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, gated=gated)
+        """Returns the packed weights of `count` experts, stacked, with their biases if there are any."""
+        bias = self.all.pop(f"{self.prefix}{name}.bias", None)
+        return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, bias, gated=gated)

@@ -9,15 +9,21 @@ from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.spec import ModelSpec
 from penstock.gguf import TYPES, is_gguf
 from penstock.weights.gguf_file import read_gguf_tensors
+from penstock.weights.stacks import divided
 
 LOADABLE = ("F32", "BF16", "F16")  # and in GGUF files all of penstock.gguf.TYPES
 
 
-def stored_tensors(model: Path, base_prefix: str = "") -> dict[str, StoredTensor]:
+def stored_tensors(model: Path, spec: ModelSpec | None = None) -> dict[str, StoredTensor]:
     """The tensors of a model, by Hugging Face's names: of a GGUF file, or of the checkpoint in a folder: from the
-    index's shards, else from model.safetensors. `base_prefix` is put before the names of a decoder that was saved
-    without its head, as embedding models are. Raises CheckpointError, GgufError or UnsupportedModel."""
+    index's shards, else from model.safetensors. With a spec, by the names of its sources: tensors of several matrices
+    are divided as it says, and its `base_prefix` is put before the names of a decoder that was saved without its head,
+    as embedding models are. Raises CheckpointError, GgufError or UnsupportedModel."""
     tensors = read_gguf_tensors(model) if is_gguf(model) else tensors_of_folder(model)
+    if spec is None:
+        return tensors
+    tensors = divided(tensors, (source.name for p in spec.parameters for source in p.sources))
+    base_prefix = spec.base_prefix
     if not base_prefix or any(name.startswith(base_prefix) for name in tensors):
         return tensors
     return {name if name.startswith("lm_head.") else base_prefix + name: tensor for name, tensor in tensors.items()}
@@ -28,7 +34,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for parameter in spec.parameters:
         for source in parameter.sources:
-            rows = max(source.first_row + source.rows, shapes.get(source.name, (0,))[-1 if source.transposed else 0])
+            rows = max(source.end_row, shapes.get(source.name, (0,))[-1 if source.transposed else 0])
             columns = parameter.shape[1:]
             if not parameter.shape:
                 shapes[source.name] = ()

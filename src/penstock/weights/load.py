@@ -64,7 +64,7 @@ def load_parameters(
     ahead = 0.0 if matrices is None else began - matrices.began
     if matrices is None and isinstance(packing, NativePacking):
         matrices = MatrixReader(folder, spec, packing, whole=whole)
-    tensors = stored_tensors(folder, spec.base_prefix) if matrices is None else matrices.tensors
+    tensors = stored_tensors(folder, whole or spec) if matrices is None else matrices.tensors
     with ExitStack() as stack:
         if matrices is None:
             check_tensors(whole or spec, tensors)
@@ -126,7 +126,7 @@ def _read_all(
     def perform(read: PlannedRead) -> None:
         source, own = read.source, staging()
         buffer = own.buffer(read.bytes)
-        read_into(files[source.path], buffer.numpy(), read)
+        read_into(files, buffer.numpy(), read)
         try:
             if source.dtype in DTYPES:
                 rows = buffer.view(DTYPES[source.dtype])

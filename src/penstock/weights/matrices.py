@@ -24,7 +24,7 @@ class MatrixReader:
         """If `spec` is a rank's part, `whole` is the model's. Everything is checked before memory is allocated: raises
         CheckpointError and OSError."""
         self.began = time.perf_counter()
-        self.tensors = stored_tensors(folder, spec.base_prefix)
+        self.tensors = stored_tensors(folder, whole or spec)
         check_tensors(whole or spec, self.tensors)
         self.packers: dict[str, NativePacker] = {
             p.name: packing(p.shape, p.kind, p.experts, p.stored, sensitive=p.sensitive)

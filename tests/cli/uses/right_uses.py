@@ -20,8 +20,9 @@ RANKS = (
 )
 GPU = "--device cuda --gpu-memory-utilization 0.8 --deterministic --attention-backend triton"
 SERVER = (
-    "--host 127.0.0.1 --port 8197 --served-model-name ours,also-ours --api-key secret --tls-certificate cert.pem "
-    "--tls-key key.pem --allow-insecure-bind --wires openai,ollama --seed 7 --max-waiting 64 --max-waiting-tokens 9000 "
+    "--host 127.0.0.1 --port 8197 --grpc-port 8198 --served-model-name ours,also-ours --api-key secret "
+    "--tls-certificate cert.pem "
+    "--tls-key key.pem --allow-insecure-bind --wires openai,kserve --seed 7 --max-waiting 64 --max-waiting-tokens 9000 "
     "--max-in-flight 128 --max-body-size 1MiB --max-answer-size 4MiB --max-prompts 8 --max-choices 4 --max-sequences 9 "
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
     "--thinking-budget 100 --drain-timeout 5 --step-deadline 60 --log-format json "

@@ -24,6 +24,7 @@ from penstock.frontend.http.asgi import (
     request_info,
     respond,
 )
+from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
@@ -35,6 +36,8 @@ OPEN_PATHS = frozenset(
         *(b"/v2/health/live", b"/v2/health/ready"),
     )
 )
+
+KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
@@ -81,7 +84,9 @@ class Access:
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
         retry_after: Callable[[], int],
+        bodies: BodyBuffers,
         cors_origins: Sequence[str] = (),
+        is_socket: Callable[[bytes], bool] = lambda path: False,
         is_page: Callable[[bytes], bool] = lambda path: False,
         quiet: Collection[str] = (),
     ) -> None:
@@ -89,10 +94,14 @@ class Access:
 
         `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
-        Pages of `cors_origins` may send requests. `is_page` says whether a raw path is of a file that everyone may
-        read. Successful requests to routes in `quiet` are not logged.
+        `bodies` is the budget of what is being received. Pages of `cors_origins` may send requests. `is_socket` says
+        whether a raw path takes WebSockets, and `is_page` whether it is of a file that everyone may read. Successful
+        requests to routes in `quiet` are not logged.
         """
         self.lifecycle = lifecycle
+        self.bodies = bodies
+        self.is_socket = is_socket
+        self.sockets = 0  # WebSockets that are open
         self._app = app
         self._metrics = metrics
         self.limits = limits
@@ -106,8 +115,11 @@ class Access:
         self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"this server supports only HTTP, not {scope['type']}")
+        if scope["type"] == "websocket":
+            scope.update({"method": "GET", "penstock.app": self})
+            send = _handshake_send(send)
+        elif scope["type"] != "http":
+            raise RuntimeError(f"this server supports only HTTP and WebSockets, not {scope['type']}")
         request_id = _request_id(header(scope, b"x-request-id"))
         info = RequestInfo(request_id.decode(), time.monotonic())
         scope["penstock.request"] = info
@@ -140,12 +152,14 @@ class Access:
             if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
-            if not self._keys and origin is None:
+            is_socket = scope["type"] == "websocket"
+            if origin is None and (is_socket or not self._keys):  # browsers let every page open a WebSocket
                 check_site(scope)
-            request_info(scope).tenant = self._tenant(_bearer(scope))
-            await self._in_flight(scope, receive, send)
+            request_info(scope).tenant = self._tenant(bearer(scope))
+            self._check_open()
+            await (self._socket if is_socket else self._in_flight)(scope, receive, send)
 
-    async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _check_open(self) -> None:
         if self.lifecycle.draining:
             raise APIError(
                 503,
@@ -153,6 +167,20 @@ class Access:
                 code="draining",
                 retry_after=self.limits.retry_after,
             )
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The requests on a WebSocket are in flight, not the socket itself."""
+        most = self.limits.max_sockets
+        if self.sockets >= most:
+            message = f"{most} WebSockets are open, the limit; close one, or try again later"
+            raise APIError(429, message, code="too_many_sockets", retry_after=self.limits.retry_after)
+        self.sockets += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.sockets -= 1
+
+    async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
             raise APIError(
                 429,
@@ -244,15 +272,35 @@ class _ResponseTracker:
             if all(name != b"cache-control" for name, _ in headers):
                 headers.append((b"cache-control", b"no-store"))  # a cache may not know that x-api-key is a secret
             message["headers"] = headers
+        elif message["type"] == "websocket.accept":
+            self.status = 101
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
 
 
-def _bearer(scope: Scope) -> bytes:
-    """The key that a request has, in Authorization or in Anthropic's x-api-key. b"" if it has none."""
+def bearer(scope: Scope) -> bytes:
+    """The key that a request has: in Authorization, in Anthropic's x-api-key, or in a WebSocket's subprotocol, since a
+    page cannot set its headers. b"" if it has none."""
     scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else (header(scope, b"x-api-key") or b"").strip()
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    if (other := header(scope, b"x-api-key")) is not None:
+        return other.strip()
+    offered: Sequence[str] = scope.get("subprotocols", ())
+    return next((name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)), "").encode()
+
+
+def _handshake_send(send: Send) -> Send:
+    """A WebSocket's `send` that also takes the messages of an HTTP answer, which refuses the handshake."""
+
+    def sends(message: Message) -> Awaitable[None]:
+        if message["type"].startswith("http."):
+            message["type"] = "websocket." + message["type"]
+        return send(message)
+
+    return sends
 
 
 def _address(client: Sequence[Any] | None) -> str:

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 
@@ -16,6 +16,7 @@ from penstock.frontend.http.connection import BoundedProtocol
 from penstock.frontend.http.tls import TLS
 from penstock.messages import EngineClient, EngineError
 
+_ENVELOPE_BYTES = 4 << 10  # of a WebSocket's message around a body
 _LOOK_SECONDS = 0.5  # between looks at the engine
 # Signals that arrive this close together are one request to stop: `timeout` and `make` send SIGTERM to their process
 # group and once more to the server.
@@ -26,6 +27,18 @@ HURRIED_SECONDS = 1  # the same after a second signal
 _log = logging.getLogger("penstock.server")
 
 
+class Beside(Protocol):
+    """A server of another protocol in the same process, for the same app."""
+
+    async def start(self) -> None:
+        """Begins to answer. Raises OSError if the address cannot be used."""
+        ...
+
+    async def stop(self, seconds: float) -> None:
+        """Refuses new calls, and ends those that are left after `seconds`."""
+        ...
+
+
 async def serve(
     app: Access,
     sock: socket.socket,
@@ -34,6 +47,7 @@ async def serve(
     tls: TLS | None = None,
     stop: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
+    beside: Beside | None = None,
 ) -> None:
     """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
 
@@ -44,12 +58,18 @@ async def serve(
     uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
-    start it again.
+    start it again. `beside` starts and stops with the server.
     """
+    if beside is not None:
+        await beside.start()
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse)),
-        ws="none",
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse, app.is_socket)),
+        ws=cast(type[asyncio.Protocol], partial(_socket_protocol, app)),
+        ws_max_size=app.limits.max_body_bytes + _ENVELOPE_BYTES,
+        ws_ping_interval=app.limits.ping_interval,
+        ws_ping_timeout=app.limits.ping_interval,
+        ws_per_message_deflate=False,  # a small message may become a large one
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -79,11 +99,20 @@ async def serve(
         ended = not client.healthy
         await client.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
+        if beside is not None:
+            await beside.stop(HURRIED_SECONDS)
         if hurry.is_set():
             config.timeout_graceful_shutdown = HURRIED_SECONDS
         await running
     if ended:
         raise EngineError("the engine ended before the server was stopped; the log above says why")
+
+
+def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
+    """The protocol of a connection that becomes a WebSocket."""
+    from penstock.frontend.http.websocket import BoundedSocket  # slow to import, and few servers need it
+
+    return BoundedSocket(app.limits, app.bodies, **connection)
 
 
 async def _until_ended(client: EngineClient) -> None:

@@ -8,6 +8,7 @@ from penstock.frontend.openai.embeddings import EmbeddingFields, embeddings
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
+from penstock.frontend.openai.socket import ChatSocket
 from penstock.frontend.openai.tokens import detokenize, tokenize, tokenizer_info
 
 _STREAM = STREAM_TYPE.decode().partition(";")[0]
@@ -42,6 +43,7 @@ OPERATIONS = {
 
 __all__ = [
     "OPERATIONS",
+    "ChatSocket",
     "detokenize",
     "embeddings",
     "encode_error",

@@ -26,10 +26,12 @@ class TritonExperts:
     def __init__(self, *, fixed: bool = False) -> None:
         self._fixed = fixed
 
-    def pack(self, weight: Tensor | Weight, count: int, *, gated: bool = False) -> ExpertStack:
+    def pack(
+        self, weight: Tensor | Weight, count: int, bias: Tensor | None = None, *, gated: bool = False
+    ) -> ExpertStack:
         if isinstance(weight, Tensor):
             weight = DenseWeight(weight.contiguous(), None)
-        return ExpertStack(weight, count)
+        return ExpertStack(weight, count, bias)
 
     def route(
         self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None

@@ -245,6 +245,7 @@ void each_expert(Worker& worker, const LinearOp& op, const Groups& groups, Body&
       const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
       LinearOp mine = op;
       mine.weight = of_expert(op.weight, groups.active[i]);
+      if (op.bias != nullptr) mine.bias = static_cast<const float*>(op.bias) + groups.active[i] * blocks * kColumns;
       const int64_t width = is_gated(op.epilogue) ? op.weight.n / 2 : op.weight.n;
       const int64_t size = op.out_dtype == Dtype::f32 ? 4 : 2;
       mine.out = static_cast<std::byte*>(op.out) + groups.first[i] * width * size;
@@ -327,8 +328,10 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
   const Groups groups = memory.groups(op, shared);
   const Dtype dtype = op.dtype;
   std::byte *words = shared + memory.words, *inner = shared + memory.inner;
-  const LinearOp up{nullptr, op.x, op.gate_up, nullptr, nullptr, inner, op.epilogue, dtype, dtype, 1.0f, 0.0f};
-  const LinearOp down{nullptr, inner, op.down, nullptr, nullptr, words, Epilogue::none, dtype, Dtype::f32, 1.0f, 0.0f};
+  const LinearOp up{nullptr, op.x, op.gate_up, op.gate_up_bias, nullptr, inner, op.epilogue,
+                    dtype,   dtype, 1.0f,       0.0f};
+  const LinearOp down{nullptr, inner, op.down, op.down_bias, nullptr, words, Epilogue::none,
+                      dtype,   Dtype::f32, 1.0f,  0.0f};
   for (int64_t begin = 0; begin < *op.rows; begin += memory.tokens) {
     const int64_t end = begin + memory.tokens < *op.rows ? begin + memory.tokens : *op.rows;
     worker.for_each(1, 1, [&](int64_t, int64_t) {
