@@ -62,6 +62,13 @@ _GPT2 = {
     "attn_pdrop": 0.0,
 }
 
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 1.7,
+}
+
 # variant: the class's prefix in transformers, and what differs from _SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -156,12 +163,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": (
         "Granite",
+        {**_GRANITE, "tie_word_embeddings": True},
+    ),
+    "granite_moe": ("GraniteMoe", {**_GRANITE, "num_local_experts": 6, "intermediate_size": 40}),
+    "granite_moe_shared": (
+        "GraniteMoeShared",
+        {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56},
+    ),
+    "granite_4": (
+        "GraniteMoeHybrid",
         {
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 1.7,
+            **_GRANITE,
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 6,
+            "shared_intermediate_size": 56,
+            "mamba_n_heads": 16,
             "tie_word_embeddings": True,
+        },
+    ),
+    "granite_4_dense": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE,
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 88,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 16,
         },
     ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
@@ -208,7 +237,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOss",
         {
-            "num_local_experts": 5,
+            "num_local_experts": 6,
             "num_experts_per_tok": 2,
             "head_dim": 32,
             "sliding_window": 16,

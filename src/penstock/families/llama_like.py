@@ -155,7 +155,7 @@ def decoder_spec(
         layers = [layers] * num_layers(config)
     if config.flag("gguf"):  # llama.cpp's conversion undoes these forms of tensors
         names = replace(names, by_group=False, transposed=False)
-        experts = None if experts is None else replace(experts, stacks=None)
+        experts = None if experts is None else replace(experts, stacks=None, shared_fused=None)
     positions = _integer(config, "max_position_embeddings", max_position)
     # A window that no position can leave is full attention: one KV group less.
     seen = [window if window < positions else 0 for window in windows or [0] * len(layers)]

@@ -31,6 +31,9 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
         "Olmo3ForCausalLM": ("OLMo 3", ("olmo2",)),
         "GraniteForCausalLM": ("Granite 3", ("granite",)),
+        "GraniteMoeForCausalLM": ("Granite 3 MoE", ("granitemoe",)),
+        "GraniteMoeSharedForCausalLM": ("Granite 4 preview, without Mamba layers", ("granitemoe",)),
+        "GraniteMoeHybridForCausalLM": ("Granite 4, without Mamba layers", ()),
         "CohereForCausalLM": ("Command R (without norms of heads)", ("command-r",)),
         "Cohere2ForCausalLM": ("Command R7B, Command A", ("cohere2",)),
         "GlmForCausalLM": ("GLM-4 (2024)", ()),
@@ -96,5 +99,8 @@ def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedMode
 
 
 def _sample(architecture: str) -> ModelSpec:
-    """A small spec of the family, with its defaults."""
-    return spec_from_config({**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]})
+    """A small spec of the family, with its defaults, but with attention in all layers."""
+    sample = {**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]}
+    if "Hybrid" in architecture:
+        sample["layer_types"] = ["full_attention"] * _SAMPLE["num_hidden_layers"]
+    return spec_from_config(sample)

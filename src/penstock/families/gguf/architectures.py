@@ -126,6 +126,17 @@ def _granite(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _granite_moe(keys: GgufKeys) -> dict[str, Any]:
+    shared = keys.integer("expert_shared_feed_forward_length", 0, least=0)
+    return {
+        **_granite(keys),
+        "architectures": ["GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"],
+        "num_local_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "shared_intermediate_size": shared,
+    }
+
+
 def _olmo2(keys: GgufKeys) -> dict[str, Any]:
     window = keys.get("attention.sliding_window")
     if not window:
@@ -228,6 +239,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "granite": _granite,
+        "granitemoe": _granite_moe,
         "olmo2": _olmo2,
         "smollm3": _smollm3,
         "phi3": _phi3,
