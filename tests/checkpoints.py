@@ -103,6 +103,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 1, 0, 1],
+            "interleave_moe_layer_step": 2,
+            "moe_layers": [1, 3],
+            "num_local_experts": 6,
+            "intermediate_size_mlp": 96,
+            "intermediate_size": 48,
+            "head_dim": 48,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
+    "llama4_plain": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 96,
+            "head_dim": 16,
+            "use_qk_norm": False,
+        },
+    ),
     "llama_yarn": ("Llama", {"rope_parameters": _YARN_ROPE, "head_dim": 32, "tie_word_embeddings": False}),
     "llama_dynamic": ("Llama", {"rope_parameters": _DYNAMIC_ROPE, "tie_word_embeddings": False}),
     "gemma": ("Gemma", {"head_dim": 24, "tie_word_embeddings": True}),
@@ -302,7 +326,7 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
     import transformers
 
     family, changes = VARIANTS[family_variant]
-    text = "Text" if family == "Gemma3" else ""
+    text = "Text" if family in ("Gemma3", "Llama4") else ""
     config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()

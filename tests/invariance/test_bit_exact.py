@@ -88,6 +88,7 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
         "glm4_moe_grouped",
         "phi3_long",
         "gpt_oss",
+        "llama4",
     ],
 )
 def test_nothing_else_counts_in_blocks_of_other_kinds(variant: str, tmp_path: Path) -> None:

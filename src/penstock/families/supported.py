@@ -14,6 +14,8 @@ from penstock.families.spec import ModelSpec
 _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "LlamaForCausalLM": ("Llama 2, 3, 3.1 to 3.3; SmolLM 2; and all that have its architecture", ("llama",)),
+        "Llama4ForCausalLM": ("Llama 4 (text), up to 8191 tokens", ("llama4",)),
+        "Llama4ForConditionalGeneration": ("Llama 4, its language model, up to 8191 tokens", ()),
         "Qwen2ForCausalLM": ("Qwen 2, 2.5", ("qwen2",)),
         "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE, Qwen 2 MoE", ("qwen2moe",)),
         "Qwen3ForCausalLM": ("Qwen 3", ("qwen3",)),
