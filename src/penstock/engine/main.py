@@ -55,7 +55,7 @@ def run_engine(
         limits = scheduler_config(config)
         eos_token_ids = backend.eos_token_ids(config)
         with contextlib.ExitStack() as held:
-            log = EventFile(held.enter_context(_open_private(config.event_log))) if config.event_log else None
+            log = _event_log(held, config.event_log) if config.event_log else None
             executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
             if limits.speculation != "off" and not capacity.exact_drafts:
@@ -70,6 +70,13 @@ def run_engine(
         channel.announce(Ended(error_text(error)))
         return False
     return True
+
+
+def _event_log(held: contextlib.ExitStack, path: str) -> EventFile:
+    def failed(error: OSError) -> None:
+        logger.error("the event log ends here: %s cannot be written: %s (--event-log)", path, error.strerror)
+
+    return EventFile(held.enter_context(_open_private(path)), failed)
 
 
 def _open_private(path: str) -> IO[bytes]:

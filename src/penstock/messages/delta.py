@@ -40,6 +40,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pooled: bytes = b""  # float32 numbers: the vector of a request with `pooling`, in its only delta
 
 
+GRAMMAR_TOO_COMPLEX = "the request's grammar is too complex"  # so begins an error that the request has caused
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Gauges now and counters since start, after a step. Block counts are per KV group."""
 

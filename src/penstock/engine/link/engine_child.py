@@ -51,6 +51,7 @@ class EngineChild:
         With `import_runtime`, it imports torch before it has a configuration, which wastes 100 MB if it has ranks. It
         may run on `processors`; None: on those of this thread.
         """
+        self.command = tuple(command)  # of an engine that replaces this one, too
         with contextlib.ExitStack() as held:
             self.socket, other = socket.socketpair()
             held.callback(self.socket.close)

@@ -34,17 +34,11 @@ async def spawn(
 ) -> StreamingClient:
     """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not. It may
     run on `processors`; None: on those of this thread."""
-    spawned = _start(config, command, processors)
-    return await connect(config, spawned, command, resumes=resumes, processors=processors)
+    return await connect(config, _start(config, command, processors), resumes=resumes, processors=processors)
 
 
 async def connect(
-    config: EngineConfig,
-    spawned: EngineChild,
-    command: Sequence[str] = ENGINE,
-    *,
-    resumes: bool = False,
-    processors: Collection[int] | None = None,
+    config: EngineConfig, spawned: EngineChild, *, resumes: bool = False, processors: Collection[int] | None = None
 ) -> StreamingClient:
     """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does.
 
@@ -56,7 +50,7 @@ async def connect(
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation)
-        return await _ready(_start(following, command, cpus), streams)
+        return await _ready(_start(following, spawned.command, cpus), streams)
 
     info, process = await _ready(spawned, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)
