@@ -86,18 +86,19 @@ class Server:
 def serving(
     log: Path,
     *flags: str,
-    model: str = EMBEDDED,
+    model: str | None = EMBEDDED,
     ready_within: float = 90,
     context: ssl.SSLContext | None = None,
     command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
 ) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then. With `context` it is asked
-    over TLS. `command` is for a server with faults."""
+    over TLS. `command` is for a server with faults. Without `model`, the flags say which it is."""
     port = free_port()
+    command = [*command, *([] if model is None else [model])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            bound([*command, model, "--port", str(port), "--threads", "1", *flags]),
+            bound([*command, "--port", str(port), "--threads", "1", *flags]),
             stdout=sink,
             stderr=sink,
             env=environment,

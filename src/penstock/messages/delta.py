@@ -111,4 +111,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     eos_token_ids: tuple[int, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
+    fingerprint: str = ""  # of the weights as they were loaded, and of what may change a bit of the results
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does

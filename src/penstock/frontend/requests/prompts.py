@@ -25,7 +25,7 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
     """The token ids of a prompt. Raises APIError 400 for text that is empty, too long or not valid Unicode."""
     if not text:
         raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
-    _check_length(model, len(text), param)
+    check_length(model, len(text), param)
 
     def encode() -> list[int]:
         _check_tokens(model, text, param)
@@ -59,7 +59,7 @@ async def encode_chat(
     if model.tokenizer.chat_template is None:
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
     size = sum(len(message["content"] or "") for message in messages)
-    _check_length(model, size, "messages")
+    check_length(model, size, "messages")
 
     def encode() -> ChatPrompt:
         prompt = model.conversation.render(
@@ -69,7 +69,7 @@ async def encode_chat(
             continue_final_message=continue_final_message,
             **variables,
         )
-        _check_length(model, len(prompt), "messages")
+        check_length(model, len(prompt), "messages")
         _check_tokens(model, prompt, "messages")
         ids = model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         return ChatPrompt(tuple(ids), prompt[-_END_CHARS:])
@@ -125,7 +125,8 @@ def _check_tokens(model: ServedModel, text: str, param: str) -> None:
             )
 
 
-def _check_length(model: ServedModel, chars: int, param: str) -> None:
+def check_length(model: ServedModel, chars: int, param: str) -> None:
+    """Raises APIError 400 for a text that cannot fit, before it is tokenised."""
     limit = CHARS_PER_TOKEN * model.max_model_len
     if chars > limit:
         raise invalid(
