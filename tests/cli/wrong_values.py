@@ -64,6 +64,7 @@ _MODEL: Wrong = (
 
 SHARED: Mapping[str, Wrong] = {
     "--allow-insecure-bind": SWITCH,
+    "--manage-models": SWITCH,
     "--api-key": _KEY,
     "--attention-backend": (
         ("flash", "give auto, triton or flashinfer"),

@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -16,6 +17,7 @@ from penstock.frontend.http.asgi import (
     Receive,
     Scope,
     Send,
+    StreamedAnswer,
     header,
     request_info,
     respond,
@@ -28,6 +30,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.sockets import serve_socket
+from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
@@ -46,6 +49,7 @@ class Site:
     seed: int | None
     bodies: BodyBuffers
     tracer: Tracer | None = None
+    store: ModelStore | None = None  # of models that clients may change; None: they may not
 
     def context(self, scope: Scope) -> RequestContext:
         info = request_info(scope)
@@ -61,6 +65,7 @@ class Site:
             metrics=self.metrics,
             seed=self.seed,
             start=request_info(scope).start,
+            store=self.store,
         )
 
 
@@ -177,7 +182,11 @@ class _AnswerRoute(_Route):
             if _has_body(scope):
                 body = await read_body(scope, receive, self._site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
-                made: bytes | Answer = await answer(body, self._site.context(scope))
+                made: bytes | Answer | StreamedAnswer = await answer(body, self._site.context(scope))
+                if isinstance(made, StreamedAnswer):
+                    held.release()
+                    await _send_parts(made, send)
+                    return
         except ClientGone:
             request_info(scope).client_gone = True
             return
@@ -198,6 +207,15 @@ class _SocketRoute(_Route):
         package = self._wire.package
         codec = getattr(package, self._function)()
         await serve_socket(scope, receive, send, codec, self._site.limits, package.encode_error)
+
+
+async def _send_parts(answer: StreamedAnswer, send: Send) -> None:
+    headers = [(b"content-type", answer.content_type)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async with aclosing(cast(AsyncGenerator[bytes, None], answer.parts)) as parts:
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _send_answer(answer: Answer, send: Send) -> None:
