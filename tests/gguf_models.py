@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -35,6 +36,19 @@ ARCHITECTURES = {
     "granite": "granite",
     "olmo2": "olmo2",
     "smollm3": "smollm3",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "phi3": "phi3",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "starcoder2": "starcoder2",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
+    "falcon": "falcon",
+    "gpt_oss": "gpt-oss",
+    "olmo3": "olmo2",
 }
 # Variants that a GGUF file can describe: llama.cpp fixes what the others change (windows of Qwen, dense layers).
 REPRESENTABLE = (
@@ -58,8 +72,21 @@ REPRESENTABLE = (
     "granite",
     "olmo2",
     "smollm3_every_fourth",
+    "phi3",
+    "cohere",
+    "cohere2",
+    "glm4",
+    "glm4_moe",
+    "starcoder2",
+    "olmo3",
 )
-PERMUTED = ("llama", "granite", "smollm3")
+# And those whose tensors have another form in a file, or whose tensors are part of the configuration.
+REFORMED = ("phi3_long", "gpt2", "gpt_neox", "falcon", "falcon_grouped", "gpt_oss", "granite_moe", "granite_moe_shared")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+_WINDOWS = ("gemma2", "gemma3", "llama", "phi3", "cohere2", "olmo2", "gpt-oss")
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+_WIDTHS = ("ffn_hidden_size", "n_inner", "intermediate_size")
+Named = tuple[str, NDArray[np.float32]]
 
 
 Written = Callable[..., Path]
@@ -113,41 +140,73 @@ def write_gguf(
 
 def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """The keys of a model's configuration. Integers are written as uint32, floats as float32."""
+    renamed = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    config = {**config, **{ours: config[theirs] for ours, theirs in renamed.items() if theirs in config}}
     rope = config.get("rope_parameters") or {}
     near, rope = rope.get("sliding_attention"), rope.get("full_attention", rope)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    rms = not any("layer_norm_eps" in name or name == "norm_epsilon" for name in config)
+    eps = next(config[name] for name in _EPSILONS if name in config)
     head_dim = config.get("head_dim") or hidden // heads
     own = {
         "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings") or config["n_positions"],
         "embedding_length": hidden,
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": next(config[name] for name in _WIDTHS if config.get(name)),
         "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(rope["rope_theta"]),
+        "attention.head_count_kv": _kv_heads(config) if arch not in ("gpt2", "gptneox") else None,
+        f"attention.layer_norm_{'rms_' if rms else ''}epsilon": float(eps),
+        "rope.freq_base": float(rope["rope_theta"]) if rope else None,
         "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
-        "rope.dimension_count": head_dim if arch in PERMUTED else None,
+        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)) if rope else None,
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
         "attention.scale": config.get("attention_multiplier"),
         "embedding_scale": config.get("embedding_multiplier"),
         "residual_scale": config.get("residual_multiplier"),
-        "logit_scale": config.get("logits_scaling"),
+        "logit_scale": config.get("logits_scaling", config.get("logit_scale")),
+        "use_parallel_residual": config.get("use_parallel_residual"),
         "attention.key_length": head_dim if config.get("head_dim") else None,
         "attention.value_length": head_dim if config.get("head_dim") else None,
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
         "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get("moe_intermediate_size"),
-        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "expert_feed_forward_length": config.get("intermediate_size" if arch == "gpt-oss" else "moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get(
+            "shared_expert_intermediate_size", config.get("shared_intermediate_size")
+        ),
     }
     if rope.get("rope_type") == "linear":
         own |= {"rope.scaling.type": RopeScalingType.LINEAR.value, "rope.scaling.factor": float(rope["factor"])}
-    if arch in ("gemma2", "gemma3", "llama") and config.get("sliding_window"):
+    if arch == "glm4moe":
+        own |= {
+            "expert_count": config.get("n_routed_experts") or config["num_local_experts"],
+            "expert_shared_count": config["n_shared_experts"],
+            "leading_dense_block_count": config["first_k_dense_replace"],
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_gating_func": 2,
+        }
+    if rope.get("rope_type") == "yarn":
+        own |= {
+            "rope.scaling.type": RopeScalingType.YARN.value,
+            "rope.scaling.factor": float(rope["factor"]),
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": float(rope["beta_fast"]),
+            "rope.scaling.yarn_beta_slow": float(rope["beta_slow"]),
+        }
+    if rope.get("rope_type") == "longrope":
+        positions, original = config["max_position_embeddings"], rope["original_max_position_embeddings"]
+        own |= {
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(positions / original) / math.log(original)),
+        }
+    if arch in _WINDOWS and config.get("sliding_window"):
         own["attention.sliding_window"] = config["sliding_window"]
     if arch == "gemma3" and config["layer_types"] != [
         "full_attention" if i % 6 == 5 else "sliding_attention" for i in range(config["num_hidden_layers"])
     ]:
+        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if arch in ("olmo2", "cohere2", "gpt-oss") and "layer_types" in config:
         own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     if arch == "llama":
         own["vocab_size"] = config["vocab_size"]
@@ -188,29 +247,91 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
     by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(MODEL_ARCH(by_name[arch]), config["num_hidden_layers"])
+    names = get_tensor_name_map(MODEL_ARCH(by_name[arch]), config.get("num_hidden_layers") or config["n_layer"])
+    rope = config.get("rope_parameters") or {}
+    if arch in _REFORM:
+        stored = dict(each for name, tensor in stored.items() for each in _REFORM[arch](name, tensor, config))
     found: dict[str, NDArray[np.float32]] = {}
     experts: dict[str, dict[int, NDArray[np.float32]]] = {}
     for name, tensor in stored.items():
-        if "experts." in name:
+        if re.search(r"experts\.\d", name):
             before, after = name.split("experts.")
-            number, which, _ = after.split(".")
-            experts.setdefault(f"{before}experts.{which}", {})[int(number)] = tensor
+            number, which, kind = after.split(".")
+            experts.setdefault(f"{before}experts.{which}.{kind}", {})[int(number)] = tensor
             continue
         if arch in PERMUTED and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
             count = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             tensor = permuted(tensor, count)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
-        found[_mapped(names, name)] = tensor
+        found[_mapped(names, name.replace("correction_bias", "correction.bias"))] = tensor
     for name, each in experts.items():
         merged = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
         merged = name if arch != "llama" else merged
-        found[_mapped(names, f"{merged}.weight")] = np.stack([each[i] for i in range(len(each))])
-    rope = config.get("rope_parameters") or {}
+        found[_mapped(names, merged)] = np.stack([each[i] for i in range(len(each))])
+    if rope.get("rope_type") == "longrope":
+        for kind in ("long", "short"):
+            found[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
     if rope.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(rope, config.get("head_dim") or found_head_dim(config))
     return found
+
+
+def _kv_heads(config: Mapping[str, Any]) -> int:
+    if "multi_query" in config:  # Falcon
+        return int(config["num_kv_heads"] if config["new_decoder_architecture"] or not config["multi_query"] else 1)
+    return int(config["num_key_value_heads"])
+
+
+def _by_kind(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    """q, k and v of each KV head together: all of q first, then k, then v."""
+    if "query_key_value" in name:
+        heads = config["num_attention_heads"]
+        kv_heads = _kv_heads(config) if "multi_query" in config else heads
+        rows = tensor.reshape(kv_heads, heads // kv_heads + 2, -1, *tensor.shape[1:])
+        tensor = np.concatenate(
+            [part.reshape(-1, *tensor.shape[1:]) for part in (rows[:, :-2], rows[:, -2], rows[:, -1])]
+        )
+    yield name, tensor
+
+
+def _turned(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    yield name, tensor.T if name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") else tensor
+
+
+def _halves(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    """Granite's fused gate and up, one after the other."""
+    kind = "exps" if "block_sparse_moe" in name else "shexp"
+    layer = f"blk.{name.split('.')[2]}.ffn_" if ".layers." in name else ""
+    if ".input_linear." in name:
+        gate, up = np.split(tensor, 2, axis=-2)
+        yield f"{layer}gate_{kind}.weight", gate
+        yield f"{layer}up_{kind}.weight", up
+    else:
+        yield (f"{layer}down_{kind}.weight" if ".output_linear." in name else name), tensor
+
+
+def _of_experts(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    """The halves of gpt-oss' experts, one after the other, and a matrix as [out, in]."""
+    if ".experts." not in name:
+        yield name + (".weight" if name.endswith("sinks") else ""), tensor
+        return
+    place, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+    rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
+    if place.endswith("down_proj"):
+        yield f"{place}.{kind}", rows
+        return
+    for first, half in enumerate(("gate_proj", "up_proj")):
+        yield f"{place.replace('gate_up_proj', half)}.{kind}", rows[:, first::2]
+
+
+_REFORM: Mapping[str, Callable[[str, Any, Mapping[str, Any]], Iterator[Named]]] = {
+    "gptneox": _by_kind,
+    "falcon": _by_kind,
+    "gpt2": _turned,
+    "granitemoe": _halves,
+    "gpt-oss": _of_experts,
+}
 
 
 def found_head_dim(config: Mapping[str, Any]) -> int:

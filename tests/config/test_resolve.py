@@ -39,6 +39,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         port=0,
         grpc_port=8001,
         api_key="secret",
+        admin_key="operator",
+        allowed_host="llm.example.com",
+        sleep_after=600.0,
         tls_certificate="cert.pem",
         tls_key="key.pem",
         cors_origin=["https://app.example.com"],
@@ -124,6 +127,9 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         port=0,
         grpc_port=8001,
         api_key="secret",
+        admin_key="operator",
+        allowed_host=("llm.example.com",),
+        sleep_after=600.0,
         tls_certificate="cert.pem",
         tls_key="key.pem",
         cors_origin=("https://app.example.com",),
@@ -313,13 +319,8 @@ def test_speculation_is_as_given(method: str) -> None:
     assert (engine.speculation, engine.num_speculative_tokens) == (method, 0 if method == "off" else 31)
 
 
-def test_speculation_is_off_unless_asked_for() -> None:
-    engine = resolve().engine
-    assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("off", 0, 0)
-
-
-def test_speculation_is_on_where_drafts_can_be_verified() -> None:
-    given: dict[str, Any] = {"speculation": "auto"}
+@pytest.mark.parametrize("given", [{}, {"speculation": "auto"}])
+def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -> None:
     engine = resolve(**given).engine
     assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("suffix", 31, 32)
     split = resolve(**given, tensor_parallel_size=2)

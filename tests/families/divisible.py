@@ -1,5 +1,6 @@
 """A small model of every family, of sizes that can be divided among ranks: most of them by 4."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.families import ModelSpec, spec_from_config
@@ -31,9 +32,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon": {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 4},
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "glm4": {"architectures": ["Glm4ForCausalLM"]},
+    "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8, "intermediate_size": 80},
     "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **_EXPERTS, "tie_word_embeddings": True},
 }
 
 
 def spec_of(family: str, **changes: Any) -> ModelSpec:
     return spec_from_config({**_SIZES, **CONFIGS[family], **changes})
+
+
+def stacked_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors in a checkpoint, from those of the tensors that sources name: `name[i]` is a matrix of
+    one."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        stack, is_part, _ = name.partition("[")
+        found[stack] = (found.get(stack, (0,))[0] + 1, *shape) if is_part else shape
+    return found

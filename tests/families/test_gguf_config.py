@@ -17,7 +17,7 @@ from penstock.families.gguf.names import hf_tensor_name, is_interleaved
 from penstock.families.gguf.rope import llama3_scaling
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from tests.checkpoints import END, END_TURN
-from tests.gguf_models import REPRESENTABLE, Written, llama3_factors, writer
+from tests.gguf_models import REFORMED, REPRESENTABLE, Written, llama3_factors, writer
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Written:
     return writer(tiny_checkpoint, tmp_path)
 
 
-@pytest.mark.parametrize("variant", REPRESENTABLE)
+@pytest.mark.parametrize("variant", [*REPRESENTABLE, *(each for each in REFORMED if each != "phi3_long")])
 def test_the_spec_is_that_of_the_checkpoint(
     written: Written, tiny_checkpoint: Callable[..., Path], variant: str
 ) -> None:
     config = json.loads((tiny_checkpoint(variant) / "config.json").read_text())
     if "query_pre_attn_scalar" in config:  # a file does not have it: it follows from the size of a head
         config["query_pre_attn_scalar"] = config["head_dim"]
-    expected = spec_from_config(config)
+    expected = spec_from_config({**config, "gguf": True})
     path = written(variant)
     spec = load_spec(path)
     assert spec.eos_token_ids == (END, END_TURN)  # the second one by its text
@@ -56,6 +56,13 @@ def test_the_spec_is_that_of_the_checkpoint(
         (MODEL_ARCH.GRANITE, "granite", "granite"),
         (MODEL_ARCH.OLMO2, "olmo2", "olmo2"),
         (MODEL_ARCH.SMOLLM3, "smollm3", "smollm3"),
+        (MODEL_ARCH.PHI3, "phi3", "phi3"),
+        (MODEL_ARCH.COMMAND_R, "command-r", "cohere"),
+        (MODEL_ARCH.COHERE2, "cohere2", "cohere2"),
+        (MODEL_ARCH.GLM4, "glm4", "glm4"),
+        (MODEL_ARCH.STARCODER2, "starcoder2", "starcoder2"),
+        (MODEL_ARCH.GPT2, "gpt2", "gpt2"),
+        (MODEL_ARCH.GPTNEOX, "gptneox", "gpt_neox"),
     ],
 )
 def test_names_are_those_of_the_gguf_package(

@@ -23,7 +23,7 @@ def values_of(parameter: Parameter) -> Counter[tuple[str, int, int, int]]:
     read: Counter[tuple[str, int, int, int]] = Counter()
     for source in parameter.sources:
         width = source.columns or prod(parameter.shape[1:])
-        for row in range(source.first_row, source.first_row + source.rows):
+        for row in range(source.first_row, source.end_row, source.step):
             read[source.name, row, source.first_column, width] += 1
     return read
 
@@ -51,7 +51,7 @@ def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
         copies = split.tensor if everywhere else 1
         for source in parameter.sources:
             twice = spec.tie_embeddings and split.pipeline > 1 and source.name in vocabulary
-            for row in range(source.first_row, source.first_row + source.rows):
+            for row in range(source.first_row, source.end_row, source.step):
                 assert read[source.name, row] == prod(parameter.shape[1:]) * copies * (2 if twice else 1), name
 
 

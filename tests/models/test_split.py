@@ -23,7 +23,7 @@ from tests.models.logits import Checkpoint, kernels_on, logits_of, make_prompts
 
 TORCH = Platform("cpu", "AVX2")  # the native kernels' session belongs to one thread
 # Between them they have what the others have: run by `make test`.
-TYPICAL = ("gemma2", "gpt2", "gpt_neox", "falcon_grouped", "cohere2", "granite", "qwen2_moe")
+TYPICAL = ("gemma2", "gpt2", "gpt_neox", "falcon_grouped", "cohere2", "granite", "qwen2_moe", "gpt_oss")
 FAMILIES = [v if v in TYPICAL else pytest.param(v, marks=pytest.mark.rare) for v in VARIANTS]
 
 

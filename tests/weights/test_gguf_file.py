@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 
 from penstock.config import Split
 from penstock.families import load_spec, shard
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
-from penstock.weights.stored import CheckpointError, StoredTensor
-from tests.gguf_models import REPRESENTABLE, Written, write_gguf, writer
+from tests.gguf_models import REFORMED, REPRESENTABLE, Written, write_gguf, writer
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def loaded_equally(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         torch.testing.assert_close(ours[name], expected, rtol=0, atol=error, msg=name)
 
 
-@pytest.mark.parametrize("variant", REPRESENTABLE)
+@pytest.mark.parametrize("variant", [*REPRESENTABLE, *REFORMED])
 @pytest.mark.parametrize("split_tensors", [0, 9])
 def test_a_file_is_loaded_as_its_checkpoint(
     written: Written, tiny_checkpoint: Callable[..., Path], variant: str, split_tensors: int
@@ -66,10 +66,10 @@ def test_a_file_is_loaded_as_its_checkpoint(
     loaded_equally(ours, load_parameters(folder, load_spec(folder), torch.float32, progress=False))
 
 
-UNDIVIDED = ("llama3", "olmo2")  # one KV head; a norm over all heads
+UNDIVIDED = ("llama3", "olmo2", "olmo3", "falcon")  # one KV head; a norm over all heads
 
 
-@pytest.mark.parametrize("variant", [variant for variant in REPRESENTABLE if variant not in UNDIVIDED])
+@pytest.mark.parametrize("variant", [variant for variant in (*REPRESENTABLE, *REFORMED) if variant not in UNDIVIDED])
 def test_ranks_load_the_same_parts_of_a_file_as_of_its_checkpoint(
     written: Written, tiny_checkpoint: Callable[..., Path], variant: str
 ) -> None:

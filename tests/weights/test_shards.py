@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.config import Split
 from penstock.config.weights import COLUMNS, LINE_BYTES
 from penstock.families import ModelSpec, shard
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native.packing import PackedWeight
@@ -24,8 +25,7 @@ from penstock.weights import load, reads
 from penstock.weights.checkpoint import tensor_shapes
 from penstock.weights.load import load_parameters
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.stored import CheckpointError
-from tests.families.divisible import CONFIGS, spec_of
+from tests.families.divisible import CONFIGS, spec_of, stacked_shapes
 from tests.weights.files import edit
 
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")
@@ -36,7 +36,8 @@ EXPERT_SPLITS = [Split(2, 1, True), Split(4, 3, True)]
 def write(spec: ModelSpec, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A checkpoint of random tensors, as a spec says."""
     generator = torch.Generator().manual_seed(1)
-    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in tensor_shapes(spec).items()}
+    shapes = stacked_shapes(tensor_shapes(spec))
+    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -59,7 +60,7 @@ def joined(spec: ModelSpec, name: str, parts: Sequence[Tensor]) -> Tensor:
     if kind in ("output", "down", "shared.down", "experts.down"):
         return torch.cat(list(parts), -1)
     moe = next((layer.moe for layer in spec.layers if layer.moe), None)
-    if kind == "up":
+    if kind in ("up", "sinks"):
         return torch.cat(list(parts))
     blocks = 2 * (moe.num_experts if moe and kind.startswith("experts") else 1)
     return torch.cat([part.view(blocks, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
@@ -77,7 +78,8 @@ def assembled(spec: ModelSpec, split: Split, ranks: Sequence[dict[str, Tensor]])
                 whole[name] = torch.cat(parts) if name in ("embedding.weight", "head.weight") else parts[0]
                 continue
             _, number, rest = name.split(".", 2)
-            if rest in ("output.bias", "down.bias"):
+            once = ("output.bias", "down.bias", *(() if split.expert else ("experts.down.bias",)))
+            if rest in once:
                 value = parts[0]
                 assert len(parts) == 1
             elif split.expert and rest.startswith("experts."):
@@ -91,7 +93,7 @@ def assembled(spec: ModelSpec, split: Split, ranks: Sequence[dict[str, Tensor]])
 
 def cases() -> Iterator[tuple[str, Split]]:
     for family in CONFIGS:
-        for split in SPLITS + (EXPERT_SPLITS if family.endswith(("moe", "mixtral")) else []):
+        for split in SPLITS + (EXPERT_SPLITS if family.endswith(("moe", "mixtral", "gpt_oss")) else []):
             yield family, split
 
 
@@ -130,9 +132,9 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         counts.append(preadv(*arguments))
         return counts[-1]
 
-    def counted_parts(descriptor: int, target: NDArray[np.uint8], piece: Any) -> None:
+    def counted_parts(descriptor: int, target: NDArray[np.uint8], *arguments: Any) -> None:
         counts.append(target.nbytes)
-        parts(descriptor, target, piece)
+        parts(descriptor, target, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", counted_preadv)

@@ -34,7 +34,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     if engine.device == "cpu":
         _check_kernels(found.spec, engine)
     if weights:
-        check_tensors(found.spec, stored_tensors(found.path, found.spec.base_prefix))
+        check_tensors(found.spec, stored_tensors(found.path, found.spec))
 
 
 def check_tls(server: ServerConfig) -> "TLS | None":

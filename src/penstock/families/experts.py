@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.families.hf_config import HFConfig
-from penstock.families.spec import LayerSpec, MoESpec, Parameter, stacked
+from penstock.families.rows import joined
+from penstock.families.spec import LayerSpec, MoESpec, Parameter, TensorSource, stacked
 
 MAX_EXPERTS = 4096
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Names of a mixture's tensors, after `model.layers.N.`. Those of expert i follow `experts` and `i.`."""
+    """Names of a mixture's tensors, after `model.layers.N.`. Those of expert i follow `experts` and `i.`; with `stacks`
+    two tensors hold the matrices of all experts instead: gate and up, and down."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts."
@@ -21,6 +23,11 @@ class ExpertNames:
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
     choice_bias: str = "mlp.gate.e_score_correction_bias"
+    stacks: tuple[str, str] | None = None
+    transposed: bool = False  # the matrices of stacks are [in, out]
+    alternating: bool = False  # the rows of gate and up alternate in stacks; False: all of the gate come first
+    stored: str = ""  # the type of stacks, if they hold codes (see penstock.gguf)
+    shared_fused: tuple[str, str] | None = None  # after `shared`: gate and up in one tensor, and down
 
 
 def moe_spec(
@@ -64,21 +71,68 @@ def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) 
 def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertNames) -> list[Parameter]:
     """The parameters `{ours}*` of a layer's mixture (see MoESpec), from the tensors `{theirs}*`."""
 
-    def mlps(name: str, prefixes: Sequence[str], width: int, gate: str, up: str, down: str) -> list[Parameter]:
-        halves = [(f"{theirs}{prefix}{half}.weight", width) for prefix in prefixes for half in (gate, up)]
-        downs = [(f"{theirs}{prefix}{down}.weight", hidden) for prefix in prefixes]
-        return [
-            stacked(f"{ours}{name}.gate_up.weight", (hidden,), *halves, experts=len(prefixes)),
-            stacked(f"{ours}{name}.down.weight", (width,), *downs, experts=len(prefixes)),
-        ]
+    def mlps(name: str, prefixes: Sequence[str], width: int, *, biases: bool = False) -> list[Parameter]:
+        found = []
+        halves = [(f"{theirs}{prefix}{half}", width) for prefix in prefixes for half in (names.gate, names.up)]
+        downs = [(f"{theirs}{prefix}{names.down}", hidden) for prefix in prefixes]
+        for kind in ("weight", "bias")[: 1 + biases]:
+            for part, columns, sources in (("gate_up", hidden, halves), ("down", width, downs)):
+                tensors = [(f"{source}.{kind}", rows) for source, rows in sources]
+                shape = (columns,) if kind == "weight" else ()
+                found.append(stacked(f"{ours}{name}.{part}.{kind}", shape, *tensors, experts=len(prefixes)))
+        return found
 
-    each = [f"{names.experts}{i}." for i in range(moe.first_expert, moe.first_expert + moe.held)]
-    router = stacked(f"{ours}router.weight", (hidden,), (f"{theirs}{names.router}.weight", moe.num_experts))
-    parameters = [router, *mlps("experts", each, moe.intermediate_size, names.gate, names.up, names.down)]
+    held = range(moe.first_expert, moe.first_expert + moe.held)
+    each = [f"{names.experts}{i}." for i in held]
+    parameters = [stacked(f"{ours}router.weight", (hidden,), (f"{theirs}{names.router}.weight", moe.num_experts))]
+    if moe.biases:
+        parameters.append(stacked(f"{ours}router.bias", (), (f"{theirs}{names.router}.bias", moe.num_experts)))
+    if names.stacks is not None:
+        parameters += _of_stacks(f"{ours}experts.", theirs, moe, hidden, names)
+    else:
+        parameters += mlps("experts", each, moe.intermediate_size, biases=moe.biases)
     if moe.choice_bias:
         parameters.append(stacked(f"{ours}choice.bias", (), (f"{theirs}{names.choice_bias}", moe.num_experts)))
-    if moe.shared_intermediate_size:
-        parameters += mlps("shared", [names.shared], moe.shared_intermediate_size, names.gate, names.up, names.down)
+    if moe.shared_intermediate_size and names.shared_fused is not None:
+        parameters += _fused_mlp(f"{ours}shared.", f"{theirs}{names.shared}", moe, hidden, names.shared_fused)
+    elif moe.shared_intermediate_size:
+        parameters += mlps("shared", [names.shared], moe.shared_intermediate_size)
     if moe.shared_gate:
         parameters.append(stacked(f"{ours}shared.gate.weight", (hidden,), (f"{theirs}{names.shared_gate}.weight", 1)))
     return parameters
+
+
+def _of_stacks(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertNames) -> list[Parameter]:
+    """The experts' matrices and biases, from tensors that hold those of all experts."""
+    assert names.stacks is not None
+    gate_up, down = (f"{theirs}{name}" for name in names.stacks)
+    width, held = moe.intermediate_size, range(moe.first_expert, moe.first_expert + moe.held)
+    second, step = (1, 2) if names.alternating else (width, 1)
+    halves = [
+        TensorSource(f"{gate_up}[{i}]", 0, width, first, stored=names.stored, transposed=names.transposed, step=step)
+        for i in held
+        for first in (0, second)
+    ]
+    downs = [TensorSource(f"{down}[{i}]", 0, hidden, stored=names.stored, transposed=names.transposed) for i in held]
+    parameters = [
+        joined(f"{ours}gate_up.weight", (hidden,), halves, ()),
+        joined(f"{ours}down.weight", (width,), downs, ()),
+    ]
+    if moe.biases:
+        for name, sources in (("gate_up.bias", halves), ("down.bias", downs)):
+            vectors = [
+                replace(source, name=source.name.replace("[", "_bias["), stored="", transposed=False)
+                for source in sources
+            ]
+            parameters.append(joined(f"{ours}{name}", (), vectors, ()))
+    return [replace(parameter, experts=len(held)) for parameter in parameters]
+
+
+def _fused_mlp(ours: str, theirs: str, moe: MoESpec, hidden: int, names: tuple[str, str]) -> list[Parameter]:
+    """The matrices of a shared expert whose gate and up are one tensor."""
+    (gate_up, down), width = names, moe.shared_intermediate_size
+    halves = [TensorSource(f"{theirs}{gate_up}.weight", 0, width, first) for first in (0, width)]
+    return [
+        joined(f"{ours}gate_up.weight", (hidden,), halves, ()),
+        stacked(f"{ours}down.weight", (width,), (f"{theirs}{down}.weight", hidden)),
+    ]

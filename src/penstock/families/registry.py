@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +18,10 @@ from penstock.families.decoders.glm import glm, glm4
 from penstock.families.decoders.glm4_moe import glm4_moe
 from penstock.families.decoders.gpt2 import gpt2
 from penstock.families.decoders.gpt_neox import gpt_neox
-from penstock.families.decoders.granite import granite
+from penstock.families.decoders.gpt_oss import gpt_oss
+from penstock.families.decoders.granite import granite, granite_4, granite_moe
 from penstock.families.decoders.llama import llama
+from penstock.families.decoders.llama4 import llama4, llama4_multimodal
 from penstock.families.decoders.mistral import ministral, ministral3, mistral
 from penstock.families.decoders.mixtral import mixtral
 from penstock.families.decoders.olmo import olmo2, olmo3
@@ -28,19 +31,23 @@ from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
 from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
 from penstock.families.decoders.smollm3 import smollm3
 from penstock.families.decoders.starcoder2 import starcoder2
-from penstock.families.gguf.config import WHERE, hf_config, sampling_defaults
+from penstock.families.gguf.config import hf_config, sampling_defaults
+from penstock.families.gguf.keys import WHERE
 from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
 from penstock.families.modernbert import modernbert
 from penstock.families.pooling import with_pooling
 from penstock.families.spec import ModelSpec
+from penstock.families.transformers_model import transformers_spec, why_not_transformers
 from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
 
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
         "LlamaForCausalLM": llama,
+        "Llama4ForCausalLM": llama4,
+        "Llama4ForConditionalGeneration": llama4_multimodal,
         "Qwen2ForCausalLM": qwen2,
         "Qwen3ForCausalLM": qwen3,
         "MistralForCausalLM": mistral,
@@ -58,6 +65,9 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Olmo2ForCausalLM": olmo2,
         "Olmo3ForCausalLM": olmo3,
         "GraniteForCausalLM": granite,
+        "GraniteMoeForCausalLM": granite_moe,
+        "GraniteMoeSharedForCausalLM": granite_moe,
+        "GraniteMoeHybridForCausalLM": granite_4,
         "CohereForCausalLM": cohere,
         "Cohere2ForCausalLM": cohere2,
         "GlmForCausalLM": glm,
@@ -68,8 +78,10 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "GPTNeoXForCausalLM": gpt_neox,
         "OPTForCausalLM": opt,
         "FalconForCausalLM": falcon,
+        "GptOssForCausalLM": gpt_oss,
     }
 )
+_QUANTIZED = {"GptOssForCausalLM": "mxfp4"}  # quantised weights that a family reads: its method
 _ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
 ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
@@ -96,15 +108,26 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in _ALL]
     if not known:
-        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS])
+        why = unknown_architecture(
+            architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS], why_not_transformers
+        )
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method")
+    method = None if quantization is None else quantization.get("quant_method")
+    if quantization is not None and method != _QUANTIZED.get(known[0], ""):
         raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = _ALL[known[0]](fields)
     check_layers(spec)
     return _with_sensitive_layers(spec)
+
+
+def _unknown_to_us(folder: Path, config: Mapping[str, Any]) -> ModelSpec | None:
+    """The spec of a model that is not of our families, but that transformers' code can execute."""
+    fields = HFConfig(config)
+    architectures = fields.texts("architectures") or []
+    if not architectures or any(name in _ALL for name in architectures) or fields.get("quantization_config"):
+        return None
+    return transformers_spec(folder, fields, architectures[0])
 
 
 def _with_sensitive_layers(spec: ModelSpec) -> ModelSpec:
@@ -139,7 +162,7 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
         config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-        spec = spec_from_config(config)
+        spec = _unknown_to_us(folder, config) or spec_from_config(config)
     except FileNotFoundError:
         raise UnsupportedModel(no_config(folder)) from None
     except UnsupportedModel as error:
@@ -148,7 +171,8 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         raise UnsupportedModel(str(error)) from None
     try:
         spec = with_pooling(spec, folder)
-        if spec.pooling is None and not {*config["architectures"]} & {*FAMILIES}:
+        known = spec.transformers is not None or {*config["architectures"]} & {*FAMILIES}
+        if spec.pooling is None and not known:
             raise UnsupportedModel("a decoder without a head generates nothing, and no modules.json says how it pools")
     except (UnsupportedModel, ValueError) as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
@@ -191,6 +215,7 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         eos_token_ids=spec.eos_token_ids,
         mixture=_mixture(spec),
         pooling=spec.pooling,
+        transformers="" if spec.transformers is None else spec.transformers.architecture,
         samples=spec.encoder is None and spec.has_head and spec.vocab_start == 0,
         head_part=spec.vocab_size if spec.has_head and spec.vocab_size < spec.vocabulary else 0,
     )
@@ -220,7 +245,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     return tuple(
         MatrixFacts(
             rows=shape[0] // experts,
-            columns=shape[1],
+            columns=prod(shape[1:]),
             count=count,
             bias=bias,
             gated=kind == "gated",

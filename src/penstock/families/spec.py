@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.attention_kinds import AttentionSpec
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
 _TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "table"]
@@ -22,7 +22,7 @@ class MoESpec:
 
     Parameters of layer i, a dense layer's `gate_up` and `down` not among them:
     - `router.weight` [num_experts, hidden], in full precision however weights are quantised; with choice_bias
-      `choice.bias` [num_experts], in float32;
+      `choice.bias` [num_experts], in float32; with biases `router.bias`, `experts.gate_up.bias`, `experts.down.bias`;
     - `experts.gate_up.weight` [held * 2 * intermediate_size, hidden]: expert by expert its gate rows, then its up rows;
     - `experts.down.weight` [held * hidden, intermediate_size];
     - with a shared expert `shared.gate_up.weight`, `shared.down.weight`, and with a gate of its own
@@ -41,6 +41,8 @@ class MoESpec:
     by_pairs: bool = False  # or with the largest sum of two scores
     weight_scale: float = 1.0  # of the weights of a token's experts
     choice_bias: bool = False  # a bias of scores that changes the choice alone
+    biases: bool = False  # of the router and the experts
+    weigh_inputs: bool = False  # an expert's input is multiplied by its weight, not its output
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 
@@ -88,10 +90,20 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True)
+class TransformersCode:
+    """Transformers' code, which executes a model of a family that Penstock does not have."""
+
+    architecture: str  # its class
+    version: str  # of transformers
+    config: str  # JSON
+
+
+@dataclass(frozen=True)
 class TensorSource:
-    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or its rows from
-    `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and columns of the
-    tensor are exchanged. `order` has the order of rows within each head: runs of (first row, count, step) in a row.
+    """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or every `step`-th of
+    its rows from `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and
+    columns of the tensor are exchanged. `order` has the order of rows within each head: runs of (first row, count,
+    step) in a row. A name that ends in `[i]` means the i-th matrix of a tensor that holds several.
     """
 
     name: str
@@ -103,11 +115,18 @@ class TensorSource:
     stored: str = ""  # the tensor's type, if it holds codes (see penstock.gguf); else ""
     transposed: bool = False
     order: tuple[tuple[int, int, int], ...] = ()
+    step: int = 1
+
+    @property
+    def end_row(self) -> int:
+        """The row of the tensor after the last one that is used."""
+        return self.first_row + (self.rows - 1) * self.step + 1
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor as the model executes it. Fused ones (qkv, gate_up) name several sources, stacked along dimension 0."""
+    """A tensor as the model executes it. Fused ones (qkv, gate_up) name several sources, stacked along dimension 0. A
+    scalar has one row."""
 
     name: str
     shape: tuple[int, ...]
@@ -115,13 +134,14 @@ class Parameter:
     experts: int = 1  # number of equal matrices that are stacked
     sensitive: bool = False  # gets more bits than others where weights are quantised
     parts: tuple[int, ...] = ()  # rows of each part that tensor ranks divide by itself; (): each source is one
+    precise: bool = False  # a matrix is never quantised, a vector is float32 in a model of any dtype
 
     @property
     def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
         head are the vocabulary's; a router's, a shared expert's gate, learned positions and an encoder's tables, which
         are the matrices outside its layers, stay in full precision."""
-        if len(self.shape) == 1:
+        if len(self.shape) <= 1:
             return "vector"
         if self.name.startswith(_TABLES):
             return "table"
@@ -129,12 +149,14 @@ class Parameter:
             return "vocabulary"
         if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
             return "router"
+        if self.precise:
+            return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
 
     @property
     def float32(self) -> bool:
         """Whether a vector is float32 in a model of any dtype: rounded, a bias of scores would choose other experts."""
-        return self.name.endswith(".choice.bias")
+        return self.name.endswith(".choice.bias") or (self.precise and len(self.shape) <= 1)
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -160,7 +182,8 @@ def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int], expe
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only language model, or one rank's part of it (see shard.py); with `encoder`, an encoder.
+    """A decoder-only language model, or one rank's part of it (see shard.py); with `encoder`, an encoder. With
+    `transformers`, parameters are the checkpoint's tensors, and of each layer only its attention's sizes count.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
     is the number of tokens that a query of group g sees, itself included; 0 is all. A rank has all groups, also those
@@ -192,6 +215,7 @@ class ModelSpec:
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
     encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder
+    transformers: TransformersCode | None = None  # executes the model, but for attention
     pooling: PoolingFacts | None = None  # the model gives vectors instead of text
 
     @property
@@ -202,7 +226,12 @@ class ModelSpec:
     @property
     def has_head(self) -> bool:
         """Whether this rank has the final norm and the head, as every rank of the last stage does."""
-        return any(parameter.name == "norm.weight" for parameter in self.parameters)
+        return self.transformers is not None or any(parameter.name == "norm.weight" for parameter in self.parameters)
+
+    @property
+    def packed(self) -> bool:
+        """Whether our kernels multiply the layers' matrices, and so decide how these lie in memory."""
+        return self.encoder is None and self.transformers is None
 
     def group_layers(self, group: int) -> list[int]:
         """Indices of the layers in a KV group. A layer's place in the list is its place in the group's page."""
@@ -215,8 +244,8 @@ class ModelSpec:
 
     @property
     def plain_scores(self) -> bool:
-        """Whether no layer's attention bounds scores or has sinks."""
-        return not any(
+        """Whether no layer's attention bounds scores or has sinks. Transformers' code may ask for both."""
+        return self.transformers is None and not any(
             getattr(layer.attention, "softcap", 0) or getattr(layer.attention, "sinks", 0) for layer in self.layers
         )
 

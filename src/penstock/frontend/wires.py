@@ -70,6 +70,7 @@ OPENAI = Wire(
         WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
+        WireRoute("GET", "/tokenizer_info", "answer", "tokenizer_info"),
     ),
 )
 ANTHROPIC = Wire(

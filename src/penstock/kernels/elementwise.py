@@ -17,6 +17,7 @@ RmsNorm = Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Ten
 LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
 
 ROWS = (0, 1, 7, 33)  # of generated inputs
+SWIGLU_LIMIT = 7.0
 
 
 def embedding(token_ids: Tensor, weight: Tensor, scale: float, first: int | None = None) -> Tensor:
@@ -90,6 +91,13 @@ def gelu_and_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up of [tokens, 2 * width], gate first."""
     gate, up = gate_up.chunk(2, -1)
     return F.gelu(gate).mul_(up)
+
+
+def swiglu_oai_and_mul(gate_up: Tensor) -> Tensor:
+    """gpt-oss' activation of [tokens, 2 * width], gate first: both halves are bounded, and 1 is added to the second."""
+    gate, up = gate_up.chunk(2, -1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(gate * 1.702) * (up + 1)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

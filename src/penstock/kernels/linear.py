@@ -16,6 +16,7 @@ from penstock.kernels.elementwise import (
     gelu_tanh_and_mul,
     relu_squared,
     silu_and_mul,
+    swiglu_oai_and_mul,
 )
 from penstock.kernels.registry import normals
 
@@ -24,6 +25,7 @@ ACTIVATIONS = {  # of gated weights
     "silu": silu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
     "gelu": gelu_and_mul,
+    "swiglu_oai": swiglu_oai_and_mul,
 }
 UNGATED: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

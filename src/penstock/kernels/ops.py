@@ -36,6 +36,7 @@ from penstock.kernels.linear import (
 from penstock.kernels.moe import (
     Experts,
     TorchExperts,
+    biased_experts_inputs,
     experts_inputs,
     route_inputs,
     run_experts,
@@ -144,6 +145,7 @@ LOGITS = Op("logits", _TORCH_LINEAR, ROUNDING, logits_inputs, _LINEAR, run_logit
 EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run_embedding)
 ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
 EXPERTS = Op("experts", _TORCH_EXPERTS, _TWICE, experts_inputs, _EXPERTS, run_experts)
+BIASED_EXPERTS = Op("biased_experts", _TORCH_EXPERTS, _TWICE, biased_experts_inputs, _EXPERTS, run_experts)
 STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _ATTENTION, run_store)
 PAGED_ATTENTION = Op(
     "paged_attention", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, attention_inputs, _ATTENTION, run_attention
@@ -151,5 +153,5 @@ PAGED_ATTENTION = Op(
 
 OPS: tuple[Op, ...] = (
     *(EMBEDDING, RMS_NORM, LAYER_NORM, LINEAR, GATED_LINEAR, ACTIVATED_LINEAR, LOGITS),
-    *(ROUTE, EXPERTS, STORE_KV, PAGED_ATTENTION),
+    *(ROUTE, EXPERTS, BIASED_EXPERTS, STORE_KV, PAGED_ATTENTION),
 )

@@ -24,6 +24,11 @@ class LayerParameters:
         vector: Tensor = self.all.pop(f"{self.prefix}{name}.{kind}")
         return vector
 
+    def ones(self, *shape: int) -> Tensor:
+        """Returns ones, of the dtype and on the device of the layer's vectors."""
+        vector: Tensor = self.all[f"{self.prefix}mlp_norm.weight"]
+        return vector.new_ones(shape)
+
     def norm(self, name: str, model: ModelSpec) -> Norm:
         """Returns the norm `name`, with its bias if there is one."""
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)
@@ -35,5 +40,6 @@ class LayerParameters:
         return self.kernels.linear.pack(self.all.pop(f"{self.prefix}{name}.weight"), bias, gated=gated)
 
     def experts(self, name: str, count: int, *, gated: bool = False) -> Any:
-        """Returns the packed weights of `count` experts, stacked."""
-        return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, gated=gated)
+        """Returns the packed weights of `count` experts, stacked, with their biases if there are any."""
+        bias = self.all.pop(f"{self.prefix}{name}.bias", None)
+        return self.kernels.experts.pack(self.all.pop(f"{self.prefix}{name}.weight"), count, bias, gated=gated)

@@ -20,7 +20,7 @@ from penstock.kernels import Kernels, PlannedAttention
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
-from penstock.models import Decoder
+from penstock.models import Decoder, LanguageModel
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.device import Change, Device, Found, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
@@ -78,7 +78,7 @@ class ModelRunner:
         self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
         self.pages = pages
         self.max_outstanding = 1 if device.shared else config.depth
-        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)
+        self.model = model = _model(spec, parameters, kernels, config, mesh)
         rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
         shared = device.shared
         # Where rows move on, a vector counts as a token after the prompt.
@@ -127,7 +127,8 @@ class ModelRunner:
             mesh=mesh,
         )
         self._step: ModelStep = self._eager
-        if isinstance(step_kernels, NativeStep) and kernels.session is not None and spec.pooling is None:
+        recordable = spec.pooling is None and spec.transformers is None
+        if isinstance(step_kernels, NativeStep) and kernels.session is not None and recordable:
             self._step = RecordedStep(
                 self._eager,
                 step_kernels,
@@ -319,7 +320,7 @@ class ModelRunner:
         while self._outstanding and not self._device.shared:
             self._outstanding.popleft()[1].wait()
         self._outstanding.clear()
-        del self._jobs, self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
+        del self.model, self._jobs, self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
 
     # -- what a plan says -------------------------------------------------------------------------------------
 
@@ -395,3 +396,13 @@ class ModelRunner:
         refused = work.units.logits - step.gained(found)
         for occupant, drafts in zip(work.occupants, refused.tolist(), strict=True):
             self._batch.take_back_drafts(occupant, drafts)
+
+
+def _model(
+    spec: ModelSpec, parameters: MutableMapping[str, Any], kernels: Kernels, config: EngineConfig, mesh: Mesh | None
+) -> LanguageModel:
+    if spec.transformers is not None:
+        from penstock.models.transformers_decoder import TransformersDecoder  # transformers is optional
+
+        return TransformersDecoder(spec, parameters, kernels)
+    return Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)

@@ -4,11 +4,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.config import rotary_dim
-from penstock.families.gguf.names import ROPE_FACTORS, SHIFTED, hf_tensor_name, is_interleaved
+from penstock.families.gguf.names import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHIFTED,
+    SHORT_FACTORS,
+    hf_tensor_name,
+    is_interleaved,
+)
 from penstock.gguf import GgufTensor, read_gguf, short
-from penstock.weights.stored import CheckpointError, StoredTensor
 
 
 def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -23,7 +30,7 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
     rotary = rotary_dim(file)
     found: dict[str, StoredTensor] = {}
     for tensor in file.tensors.values():
-        if tensor.name == ROPE_FACTORS:
+        if tensor.name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
             continue
         name, stored = hf_tensor_name(architecture, tensor.name), _stored(tensor)
         if is_interleaved(architecture, tensor.name):
@@ -34,7 +41,9 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
             stored = replace(stored, shape=(1, *stored.shape))
         named = {name: stored}
         if "{}" in name:
-            named = {name.format(i): expert for i, expert in enumerate(_experts(stored))}
+            named = {
+                name.format(i): expert for i, expert in enumerate(_experts(stored, vectors=name.endswith(".bias")))
+            }
         if twice := named.keys() & found.keys():
             raise CheckpointError(f"{path}: {short(tensor.name)} is also there by the name {short(twice.pop())}")
         found |= named
@@ -45,11 +54,12 @@ def _stored(tensor: GgufTensor) -> StoredTensor:
     return StoredTensor(tensor.name, tensor.path, tensor.type.name, tensor.shape, tensor.offset, tensor.size)
 
 
-def _experts(stored: StoredTensor) -> Iterator[StoredTensor]:
-    """The matrices of a tensor [experts, rows, columns]."""
-    if len(stored.shape) == 2:  # of one expert: llama.cpp leaves out leading dimensions of size 1
+def _experts(stored: StoredTensor, *, vectors: bool) -> Iterator[StoredTensor]:
+    """The matrices of a tensor [experts, rows, columns], or the vectors of a tensor [experts, rows]."""
+    dimensions = 2 if vectors else 3
+    if len(stored.shape) == dimensions - 1:  # of one expert: llama.cpp leaves out leading dimensions of size 1
         stored = replace(stored, shape=(1, *stored.shape))
-    if len(stored.shape) != 3 or stored.shape[0] > MAX_EXPERTS:
+    if len(stored.shape) != dimensions or stored.shape[0] > MAX_EXPERTS:
         raise CheckpointError(
             f"{stored.path}: tensor {short(stored.name)} has the shape {list(stored.shape)}; expected the matrices of "
             f"1 to {MAX_EXPERTS} experts"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from penstock.config import format_bytes
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
@@ -30,7 +31,6 @@ from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
-from penstock.weights.stored import CheckpointError, StoredTensor
 
 LARGE = 10**9  # bytes of weights whose reading takes most of the start
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -64,7 +64,7 @@ def load_parameters(
     ahead = 0.0 if matrices is None else began - matrices.began
     if matrices is None and isinstance(packing, NativePacking):
         matrices = MatrixReader(folder, spec, packing, whole=whole)
-    tensors = stored_tensors(folder, spec.base_prefix) if matrices is None else matrices.tensors
+    tensors = stored_tensors(folder, whole or spec) if matrices is None else matrices.tensors
     with ExitStack() as stack:
         if matrices is None:
             check_tensors(whole or spec, tensors)
@@ -126,7 +126,7 @@ def _read_all(
     def perform(read: PlannedRead) -> None:
         source, own = read.source, staging()
         buffer = own.buffer(read.bytes)
-        read_into(files[source.path], buffer.numpy(), read)
+        read_into(files, buffer.numpy(), read)
         try:
             if source.dtype in DTYPES:
                 rows = buffer.view(DTYPES[source.dtype])

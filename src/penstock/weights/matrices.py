@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.spec import ModelSpec
 from penstock.kernels.native.packer import NativePacker, NativePacking
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.reads import READERS, PlannedRead, open_files, plan_reads
-from penstock.weights.stored import CheckpointError
 
 
 class MatrixReader:
@@ -24,7 +24,7 @@ class MatrixReader:
         """If `spec` is a rank's part, `whole` is the model's. Everything is checked before memory is allocated: raises
         CheckpointError and OSError."""
         self.began = time.perf_counter()
-        self.tensors = stored_tensors(folder, spec.base_prefix)
+        self.tensors = stored_tensors(folder, whole or spec)
         check_tensors(whole or spec, self.tensors)
         self.packers: dict[str, NativePacker] = {
             p.name: packing(p.shape, p.kind, p.experts, p.stored, sensitive=p.sensitive)

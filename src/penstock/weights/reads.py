@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.families.checkpoint.safetensors_file import ELEMENT_BITS
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.spec import Parameter, TensorSource
 from penstock.gguf import TYPES
-from penstock.weights.safetensors_file import ELEMENT_BITS
-from penstock.weights.stored import CheckpointError, StoredTensor
+from penstock.weights.stacks import NIBBLES
 
 if TYPE_CHECKING:
     from penstock.kernels import Packer
@@ -42,7 +43,9 @@ class PlannedRead:
     packer: "Packer"  # takes the rows,
     target: int  # the first of which becomes this row of the parameter
     step: int = 1
-    transposed: bool = False  # the rows' columns become the parameter's rows
+    transposed: bool = False  # the rows' columns become the parameter's rows,
+    column_step: int = 1  # every so manyth of them
+    element: int = 1  # bytes of a column
 
     @property
     def bytes(self) -> int:
@@ -60,8 +63,9 @@ class PlannedRead:
 
     @property
     def full_rows(self) -> bool:
-        """Whether rows are read from end to end and stay rows."""
-        return self.width == self.source.row_bytes and not self.transposed
+        """Whether rows are read from end to end and stay as they are."""
+        whole = self.width == self.source.row_bytes
+        return whole and not self.transposed and self.source.exponents is None
 
 
 def plan_reads(
@@ -96,17 +100,18 @@ def _plan_transposed(
     element = stored.row_bytes // stored.shape[1]
     count = max(size // (columns * element) // READ_ROWS * READ_ROWS, READ_ROWS)
     for done in range(0, source.rows, count):
-        rows = min(count, source.rows - done)
-        skip = (source.first_row + done) * element
+        rows, step = min(count, source.rows - done), source.step
+        skip = (source.first_row + done * step) * element
         place = (source.first_column, columns, skip, rows * element)
-        yield PlannedRead(stored, *place, packer, source.start + done, transposed=True)
+        target = source.start + done
+        yield PlannedRead(stored, *place, packer, target, transposed=True, column_step=step, element=element)
 
 
 def _runs(source: TensorSource, order: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[int, int, int, int]]:
     """The rows of a source in order, as (first row of the tensor, row of the parameter, count, step). `order` is that
     of the rows of a head (see TensorSource). Ranks have whole heads."""
     if not order:
-        yield source.first_row, source.start, source.rows, 1
+        yield source.first_row, source.start, source.rows, source.step
         return
     for head in range(0, source.rows, sum(count for _, count, _ in order)):
         target = source.start + head
@@ -144,12 +149,16 @@ def open_files(tensors: Mapping[str, StoredTensor], stack: ExitStack) -> dict[Pa
     return files
 
 
-def read_into(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
-    """Fill `target` [read.bytes]."""
-    if read.full_rows and read.step == 1:
-        _read_rows(descriptor, target, read)
+def read_into(files: Mapping[Path, int], target: NDArray[np.uint8], read: PlannedRead) -> None:
+    """Fill `target` [read.bytes] from open files."""
+    source = read.source
+    if source.exponents is not None:
+        _read_pairs(files, target, read, source.exponents)
+    elif read.full_rows and read.step == 1:
+        _read_rows(files[source.path], target, read)
     else:
-        _read_parts(descriptor, target, read)
+        rows = target.reshape(read.count, read.width)
+        _read_parts(files[source.path], rows, read.begin, read.stride, read)
 
 
 def _read_rows(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
@@ -161,19 +170,40 @@ def _read_rows(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) ->
         view, offset = view[count:], offset + count
 
 
-def _read_parts(descriptor: int, target: NDArray[np.uint8], read: PlannedRead) -> None:
-    """Copy rows, or a part of each, that do not lie together. The file's size is checked first: touching a page beyond
-    its end kills the process."""
-    stride, begin = read.stride, read.begin
-    end = begin + (read.count - 1) * stride + read.width
+def _read_parts(descriptor: int, target: NDArray[np.uint8], begin: int, stride: int, read: PlannedRead) -> None:
+    """Copy rows, or a part of each, that do not lie together, to `target` [rows, width]: they begin `stride` bytes
+    apart from `begin` on. The file's size is checked first: touching a page beyond its end kills the process."""
+    count, width = target.shape
+    element = read.element if read.column_step > 1 else width
+    shape, strides = (count, width // element, element), (stride, read.column_step * element, 1)
+    end = begin + sum((length - 1) * apart for length, apart in zip(shape, strides, strict=True)) + 1
     if (size := os.fstat(descriptor).st_size) < end:
         raise _truncated(read, size)
     start = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    shape = (read.count, read.width)
     with mmap.mmap(descriptor, end - start, prot=mmap.PROT_READ, offset=start) as pages:
-        rows = np.ndarray(shape, np.uint8, buffer=pages, offset=begin - start, strides=(stride, 1))
+        rows = np.ndarray(shape, np.uint8, buffer=pages, offset=begin - start, strides=strides)
         np.copyto(target.reshape(shape), rows)
         del rows  # a map cannot be closed while an array refers to it
+
+
+def _read_pairs(
+    files: Mapping[Path, int], target: NDArray[np.uint8], read: PlannedRead, exponents: StoredTensor
+) -> None:
+    """Make rows of MXFP4 as a GGUF file has them. There a block is an exponent and 16 bytes: values 0 to 15 in their
+    low halves, 16 to 31 in the high ones. Here neighbours share a byte."""
+    block = NIBBLES + 1
+    skipped, blocks, in_row = read.skip // block, read.width // block, read.source.row_bytes // block
+    parts = []
+    for tensor, size in ((read.source, NIBBLES), (exponents, 1)):
+        part = np.empty((read.count, blocks * size), np.uint8)
+        begin = tensor.offset + (read.first * in_row + skipped) * size
+        _read_parts(files[tensor.path], part, begin, read.step * in_row * size, read)
+        parts.append(part.reshape(read.count, blocks, size))
+    pairs, out = parts[0], target.reshape(read.count, blocks, block)
+    even, odd, half = pairs & 15, pairs >> 4, NIBBLES // 2
+    out[:, :, :1] = parts[1]
+    out[:, :, 1::2] = even[:, :, :half] | even[:, :, half:] << 4
+    out[:, :, 2::2] = odd[:, :, :half] | odd[:, :, half:] << 4
 
 
 def _truncated(read: PlannedRead, offset: int) -> CheckpointError:

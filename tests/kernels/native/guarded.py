@@ -159,6 +159,8 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         yield Extent(op, "weights", rows * op.slots * 4)
         yield from _of_matrix(op.gate_up, gated=True, count=op.held)
         yield from _of_matrix(op.down, count=op.held)
+        yield Extent(op, "gate_up_bias", op.held * num_blocks(op.gate_up.n, gated=True) * COLUMNS * 4)
+        yield Extent(op, "down_bias", op.held * num_blocks(op.down.n, gated=False) * COLUMNS * 4)
         yield Extent(op, "shared_gate", rows * 4)
         for field, written in (("x", False), ("shared", False), ("residual", False), ("out", True)):
             yield Extent(op, field, rows * op.down.n * size, written)

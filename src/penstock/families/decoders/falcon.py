@@ -44,7 +44,8 @@ def falcon(config: HFConfig) -> ModelSpec:
     )
     norms = {"attention_norm": "input_layernorm"}
     if two_norms:
-        norms = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"} if parallel else LLAMA_NORMS
+        before_mlp = "input_layernorm" if config.flag("gguf") else "ln_mlp"
+        norms = {"attention_norm": "ln_attn", "mlp_norm": before_mlp} if parallel else LLAMA_NORMS
     return decoder_spec(
         config,
         "falcon",

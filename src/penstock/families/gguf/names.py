@@ -9,13 +9,23 @@ from penstock.families.spec import ModelSpec, Parameter
 from penstock.gguf import GgufFile
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
-_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z_]+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z_.]+|attn_norm_2)\.(weight|bias)")
 
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+# Before the layers, and after them; and what stands before the number of a layer.
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TRANSFORMER = {"token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head"}
+_OUTER_OF: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "gpt2": {**_TRANSFORMER, "position_embd": "transformer.wpe"},
+        "falcon": {**_TRANSFORMER, "token_embd": "transformer.word_embeddings"},
+        "gptneox": {
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
+    }
+)
+_LAYERS_OF = {"gpt2": "transformer.h.", "falcon": "transformer.h.", "gptneox": "gpt_neox.layers."}
 _LLAMA = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -46,14 +56,90 @@ _QWEN_MOE = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_LLAMA4 = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
+    "ffn_up_exps": "feed_forward.experts.{}.up_proj",
+    "ffn_down_exps": "feed_forward.experts.{}.down_proj",
+    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.down_proj",
+}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_GLM4_MOE = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+_GPT_OSS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "ffn_norm": "ln_2",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_GPT_NEOX = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_FALCON = {
+    "attn_norm": "input_layernorm",
+    "attn_norm_2": "ln_attn",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
 _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "llama": _LLAMA | _MIXTRAL,
+        "llama4": _LLAMA | _LLAMA4,
         "mistral3": _LLAMA,
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
@@ -63,26 +149,47 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gemma2": _LLAMA | _GEMMA,
         "gemma3": _LLAMA | _GEMMA,
         "granite": _LLAMA,
+        "granitemoe": _LLAMA | _GRANITE_MOE,
         "olmo2": _LLAMA | _GEMMA,
         "smollm3": _LLAMA,
+        "phi3": _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        "command-r": _LLAMA,
+        "cohere2": _LLAMA,
+        "glm4": _LLAMA | _GLM4,
+        "glm4moe": _LLAMA | _GLM4_MOE,
+        "starcoder2": _LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        "gpt2": _GPT2,
+        "gptneox": _GPT_NEOX,
+        "falcon": _FALCON,
+        "gpt-oss": _LLAMA | _GPT_OSS,
     }
 )
 
-ROPE_FACTORS = "rope_freqs.weight"  # part of the configuration: see rope.py
+# Tensors that are part of the configuration: see rope.py.
+ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
+    f"{name}.weight" for name in ("rope_freqs", "rope_factors_long", "rope_factors_short")
+)
 
 # Architectures whose q and k llama.cpp's conversion permutes, so that the pairs that rope rotates lie side by side.
-INTERLEAVED = frozenset({"llama", "mistral3", "granite", "smollm3"})
+INTERLEAVED = frozenset({"llama", "mistral3", "granite", "granitemoe", "smollm3"})
 
 SHIFTED = frozenset({"gemma", "gemma2", "gemma3"})  # whose norms are stored with 1 added
 
 
 def hf_tensor_name(architecture: str, name: str) -> str:
     """Hugging Face's name of a tensor, with {} for an expert's number; the name itself if it is not known."""
-    if name in _OUTER:
-        return _OUTER[name]
+    place, _, kind = name.rpartition(".")
+    outer = _OUTER_OF.get(architecture, _OUTER)
+    if place in outer:
+        return f"{outer[place]}.{kind}"
     match = _LAYER.fullmatch(name)
-    theirs = _BY_ARCHITECTURE.get(architecture, {}).get(match[2]) if match else None
-    return f"model.layers.{match[1]}.{theirs}.{match[3]}" if match and theirs else name
+    if match is None:
+        return name
+    number, own, kind = match.groups()
+    names, layer = _BY_ARCHITECTURE.get(architecture, {}), f"{_LAYERS_OF.get(architecture, 'model.layers.')}{number}"
+    if f"{own}.{kind}" in names:
+        return f"{layer}.{names[f'{own}.{kind}']}"
+    return f"{layer}.{names[own]}.{kind}" if own in names else name
 
 
 def is_interleaved(architecture: str, name: str) -> bool:

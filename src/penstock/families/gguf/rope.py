@@ -26,6 +26,9 @@ def rope_scaling(keys: HFConfig, architecture: str) -> dict[str, Any] | None:
         scaling["factor"] = keys.number(factor)
     if keys.get(f"{prefix}.original_context_length") is not None:
         scaling["original_max_position_embeddings"] = keys.integer(f"{prefix}.original_context_length")
+    for theirs, name in (("attn_factor", "attention_factor"), ("beta_fast", "beta_fast"), ("beta_slow", "beta_slow")):
+        if kind == "yarn" and keys.get(f"{prefix}.yarn_{theirs}") is not None:
+            scaling[name] = keys.number(f"{prefix}.yarn_{theirs}")
     if keys.number(f"{prefix}.attn_factor", 1.0) != 1.0:
         raise keys.unsupported(f"{prefix}.attn_factor", keys.get(f"{prefix}.attn_factor"), "1")
     return scaling

@@ -1,4 +1,4 @@
-"""The wire of the OpenAI API: completions, chat and models, with vLLM's tokenize and detokenize."""
+"""The wire of the OpenAI API: completions, chat and models, with vLLM's tokenize, detokenize and tokenizer_info."""
 
 from penstock.frontend.describe import Operation
 from penstock.frontend.http.sse import STREAM_TYPE
@@ -9,7 +9,7 @@ from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
 from penstock.frontend.openai.socket import ChatSocket
-from penstock.frontend.openai.tokens import detokenize, tokenize
+from penstock.frontend.openai.tokens import detokenize, tokenize, tokenizer_info
 
 _STREAM = STREAM_TYPE.decode().partition(";")[0]
 OPERATIONS = {
@@ -38,6 +38,7 @@ OPERATIONS = {
     "detokenize": Operation(
         summary="Turn token ids into text", request=DetokenizeFields, example={"tokens": [1, 2, 3]}
     ),
+    "tokenizer_info": Operation(summary="Show the special tokens and the chat template"),
 }
 
 __all__ = [
@@ -51,4 +52,5 @@ __all__ = [
     "read_completion",
     "show_model",
     "tokenize",
+    "tokenizer_info",
 ]

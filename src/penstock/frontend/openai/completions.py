@@ -15,7 +15,7 @@ from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
@@ -153,8 +153,7 @@ class CompletionCodec:
             {
                 "id": f"cmpl-{context.id}",
                 "object": "text_completion",
-                "created": context.created,
-                "model": context.model.name,
+                **served_fields(context),
             },
             fields.stream_options,
         )

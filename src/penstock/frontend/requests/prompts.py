@@ -9,6 +9,8 @@ from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
 
 CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
+_COUNTED_CHARS = 8  # characters for each token of the context: a longer text is counted before it is encoded
+_PIECE = 1 << 16  # characters
 _END_CHARS = 64  # longer than any marker
 
 
@@ -26,6 +28,7 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
     check_length(model, len(text), param)
 
     def encode() -> list[int]:
+        _check_tokens(model, text, param)
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
@@ -67,6 +70,7 @@ async def encode_chat(
             **variables,
         )
         check_length(model, len(prompt), "messages")
+        _check_tokens(model, prompt, "messages")
         ids = model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         return ChatPrompt(tuple(ids), prompt[-_END_CHARS:])
 
@@ -101,6 +105,24 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
             "context_length_exceeded",
         )
     return left
+
+
+def _check_tokens(model: ServedModel, text: str, param: str) -> None:
+    """Refuses a text of far too many tokens before all of it is encoded: a thread that encodes cannot be stopped, and
+    4 MiB of digits take it 8 s. A text that is cut into pieces has about as many tokens, so twice the context is left.
+    """
+    if len(text) <= _COUNTED_CHARS * model.max_model_len:
+        return
+    count, most = 0, 2 * model.max_model_len
+    for start in range(0, len(text), _PIECE):
+        count += len(model.tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
+        if count > most:
+            raise invalid(
+                f"{param} has more than {most} tokens, and the maximum context length is {model.max_model_len}; "
+                "shorten it",
+                param,
+                "context_length_exceeded",
+            )
 
 
 def check_length(model: ServedModel, chars: int, param: str) -> None:

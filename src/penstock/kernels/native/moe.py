@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.linear import DTYPES, UNQUANTIZED
-from penstock.kernels.native.pack import pack
+from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import EPILOGUES, ExpertsOp, RouteOp
@@ -17,10 +17,12 @@ class NativeExperts:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def pack(self, weight: Tensor | PackedWeight, count: int, *, gated: bool = False) -> PackedWeight:
-        if isinstance(weight, PackedWeight):
-            return weight
-        return pack(weight, None, UNQUANTIZED[weight.dtype], gated=gated, count=count)
+    def pack(
+        self, weight: Tensor | PackedWeight, count: int, bias: Tensor | None = None, *, gated: bool = False
+    ) -> PackedWeight:
+        if not isinstance(weight, PackedWeight):
+            return pack(weight, bias, UNQUANTIZED[weight.dtype], gated=gated, count=count)
+        return weight if bias is None else with_bias(weight, bias)
 
     def route(
         self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
@@ -57,6 +59,7 @@ class NativeExperts:
         first: int = 0,
         shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
+        weigh_inputs: bool = False,
     ) -> Tensor:
         out = self._session.empty(x, down.n, dtype=x.dtype)
         tally = torch.zeros(2, dtype=torch.int64)
@@ -68,6 +71,8 @@ class NativeExperts:
             routing.weights.data_ptr(),
             gate_up.matrix(),
             down.matrix(),
+            None if gate_up.bias is None else gate_up.bias.data_ptr(),
+            None if down.bias is None else down.bias.data_ptr(),
             None if shared is None else shared.output.data_ptr(),
             None if gate is None else gate.data_ptr(),
             None if residual is None else residual.data_ptr(),
@@ -77,6 +82,7 @@ class NativeExperts:
             first,
             gate_up.count,
             EPILOGUES.index(activation),
+            weigh_inputs,
             DTYPES[x.dtype],
         )
         self._session.run(op, gate_up, down, tally)

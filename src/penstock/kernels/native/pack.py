@@ -25,7 +25,12 @@ def pack(
 
 
 def with_bias(weight: PackedWeight, bias: Tensor) -> PackedWeight:
-    """The weight with a dense bias [n]."""
-    halves, height = (bias.chunk(2), COLUMNS // 2) if weight.gated else ((bias,), COLUMNS)
+    """The weight with a dense bias [count * n]."""
+    return replace(weight, bias=torch.cat([_packed_bias(each, weight.gated) for each in bias.chunk(weight.count)]))
+
+
+def _packed_bias(bias: Tensor, gated: bool) -> Tensor:
+    """A bias [n] in the order of packed columns."""
+    halves, height = (bias.chunk(2), COLUMNS // 2) if gated else ((bias,), COLUMNS)
     blocks = [F.pad(half.float(), (0, -len(half) % height)).view(-1, height) for half in halves]
-    return replace(weight, bias=torch.cat(blocks, 1).view(-1))
+    return torch.cat(blocks, 1).view(-1)

@@ -21,12 +21,12 @@ class PackedWeight:
     mins: Tensor | None
     super_scales: Tensor | None  # two levels: fp16 [blocks, supers, 16]
     super_mins: Tensor | None
-    bias: Tensor | None  # fp32 [n padded]
+    bias: Tensor | None  # fp32 [count * n padded]
     n: int
     k: int
     format: WeightFormat
     gated: bool = False
-    count: int = 1  # weights [n, k] that lie one behind the other, without a bias: those of experts
+    count: int = 1  # weights [n, k] that lie one behind the other: those of experts
 
     @property
     def parts(self) -> dict[str, Tensor | None]:

@@ -7,7 +7,7 @@ F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int16", "grouped")
 CODES = ("bytes", "nibbles", "iq4", "mxfp4")
 SCALES = ("f16", "f32", "two_levels")
-EPILOGUES = ("", "silu", "gelu_tanh", "gelu")  # of gated weights, in the order of Epilogue,
+EPILOGUES = ("", "silu", "gelu_tanh", "gelu", "swiglu_oai")  # of gated weights, in the order of Epilogue,
 UNGATED = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # and those that follow
 
 
@@ -107,6 +107,8 @@ class ExpertsOp(ctypes.Structure):
         ("weights", c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("gate_up_bias", c_void_p),
+        ("down_bias", c_void_p),
         ("shared", c_void_p),
         ("shared_gate", c_void_p),
         ("residual", c_void_p),
@@ -116,6 +118,7 @@ class ExpertsOp(ctypes.Structure):
         ("first", c_int64),
         ("held", c_int64),
         ("epilogue", c_int32),
+        ("weigh_inputs", c_int32),
         ("dtype", c_int32),
     )
 

@@ -49,6 +49,10 @@ def activate(gates, ups, ACTIVATION: tl.constexpr, DTYPE: tl.constexpr):
         active = gates * tl.sigmoid(gates)
     elif ACTIVATION == "gelu":
         active = 0.5 * gates * (1.0 + tl.erf(gates * 0.7071067811865476))
+    elif ACTIVATION == "swiglu_oai":
+        gates = tl.minimum(gates, 7.0)
+        active = gates * tl.sigmoid(1.702 * gates)
+        ups = tl.minimum(tl.maximum(ups, -7.0), 7.0) + 1.0
     else:
         # 0.5 (1 + tanh(u)) is sigmoid(2u).
         active = gates * tl.sigmoid(1.5957691216057308 * (gates + 0.044715 * gates * gates * gates))

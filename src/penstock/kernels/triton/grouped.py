@@ -23,6 +23,7 @@ class ExpertStack:
 
     weight: Weight
     count: int
+    bias: Tensor | None = None  # [count * out]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -32,7 +33,7 @@ class ExpertStack:
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 def multiply(
@@ -60,6 +61,7 @@ def multiply(
     grid = len(tiles.experts), triton.cdiv(columns, tile.columns)
     common = {
         "ACTIVATION": activation,
+        "BIASED": stack.bias is not None,
         "SLOTS": slots,
         "PRECISION": precision(x.dtype),
         "ROWS": tile.rows,
@@ -69,7 +71,7 @@ def multiply(
     }
     if isinstance(weight, Int4Weight):
         runs = weight.values.shape[0] // RUN_BYTES
-        operands = x, weight.values, weight.scales, out, tiles.order, tiles.experts
+        operands = x, weight.values, weight.scales, stack.bias, out, tiles.order, tiles.experts
         _grouped_int4[grid](*operands, stack.count, n, k, columns, runs, GROUP=weight.group, **common)
         return out
     left, left_scales, right, right_scales = x, None, None, None
@@ -78,16 +80,32 @@ def multiply(
         left, left_scales, _ = quantize_rows(x, right.dtype)
     else:
         right = weight.weight
-    pointers = left, left_scales, right, right_scales, out, tiles.order, tiles.experts
+    pointers = left, left_scales, right, right_scales, stack.bias, out, tiles.order, tiles.experts
     scaled, depth = right_scales is not None, DEPTH_BYTES // right.itemsize
     _grouped[grid](*pointers, n, k, columns, SCALED=scaled, DEPTH=depth, **common)
     return out
 
 
 @triton.jit
-def _store(out, sums, others, assignment, column, columns, real, within, ACTIVATION: tl.constexpr):
+def _store(
+    out,
+    sums,
+    others,
+    bias,  # of the expert's first column
+    assignment,
+    column,
+    columns,
+    real,
+    within,
+    ACTIVATION: tl.constexpr,
+    BIASED: tl.constexpr,
+):
     """Store fp32 tiles of the product, and of the projection that it gates, to rows of `out`."""
     dtype = out.dtype.element_ty
+    if BIASED:
+        sums += tl.load(bias + column, mask=within, other=0.0).to(tl.float32)[None, :]
+        if ACTIVATION != "":
+            others += tl.load(bias + columns + column, mask=within, other=0.0).to(tl.float32)[None, :]
     if ACTIVATION != "":
         sums = activate(sums.to(dtype).to(tl.float32), others.to(dtype).to(tl.float32), ACTIVATION, dtype)
     target = out + assignment[:, None] * columns + column[None, :]
@@ -100,6 +118,7 @@ def _grouped(
     x_scales,
     weight,
     scales,
+    bias,
     out,
     order,
     experts,
@@ -108,6 +127,7 @@ def _grouped(
     columns,
     SCALED: tl.constexpr,  # whether x and weight have 8-bit values
     ACTIVATION: tl.constexpr,
+    BIASED: tl.constexpr,
     SLOTS: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
@@ -145,7 +165,8 @@ def _grouped(
         product *= by_row * tl.load(by_column, mask=within, other=0.0)[None, :]
         if ACTIVATION != "":
             up *= by_row * tl.load(by_column + columns, mask=within, other=0.0)[None, :]
-    _store(out, product, up, assignment, column, columns, real, within, ACTIVATION)
+    first = bias + expert * n if BIASED else bias
+    _store(out, product, up, first, assignment, column, columns, real, within, ACTIVATION, BIASED)
 
 
 @triton.jit(do_not_specialize=["runs"])
@@ -153,6 +174,7 @@ def _grouped_int4(
     x,
     values,
     scales,
+    bias,
     out,
     order,
     experts,
@@ -162,6 +184,7 @@ def _grouped_int4(
     columns,
     runs,
     ACTIVATION: tl.constexpr,
+    BIASED: tl.constexpr,
     SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -191,7 +214,8 @@ def _grouped_int4(
         sums = _add_run(sums, low, high, pairs, group, width, within, GROUP, PRECISION)
         if ACTIVATION != "":
             others = _add_run(others, low, high, pairs + columns, group + columns, width, within, GROUP, PRECISION)
-    _store(out, sums, others, assignment, column, columns, real, within, ACTIVATION)
+    first = bias + expert * n if BIASED else bias
+    _store(out, sums, others, first, assignment, column, columns, real, within, ACTIVATION, BIASED)
 
 
 @triton.jit

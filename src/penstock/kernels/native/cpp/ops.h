@@ -33,12 +33,14 @@ struct Format {
   int32_t zero;   // of nibbles 0 or 8; else 128
 };
 
-// What is applied to a product: to pairs of a gate and what it gates, or to each value.
+// What is applied to a product: to pairs of a gate and what it gates, or to each value. swiglu_oai is gpt-oss': the gate
+// is at most 7, the other half within 7, and the result is gate * sigmoid(1.702 gate) * (other + 1).
 enum class Epilogue : int32_t {
   none = 0,
   silu_and_mul,
   gelu_tanh_and_mul,
   gelu_and_mul,
+  swiglu_oai_and_mul,
   silu,
   gelu_tanh,
   gelu,
@@ -143,6 +145,8 @@ struct ExpertsOp {
   const float* weights;   // [rows][slots]
   Matrix gate_up;         // the first expert's, packed as for a LinearOp with an epilogue
   Matrix down;
+  const float* gate_up_bias;  // [held][columns with padding], or null
+  const float* down_bias;
   const void* shared;        // or null
   const float* shared_gate;  // [rows], or null
   const void* residual;     // or null
@@ -150,6 +154,7 @@ struct ExpertsOp {
   int64_t* tally;  // [2]: how often matrices of an expert were read, and the rows they were multiplied with
   int64_t slots, first, held;
   Epilogue epilogue;
+  int32_t weigh_inputs;  // an expert's input is multiplied by its weight, not its output
   Dtype dtype;
 };
 

@@ -104,7 +104,10 @@ inline F16 activated(Epilogue epilogue, F16 x) {
 inline F16 gated(Epilogue epilogue, F16 gate, F16 other) {
   if (epilogue == Epilogue::silu_and_mul) return mul(mul(gate, sigmoid(gate)), other);
   if (epilogue == Epilogue::gelu_tanh_and_mul) return mul(gelu_tanh(gate), other);
-  return mul(gelu(gate), other);
+  if (epilogue == Epilogue::gelu_and_mul) return mul(gelu(gate), other);
+  gate = min(splat(7.0f), gate);
+  other = min(splat(7.0f), max(splat(-7.0f), other));
+  return mul(mul(gate, sigmoid(mul(gate, splat(1.702f)))), add(other, splat(1.0f)));
 }
 
 // The largest magnitude of a row that will be quantised.

@@ -10,7 +10,8 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: `size` bytes from `offset` of `path`, row-major.
+    """A tensor in a file: `size` bytes from `offset` of `path`, row-major. With `exponents`, rows are made of these
+    bytes and of another tensor's: `size` is then that of the rows.
 
     With `rotary_dim`, rows are in llama.cpp's order for rope: row (head, i, s) here is row (head, s, i) of the
     parameter, for i below rotary_dim / 2 and s below 2.
@@ -24,8 +25,14 @@ class StoredTensor:
     size: int
     rotary_dim: int = 0
     shift: float = 0.0  # to add to the values, which are F32: the file has Gemma's norms with 1 added
+    exponents: "StoredTensor | None" = None  # of a pair of tensors that are one of MXFP4: see stacks.py
+
+    @property
+    def rows(self) -> int:
+        """Entries along dimension 0. A scalar is one."""
+        return self.shape[0] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one entry along dimension 0, which must not be empty."""
-        return self.size // self.shape[0]
+        return self.size // self.rows

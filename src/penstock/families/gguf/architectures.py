@@ -1,0 +1,271 @@
+"""What the metadata of each architecture says beyond the settings that all share, as config.json has it."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.families.experts import MAX_EXPERTS
+from penstock.families.gguf.keys import GgufKeys
+from penstock.families.gguf.rope import rope_scaling
+
+# Architectures whose q, k and v are one tensor, and those that rotate a part of a head.
+FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon"})
+PARTIAL = frozenset({"phi3", "gptneox", "glm4", "glm4moe"})
+
+
+def _llama(keys: GgufKeys) -> dict[str, Any]:
+    if keys.get("expert_count"):
+        width = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "num_local_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "intermediate_size": width,
+            "sliding_window": keys.get("attention.sliding_window"),
+        }
+    if keys.get("attention.sliding_window"):
+        return _mistral(keys)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in keys.tensors,
+    }
+
+
+def _llama4(keys: GgufKeys) -> dict[str, Any]:
+    experts = keys.integer("expert_count", most=MAX_EXPERTS)
+    return {
+        "architectures": ["Llama4ForCausalLM"],
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "intermediate_size_mlp": keys.integer("feed_forward_length"),
+        "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step"),
+        "use_qk_norm": experts != _EXPERTS_OF_MAVERICK,
+    }
+
+
+def _mistral(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["MistralForCausalLM"], "sliding_window": keys.get("attention.sliding_window")}
+
+
+def _qwen2(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["Qwen2ForCausalLM"]}
+
+
+def _qwen3(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["Qwen3ForCausalLM"], "attention_bias": "blk.0.attn_q.bias" in keys.tensors}
+
+
+def _experts(keys: GgufKeys) -> dict[str, Any]:
+    used = keys.integer("expert_used_count")
+    return {
+        "num_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": keys.integer(
+            "expert_feed_forward_length", max(keys.integer("feed_forward_length") // used, 1)
+        ),
+    }
+
+
+def _qwen2_moe(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        **_experts(keys),
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "norm_topk_prob": False,
+        "qkv_bias": "blk.0.attn_q.bias" in keys.tensors,
+        "shared_expert_intermediate_size": keys.integer(
+            "expert_shared_feed_forward_length", keys.integer("feed_forward_length")
+        ),
+    }
+
+
+def _qwen3_moe(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        **_experts(keys),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "norm_topk_prob": True,
+        "attention_bias": "blk.0.attn_q.bias" in keys.tensors,
+    }
+
+
+def _layer_types(keys: GgufKeys, every: int) -> list[str]:
+    """The type of each layer. Without a pattern in the file, every so manyth layer has full attention."""
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        sliding = [bool(slides) for slides in pattern]
+    else:
+        every = every if pattern is None else keys.integer("attention.sliding_window_pattern")
+        sliding = [(layer + 1) % every != 0 for layer in range(keys.layers)]
+    return ["sliding_attention" if slides else "full_attention" for slides in sliding]
+
+
+def _gemma3(keys: GgufKeys) -> dict[str, Any]:
+    window = keys.get("attention.sliding_window")
+    types = _layer_types(keys, 6) if window else ["full_attention"] * keys.layers
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "query_pre_attn_scalar": hidden // heads if keys.layers == _LAYERS_OF_27B else keys.head_dim,
+        "sliding_window": window or None,
+        "layer_types": types,
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+    }
+
+
+def _gemma(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["GemmaForCausalLM"]}
+
+
+def _gemma2(keys: GgufKeys) -> dict[str, Any]:
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "query_pre_attn_scalar": hidden // heads if keys.layers == _LAYERS_OF_GEMMA2_27B else keys.head_dim,
+        "sliding_window": keys.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _granite(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": keys.number("attention.scale", keys.head_dim**-0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def _granite_moe(keys: GgufKeys) -> dict[str, Any]:
+    shared = keys.integer("expert_shared_feed_forward_length", 0, least=0)
+    return {
+        **_granite(keys),
+        "architectures": ["GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"],
+        "num_local_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "shared_intermediate_size": shared,
+    }
+
+
+def _olmo2(keys: GgufKeys) -> dict[str, Any]:
+    window = keys.get("attention.sliding_window")
+    if not window:
+        return {"architectures": ["Olmo2ForCausalLM"]}
+    return {"architectures": ["Olmo3ForCausalLM"], "sliding_window": window, "layer_types": _layer_types(keys, 4)}
+
+
+def _phi3(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["Phi3ForCausalLM"], "sliding_window": keys.get("attention.sliding_window")}
+
+
+def _command_r(keys: GgufKeys) -> dict[str, Any]:
+    scale, normed = keys.number("logit_scale", 1.0), keys.has("attn_q_norm.weight")
+    return {"architectures": ["CohereForCausalLM"], "logit_scale": scale, "use_qk_norm": normed}
+
+
+def _cohere2(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "architectures": ["Cohere2ForCausalLM"],
+        "logit_scale": keys.number("logit_scale", 1.0),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": _layer_types(keys, 4),
+    }
+
+
+def _glm4(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["Glm4ForCausalLM"], "attention_bias": keys.has("attn_q.bias")}
+
+
+def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
+    keys.refuse("expert_gating_func", "GLM's experts are chosen by sigmoid", _SIGMOID)
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "num_hidden_layers": keys.layers - keys.integer("nextn_predict_layers", 0, least=0),
+        "attention_bias": keys.has("attn_q.bias"),
+        "use_qk_norm": keys.has("attn_q_norm.weight"),
+        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.integer("expert_shared_count", 1, least=0),
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, least=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+    }
+
+
+def _starcoder2(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["Starcoder2ForCausalLM"], "use_bias": keys.has("attn_q.bias")}
+
+
+def _gpt2(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["GPT2LMHeadModel"], "n_inner": keys.integer("feed_forward_length")}
+
+
+def _gpt_neox(keys: GgufKeys) -> dict[str, Any]:
+    parallel, bias = keys.flag("use_parallel_residual", True), keys.has("attn_qkv.bias")
+    return {"architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": parallel, "attention_bias": bias}
+
+
+def _falcon(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "architectures": ["FalconForCausalLM"],
+        "new_decoder_architecture": True,  # a file has q, k and v of all versions in one order
+        "num_kv_heads": keys.integer("attention.head_count_kv", 1),
+        "num_ln_in_parallel_attn": 2 if keys.has("attn_norm_2.weight") else 1,
+        "bias": keys.has("attn_qkv.bias"),
+        "ffn_hidden_size": keys.integer("feed_forward_length"),
+    }
+
+
+def _gpt_oss(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "num_local_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": _layer_types(keys, 2),
+        "rope_scaling": {**(rope_scaling(keys.all, keys.architecture) or {}), "truncate": False},
+    }
+
+
+def _smollm3(keys: GgufKeys) -> dict[str, Any]:
+    return {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4}
+
+
+_EXPERTS_OF_MAVERICK = 128  # the one Llama 4 whose heads are not normed, which files do not say
+_SIGMOID = 2  # of expert_gating_func
+_LAYERS_OF_GEMMA2_27B = 46
+_LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which files do not hold
+
+FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
+    {
+        "llama": _llama,
+        "llama4": _llama4,
+        "mistral3": _mistral,
+        "qwen2": _qwen2,
+        "qwen3": _qwen3,
+        "qwen2moe": _qwen2_moe,
+        "qwen3moe": _qwen3_moe,
+        "gemma": _gemma,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+        "granite": _granite,
+        "granitemoe": _granite_moe,
+        "olmo2": _olmo2,
+        "smollm3": _smollm3,
+        "phi3": _phi3,
+        "command-r": _command_r,
+        "cohere2": _cohere2,
+        "glm4": _glm4,
+        "glm4moe": _glm4_moe,
+        "starcoder2": _starcoder2,
+        "gpt2": _gpt2,
+        "gptneox": _gpt_neox,
+        "falcon": _falcon,
+        "gpt-oss": _gpt_oss,
+    }
+)
