@@ -127,7 +127,12 @@ async def _main(
     served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware), loaded.texts)
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
-    app = create_app(served, server, metrics, tracer=tracer, prepare=reloader.prepare)
+    store = None
+    if server.manage_models:
+        from penstock.cli.models.store import LocalStore
+
+        store = LocalStore(prepared.path)
+    app = create_app(served, server, metrics, tracer=tracer, store=store, prepare=reloader.prepare)
     tls = check_tls(server)
     if tls is not None:
         metrics.certificate_end = lambda: tls.certificate.not_after
