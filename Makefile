@@ -1,8 +1,10 @@
 # make serve   a small chat model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
 # make test    everything that proves it                        ARGS="-k scheduler" passes flags on
 # make test-all the same with the tests that are slow and rarely fail
+# make chaos   what could stop a server, done to one; about an hour   ARGS="--only 6,18" picks experiments
 # make install the set-up alone: .venv with Penstock in it
 # make dist    a wheel and a source distribution in dist/
+# make docs    the documentation as a site in build/site
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -10,7 +12,7 @@ VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
 ARGS ?=
 
-.PHONY: serve test test-all install install-dev dist lint format clean
+.PHONY: serve test test-all chaos install install-dev dist docs lint format clean
 
 serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
@@ -20,6 +22,10 @@ test: install-dev
 
 test-all: install-dev
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "" $(ARGS)
+
+# Figures in one table (docs/reliability.md). ARGS="--only 32 --minutes 120" runs everything mixed for two hours.
+chaos: install-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.chaos $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -54,6 +60,11 @@ dist: install-dev
 	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@mv build/wheel/*.tar.gz dist
 	@$(VENV)/bin/python scripts/check_dist.py dist
+
+# Warnings are errors: links that lead nowhere, pages that are not in the navigation.
+docs: $(VENV)/bin/python
+	@$(PIP) -q -r docs/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
 lint: install-dev
 	$(VENV)/bin/ruff check .

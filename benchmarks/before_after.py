@@ -2,7 +2,7 @@
 
     python benchmarks/before_after.py ../before/src src MODEL_DIR --pairs 10 \\
         --cases 1x256/64,8x256/64,32x256/128 --variant "bf16=" \\
-        --variant "int8=--quantization int8 --kv-cache-dtype int8" --json benchmarks/results/before_after.json
+        --variant "int8=--quantization int8 --kv-cache-dtype int8" --json benchmarks/results/avx512/before_after.json
 
 For each variant both trees load the model once, each in a process of its own. Then the runs of a case go old, new, new,
 old, and so on. A pair is one run of each tree on the same prompts; its ratio is new over old tokens per second. The

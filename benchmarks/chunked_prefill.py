@@ -2,7 +2,7 @@
 
 "Without" is a token budget that takes the whole prompt in one step. Both engines get the same requests.
 
-    python benchmarks/chunked_prefill.py --json benchmarks/results/chunked_prefill.json \\
+    python benchmarks/chunked_prefill.py --json benchmarks/results/avx512/chunked_prefill.json \\
         --plot docs/images/chunked_prefill.png
 """
 

@@ -3,7 +3,7 @@
 A peer is a name, a version and a command. The command takes `--cases` and prints a JSON line for each case with "case"
 and "elapsed_s". Penstock may run several times, with flags of `penstock bench throughput`:
 
-    python benchmarks/compare.py MODEL_DIR --runs 3 --json benchmarks/results/compare.json \\
+    python benchmarks/compare.py MODEL_DIR --runs 3 --json benchmarks/results/avx512/compare.json \\
         --ours "bf16=" --ours "int8=--quantization int8 --kv-cache-dtype int8" \\
         --peer "vllm 0.32.0=/path/to/python vllm_cpu_bench.py MODEL_DIR"
 

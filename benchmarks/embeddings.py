@@ -1,7 +1,7 @@
 """Compares the embedding of texts of mixed length, and of one short text, with other engines: interleaved, at equal
 precision and threads, from text to vectors. Penstock is asked through its engine's own process.
 
-python benchmarks/embeddings.py --peer-python PEERS/bin/python --json benchmarks/results/embeddings.json
+python benchmarks/embeddings.py --peer-python PEERS/bin/python --json benchmarks/results/avx512/embeddings.json
 
 The peers' environment needs sentence-transformers, onnxruntime, onnx and openvino.
 """

@@ -1,6 +1,6 @@
 """Measures the host work of a step: its µs outside the forward and the sampler, mean over all steps of a case.
 
-    python benchmarks/host.py --json benchmarks/results/host.json
+    python benchmarks/host.py --json benchmarks/results/avx512/host.json
 
 The cases are the standard ones; steps that compute prompts count as well. The client runs beside the engine, as in
 `penstock bench throughput`, whose figures these are. The median of the runs by tokens per second is reported.

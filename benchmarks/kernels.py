@@ -1,6 +1,6 @@
 """Every native op by itself: GB/s, GFLOP/s and share of the roofline, with weights read from memory.
 
-python benchmarks/kernels.py --ops linear,attention --json benchmarks/results/kernels.json
+python benchmarks/kernels.py --ops linear,attention --json benchmarks/results/avx512/kernels.json
 """
 
 from typing import Annotated

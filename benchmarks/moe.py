@@ -1,6 +1,6 @@
 """Measures a decode step of a mixture of experts against its roofline: the bytes of the chosen experts.
 
-python benchmarks/moe.py --json benchmarks/results/moe.json
+python benchmarks/moe.py --json benchmarks/results/avx512/moe.json
 """
 
 import os

@@ -3,7 +3,7 @@
 The same processes execute the same plans, each with half of the sequences. They alternate between one outstanding plan
 and as many as there are stages. Both decoding and a long prompt in chunks are measured.
 
-    python benchmarks/pipeline.py --json benchmarks/results/pipeline.json
+    python benchmarks/pipeline.py --json benchmarks/results/avx512/pipeline.json
 """
 
 import statistics

@@ -3,7 +3,7 @@
 Prompts share 1,024 tokens and differ in the 32 that follow. After a first prompt, one is sent with the same salt (its
 prefix is found) and one with another salt (nothing is found).
 
-    python benchmarks/prefix_cache.py --json benchmarks/results/prefix_cache.json
+    python benchmarks/prefix_cache.py --json benchmarks/results/avx512/prefix_cache.json
 """
 
 import asyncio

@@ -4,7 +4,7 @@ Each trial starts an engine with several ranks, waits until it is idle or stream
 trial passes if a report names the rank within the deadline, every stream ends with an error within two seconds of the
 report, and no process is left.
 
-    python benchmarks/rank_faults.py --json benchmarks/results/rank_faults.json
+    python benchmarks/rank_faults.py --json benchmarks/results/avx512/rank_faults.json
 
 Trials that the file already has are not repeated, so with --seconds several runs can complete the file.
 """

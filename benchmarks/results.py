@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 CORES = len(os.sched_getaffinity(0))  # read at import: native kernels pin the thread that starts them
+OUTPUTS = ("benchmarks/results", "docs/images")
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 
 
@@ -36,13 +37,13 @@ def provenance(peers: Mapping[str, str] | None = None) -> dict[str, Any]:
 def commit_of(folder: Path) -> str:
     """The commit of the work tree around `folder`, such as "abc1234", or "abc1234-dirty" if files were changed.
 
-    Result files do not count as changes: a run that writes several of them does not mark the later ones as dirty.
+    Result files and plots do not count as changes: a run that writes several does not mark the later ones as dirty.
     """
     git = ["git", "-C", str(folder)]
     commit = _output([*git, "rev-parse", "--short", "HEAD"])
     if not commit:  # no history, as in an archive; scripts/gpu_check.sh then takes the commit from COMMIT
         return os.environ.get("COMMIT", "unknown")
-    changed = _output([*git, "status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results"])
+    changed = _output([*git, "status", "--porcelain", "--", ":/", *(f":(top,exclude){each}" for each in OUTPUTS)])
     return f"{commit}-dirty" if changed else commit
 
 

@@ -5,7 +5,7 @@ time are reported; on a machine with other load only CPU time is meaningful. Was
 / (token slots of the blocks held), averaged over the steps of a conversation-like mix: lognormal prompts and outputs, a
 new request for each that ends, no common prefixes.
 
-    python benchmarks/schedule.py --json benchmarks/results/schedule.json
+    python benchmarks/schedule.py --json benchmarks/results/avx512/schedule.json
 """
 
 import math

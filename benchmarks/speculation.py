@@ -1,6 +1,6 @@
 """Compares decoding with speculation and without it, on text that repeats its prompt and on text that does not.
 
-    python benchmarks/speculation.py MODEL --json benchmarks/results/speculation.json
+    python benchmarks/speculation.py MODEL --json benchmarks/results/avx512/speculation.json
 
 Two engines have the model loaded; one of them speculates. Each round runs a case on both, in an order that alternates,
 with the same prompts, seeds and a cache salt of its own: nothing of an earlier round helps a later one. Both give the

@@ -1,6 +1,6 @@
 """Measures the time from the start of `penstock serve` to its first 200 at /readyz, for each quantisation in turn.
 
-python benchmarks/startup.py MODEL_DIR --json benchmarks/results/startup.json
+python benchmarks/startup.py MODEL_DIR --json benchmarks/results/avx512/startup.json
 """
 
 import signal

@@ -1,6 +1,6 @@
 """Where the time of a step goes, decoding or prefill: op by op, and the host's part of it.
 
-    python benchmarks/step.py MODEL_DIR --plot step.svg --json benchmarks/results/step.json
+    python benchmarks/step.py MODEL_DIR --plot step.svg --json benchmarks/results/avx512/step.json
 
 MODEL_DIR and the flags of the engine are those of `penstock serve`.
 """

@@ -12,7 +12,7 @@ from typing import Any
 MAX_POSITION = 512
 END, START_TURN, END_TURN = 0, 1, 2  # special tokens of the tokenizer
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 307,  # odd, and larger than the tokenizer's
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -69,7 +69,7 @@ _GRANITE = {
     "logits_scaling": 1.7,
 }
 
-# variant: the class's prefix in transformers, and what differs from _SIZES
+# variant: the class's prefix in transformers, and what differs from SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": (
@@ -327,7 +327,7 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
 
     family, changes = VARIANTS[family_variant]
     text = "Text" if family in ("Gemma3", "Llama4") else ""
-    config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
+    config = getattr(transformers, f"{family}{text}Config")(**{**SIZES, **changes})
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     randomise(model, seed, norm_mean=0.0 if family.startswith("Gemma") else 1.0)

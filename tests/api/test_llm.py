@@ -176,3 +176,11 @@ def test_the_library_is_imported_when_it_is_used() -> None:
     code = "import sys, penstock; assert 'penstock.api' not in sys.modules; penstock.LLM; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"  # torch is imported by the engine's thread
+
+
+def test_a_script_that_fails_shows_its_own_error_alone() -> None:
+    script = f"from penstock import LLM\nllm = LLM({str(smollm2())!r}, threads=1)\nraise TypeError('mine')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("TypeError: mine")
+    assert done.stderr.count("Traceback") == 1

@@ -37,7 +37,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
     "page": ({"config.json": PAGE}, ("config.json is a web page", "download the file itself")),
     "bloom": (
         {"config.json": config(architectures=["BloomForCausalLM"], model_type="bloom")},
-        ("'BloomForCausalLM' is not supported", "such as Qwen/Qwen3-0.6B", "supported: Cohere2ForCausalLM"),
+        ("'BloomForCausalLM' is not supported", "such as Qwen/Qwen3-0.6B", "AttentionInterface"),
     ),
     "gemma3n": (
         {"config.json": config(architectures=["Gemma3nForConditionalGeneration"])},

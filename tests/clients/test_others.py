@@ -2,7 +2,8 @@
 
 python -m venv CLIENTS/python && CLIENTS/python/bin/pip install langchain-openai instructor sentence-transformers
 python -m venv CLIENTS/wires
-CLIENTS/wires/bin/pip install "tritonclient[http]" langchain-anthropic langchain-ollama litellm mcp
+CLIENTS/wires/bin/pip install "tritonclient[all]" grpcio-health-checking
+CLIENTS/wires/bin/pip install langchain-anthropic langchain-ollama litellm mcp
 cd CLIENTS/node && npm install ai@6 @ai-sdk/openai-compatible zod
 TEST_CLIENTS=CLIENTS pytest tests/clients
 """

@@ -37,11 +37,15 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         served_model_name="mine",
         host="::1",
         port=0,
+        grpc_port=8001,
         api_key="secret",
+        admin_key="operator",
+        allowed_host="llm.example.com",
+        sleep_after=600.0,
         tls_certificate="cert.pem",
         tls_key="key.pem",
         cors_origin=["https://app.example.com"],
-        wires="ollama, openai",
+        wires="ollama, kserve",
         seed=7,
         device="cpu",
         deterministic=True,
@@ -120,11 +124,15 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         served_model_name="mine",
         host="::1",
         port=0,
+        grpc_port=8001,
         api_key="secret",
+        admin_key="operator",
+        allowed_host=("llm.example.com",),
+        sleep_after=600.0,
         tls_certificate="cert.pem",
         tls_key="key.pem",
         cors_origin=("https://app.example.com",),
-        wires=("ollama", "openai"),
+        wires=("ollama", "kserve"),
         seed=7,
         max_body_bytes=1 << 20,
         max_answer_bytes=2 << 20,
@@ -309,13 +317,8 @@ def test_speculation_is_as_given(method: str) -> None:
     assert (engine.speculation, engine.num_speculative_tokens) == (method, 0 if method == "off" else 31)
 
 
-def test_speculation_is_off_unless_asked_for() -> None:
-    engine = resolve().engine
-    assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("off", 0, 0)
-
-
-def test_speculation_is_on_where_drafts_can_be_verified() -> None:
-    given: dict[str, Any] = {"speculation": "auto"}
+@pytest.mark.parametrize("given", [{}, {"speculation": "auto"}])
+def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -> None:
     engine = resolve(**given).engine
     assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("suffix", 31, 32)
     split = resolve(**given, tensor_parallel_size=2)

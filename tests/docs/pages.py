@@ -21,6 +21,7 @@ PYTHON = ("python", "py")
 
 _FENCE = re.compile(r"(?P<indent> {0,3})(?P<ticks>```+|~~~+)\s*(?P<language>[\w+-]*)")
 _MARK = re.compile(r'<!--\s*(?P<kind>not run|fails|first)(?: "(?P<beginning>[^"]+)")?:\s*(?P<text>.+?)\s*-->')
+_GENERATED = re.compile(r"<!-- (made by \S+|end) -->")  # around text that a program writes
 _INDENT = "    "
 
 
@@ -69,7 +70,7 @@ class Block:
 
 def pages() -> list[Path]:
     """The pages whose examples are run."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 
 
 def blocks(page: Path) -> list[Block]:
@@ -99,6 +100,8 @@ class _Reader:
                     end += 1
                 self.add(at + 1, "", [text.removeprefix(_INDENT) for text in lines[at:end]])
                 at = end - 1
+            elif _GENERATED.fullmatch(line.strip()):
+                self.marks = []
             elif line.startswith("<!--"):
                 self.marks.append(self.mark(line, at + 1))
             elif line.strip():

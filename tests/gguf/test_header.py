@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.families import UnsupportedModel, load_spec
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.gguf import TYPES, GgufError, parts, read_floats
 from penstock.gguf import header as limits
 from penstock.gguf.header import Header, read_header
 from penstock.gguf.types import OTHER_NAMES, TYPES_BY_NUMBER
 from penstock.weights.checkpoint import check_tensors, stored_tensors
-from penstock.weights.stored import CheckpointError
 from tests.gguf.raw import raw_file, raw_key, raw_string
 from tests.gguf.wrong import WRONG
 from tests.gguf_models import write_gguf

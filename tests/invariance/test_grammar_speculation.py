@@ -12,6 +12,7 @@ from tests.checkpoints import write_tiny_checkpoint
 from tests.invariance import test_batch_invariance as batches
 from tests.runtime.byte_tokens import END, OTHER_END, ByteTokens, grammars, text_of
 
+FIXED = "(ab|cd)d1c2ba4132(1|2)dcab3214dcba(a|b)"  # between choices there is only one way to go on
 PATTERN = "((ab|cd|12|ba){2}){10,12}"
 THINKING = Thinking(9, "ab", "d" * 3, opened=True)
 LETTERS = (97, 98, 99, 100, 49, 50)
@@ -41,7 +42,9 @@ def repeating(seed: int) -> GenerateRequest:
     )
 
 
-def test_speculation_changes_no_token_beside_grammars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> batches.Machine:
+    """A machine whose runners hold outputs to grammars."""
     load = batches.load_runner
 
     def load_with_grammars(*arguments: Any, **options: Any) -> Any:
@@ -50,7 +53,25 @@ def test_speculation_changes_no_token_beside_grammars(tmp_path: Path, monkeypatc
         return runner
 
     monkeypatch.setattr(batches, "load_runner", load_with_grammars)
-    machine = batches.Machine(write_tiny_checkpoint("qwen3", tmp_path / "model"))
+    return batches.Machine(write_tiny_checkpoint("qwen3", tmp_path / "model"))
+
+
+def test_what_a_grammar_forces_is_verified_as_drafts(machine: batches.Machine) -> None:
+    sampling = [
+        SamplingParams(seed=i, max_tokens=50, temperature=i % 2, eos_token_ids=(END, OTHER_END)) for i in range(12)
+    ]
+    wave = [
+        GenerateRequest(request_id=str(i), prompt_ids=(97, 98 + i), sampling=each, grammar=Grammar("regex", FIXED))
+        for i, each in enumerate(sampling)
+    ]
+    expected = machine.run([wave])
+    assert all(re.fullmatch(FIXED, text_of(tokens)) for tokens in expected.values())
+    assert machine.accepted == 0
+    assert machine.run([wave], speculation="ngram") == expected
+    assert machine.accepted > len(wave) * 12  # of 21 that are forced; a plain step is measured first
+
+
+def test_speculation_changes_no_token_beside_grammars(machine: batches.Machine) -> None:
     wave = [repeating(seed) for seed in range(60)]
     expected, scores = machine.run([wave], seqs=32), machine.logprobs
     with_grammar = [request for request in wave if request.grammar is not None]

@@ -24,8 +24,9 @@ from penstock.kernels import (
 )
 from penstock.messages import GenerateRequest, KVGroup, StepPlan, TokenDelta
 from penstock.runtime.device import HostDevice
+from penstock.runtime.jobs import Proposer
 from penstock.runtime.pages import KVPages
-from penstock.runtime.runner import ModelRunner, Proposer
+from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import StepKernels
 from penstock.schedule import Scheduler, SchedulerConfig
 from penstock.weights.load import load_parameters

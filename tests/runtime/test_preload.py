@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from penstock.config import DoesNotFit, EngineConfig
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import detect_platform
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
 from penstock.runtime.loading import preload
@@ -20,7 +21,6 @@ from penstock.runtime.loading.load import load_runner
 from penstock.runtime.loading.preload import Preload
 from penstock.runtime.runner import ModelRunner
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.stored import CheckpointError
 
 Checkpoint = Callable[..., Path]
 needs_native = pytest.mark.skipif(not detect_platform().isa, reason="no native kernels for this machine")

@@ -18,6 +18,7 @@ from penstock.messages import (
 from penstock.schedule import EventLog, Scheduler, SchedulerConfig
 
 Cost = Callable[[int, int], float]  # (sequences, rows) -> seconds
+Forced = Callable[[list[int], list[int]], tuple[int, ...]]  # (tokens so far, all) -> those that a grammar forces next
 
 
 class Text(NamedTuple):
@@ -42,13 +43,16 @@ class KnownTexts:
 
     texts: dict[tuple[int, ...], list[int]]  # prompt -> prompt and output
     rows: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)  # tokens so far, and all
+    forced: Forced | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
         for seq in plan.gone:
             del self.rows[seq]
         for new in plan.new:
             self.rows[new.seq] = list(new.token_ids), self.texts[new.token_ids[: new.num_prompt]]
-        return StepResult(plan.plan_id, tuple(SequenceResult(work.seq, self._next(work)) for work in plan.work))
+        results = tuple(SequenceResult(work.seq, self._next(work)) for work in plan.work)
+        forced = [(work.seq, self.forced(*self.rows[work.seq])) for work in plan.work if self.forced is not None]
+        return StepResult(plan.plan_id, results, forced=tuple(each for each in forced if each[1]))
 
     def _next(self, work: Work) -> tuple[int, ...]:
         if not work.sample:
@@ -73,6 +77,7 @@ def serve(
     blocks: int = 4096,
     log: EventLog | None = None,
     most: int = 31,
+    forced: Forced | None = None,
 ) -> Outcome:
     """Serve `texts`, `batch` at a time; each is sent when another has ended."""
     config = SchedulerConfig(
@@ -86,7 +91,7 @@ def serve(
     )
     capacity = Capacity(16, (KVGroup(blocks),), 1, "known", vocab_size=1 << 20)
     scheduler = Scheduler(config, capacity, log=log)
-    executor = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts})
+    executor = KnownTexts({tuple(text.prompt): [*text.prompt, *text.output] for text in texts}, forced=forced)
     outputs: list[list[int]] = [[] for _ in texts]
     ended = [0.0 for _ in texts]
     now, sent, running = 1.0, 0, 0

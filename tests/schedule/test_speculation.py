@@ -124,6 +124,32 @@ def test_no_text_waits_for_the_drafts_of_another(name: str) -> None:
     assert all(new < old * (1 + MOST_SLOWER) for old, new in zip(plain.ended, quick.ended, strict=True))
 
 
+def every_other_ten(tokens: list[int], whole: list[int]) -> tuple[int, ...]:
+    """Of each twenty tokens of the text, ten are forced."""
+    place = len(tokens) % 20
+    return tuple(whole[len(tokens) : len(tokens) + 10 - place]) if place < 10 else ()
+
+
+@pytest.mark.parametrize("name", ["memory-bound", "tiled", "disturbed"])
+def test_what_a_grammar_forces_takes_fewer_steps(name: str) -> None:
+    texts = noise(8, random.Random(5))
+    plain = serve(texts, COSTS[name](), "off", forced=every_other_ten)
+    quick = serve(texts, COSTS[name](), "ngram", forced=every_other_ten)
+    assert plain.outputs == quick.outputs == [list(text.output) for text in texts]
+    assert plain.stats.drafts == 0
+    assert quick.stats.accepted_tokens > 0.8 * quick.stats.draft_tokens > 0
+    assert plain.seconds / quick.seconds > 1.4
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_model_that_writes_forced_text_in_other_tokens_is_not_slower(name: str) -> None:
+    texts = noise(8, random.Random(6))
+    plain = serve(texts, COSTS[name](), "off")
+    wrong = serve(texts, COSTS[name](), "ngram", forced=lambda tokens, whole: (VOCABULARY,) * 8)
+    assert wrong.outputs == plain.outputs
+    assert plain.seconds / wrong.seconds > 1 - MOST_SLOWER
+
+
 def test_a_machine_that_was_busy_at_first_is_measured_again() -> None:
     """A plain step that was slow must not make steps with drafts look quick for ever."""
 
@@ -221,7 +247,7 @@ def test_every_draft_has_its_place_in_the_cache(windows: tuple[int, ...], depth:
 def test_a_replay_plans_the_same_drafts() -> None:
     """From the events alone: the times of plans and results are among them."""
     file = io.BytesIO()
-    serve(copies(9, random.Random(8)), disturbed(8), "suffix", batch=3, log=EventFile(file))
+    serve(copies(9, random.Random(8)), disturbed(8), "suffix", batch=3, log=EventFile(file, print))
     events = list(read_events(file.getvalue().splitlines()))
     plans = replay(events)
     assert sum(work.drafts for plan in plans for work in plan.work) > 50
@@ -230,7 +256,7 @@ def test_a_replay_plans_the_same_drafts() -> None:
 
 def test_a_replay_notices_other_times() -> None:
     file = io.BytesIO()
-    serve(copies(4, random.Random(9)), tiled, "suffix", log=EventFile(file))
+    serve(copies(4, random.Random(9)), tiled, "suffix", log=EventFile(file, print))
     events = [
         Applied(event.result, event.now + 0.002 * (i % 5)) if isinstance(event, Applied) else event
         for i, event in enumerate(read_events(file.getvalue().splitlines()))

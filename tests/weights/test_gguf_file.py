@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 from penstock.config import Split
 from penstock.families import load_spec, shard
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
-from penstock.weights.stored import CheckpointError, StoredTensor
 from tests.gguf_models import REFORMED, REPRESENTABLE, Written, write_gguf, writer
 
 

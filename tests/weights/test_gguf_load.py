@@ -11,12 +11,12 @@ import torch
 from penstock.config import Split
 from penstock.config.weights import cpu_format, format_of, packed_bytes
 from penstock.families import ModelSpec, load_spec, shard
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.shard import CannotSplit, possible_splits
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packing import PackedWeight
 from penstock.weights import load, reads
 from penstock.weights.load import load_parameters
-from penstock.weights.stored import CheckpointError
 from tests.smollm2 import smollm2
 from tests.weights.gguf_values import Values, values_of, write_model
 

@@ -17,11 +17,11 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from penstock.config.weights import cpu_format
 from penstock.families import ModelSpec, TensorSource, load_spec
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.pack import pack
 from penstock.weights import load, matrices, reads
 from penstock.weights.load import load_parameters
-from penstock.weights.stored import CheckpointError
 from tests.checkpoints import VARIANTS, split_checkpoint, tiny_model
 from tests.weights.files import edit
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.weights.safetensors_file import read_header
-from penstock.weights.stored import CheckpointError
+from penstock.families.checkpoint.safetensors_file import read_header
+from penstock.families.checkpoint.stored import CheckpointError
 from tests.weights.files import entry, raw
 
 GOOD = {"a": entry("F32", [2, 3], 0, 24), "b": entry("BF16", [4], 24, 32)}

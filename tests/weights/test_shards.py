@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.config import Split
 from penstock.config.weights import COLUMNS, LINE_BYTES
 from penstock.families import ModelSpec, shard
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, detect_platform, select_packing
 from penstock.kernels.native.packer import NativePacking
 from penstock.kernels.native.packing import PackedWeight
@@ -24,7 +25,6 @@ from penstock.weights import load, reads
 from penstock.weights.checkpoint import tensor_shapes
 from penstock.weights.load import load_parameters
 from penstock.weights.matrices import MatrixReader
-from penstock.weights.stored import CheckpointError
 from tests.families.divisible import CONFIGS, spec_of, stacked_shapes
 from tests.weights.files import edit
 

@@ -18,10 +18,10 @@ class AddressInUse(OSError):
         return str(self.strerror)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Returns a socket with this address, which refuses connections until `listen`. Port 0 takes a free port.
 
-    Raises AddressInUse.
+    Raises AddressInUse, which names `flag`.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -34,7 +34,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise _refused(host, port, error) from error
+        raise _refused(host, port, error, flag) from error
     return sock
 
 
@@ -56,13 +56,13 @@ def url_of(sock: socket.socket, *, tls: bool = False) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
-def _refused(host: str, port: int, error: OSError) -> AddressInUse:
+def _refused(host: str, port: int, error: OSError, flag: str = "--port") -> AddressInUse:
     if error.errno == errno.EADDRINUSE:
-        message = f"port {port} of {host} is in use by {_owner(port)}; stop it, or choose another --port"
+        message = f"port {port} of {host} is in use by {_owner(port)}; stop it, or choose another {flag}"
     elif error.errno == errno.EACCES:
-        message = f"cannot listen on port {port} of {host}: {error.strerror}; choose a --port from 1024 on"
+        message = f"cannot listen on port {port} of {host}: {error.strerror}; choose a {flag} from 1024 on"
     else:
-        message = f"cannot listen on port {port} of {host}: {error.strerror}; choose another --host or --port"
+        message = f"cannot listen on port {port} of {host}: {error.strerror}; choose another --host or {flag}"
     return AddressInUse(error.errno, message)
 
 

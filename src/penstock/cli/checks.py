@@ -1,5 +1,6 @@
 """Checks before an engine starts. `serve` and `plan` refuse the same things with the same words."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from penstock.cli.output import check_file
@@ -27,6 +28,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     check_runs(resolved, hardware)
     check_file("--event-log", engine.event_log or None)
     check_tls(resolved.server)
+    check_grpc(resolved.server)
     if resolved.server.otlp_endpoint:
         check_endpoint(resolved.server.otlp_endpoint)
     if engine.device == "cpu":
@@ -42,6 +44,17 @@ def check_tls(server: ServerConfig) -> "TLS | None":
     from penstock.frontend.http.tls import TLS
 
     return TLS(server.tls_certificate, server.tls_key)
+
+
+def check_grpc(server: ServerConfig) -> None:
+    """Raises ConfigError if gRPC is asked for and its packages are missing."""
+    if server.grpc_port is None:
+        return
+    if not (find_spec("grpc") and find_spec("google") and find_spec("google.protobuf")):
+        raise ConfigError(
+            f"--grpc-port is {server.grpc_port}, but gRPC is not installed: run pip install 'penstock[grpc]', "
+            "or leave it out"
+        )
 
 
 def check_runs(resolved: Resolved, hardware: Hardware) -> None:

@@ -95,7 +95,7 @@ ENGINE: Flags = {
         str | None,
         typer.Option(
             help="Verify several guessed tokens in a step: ngram (from the request), suffix (also from recent outputs "
-            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: off."
+            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: auto."
         ),
     ],
     "num_speculative_tokens": Annotated[
@@ -125,10 +125,20 @@ ENGINE: Flags = {
 SERVER: Flags = {
     "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],
     "port": Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. Default: 8000.")],
+    "grpc_port": Annotated[
+        str | None, typer.Option(metavar="N", help="Port of KServe's gRPC service. Default: HTTP only.")
+    ],
     "served_model_name": Annotated[
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],
     "api_key": Annotated[str | None, typer.Option(help="Key that clients must send. Better set PENSTOCK_API_KEY.")],
+    "admin_key": Annotated[
+        str | None, typer.Option(help="Key of penstock reload, sleep and wake. Better set PENSTOCK_ADMIN_KEY.")
+    ],
+    "allowed_host": Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name of this server in the Host header; repeatable. Default: any name."),
+    ],
     "tls_certificate": Annotated[
         str | None, typer.Option(metavar="FILE", help="Certificate and its chain in PEM: serve HTTPS, and no HTTP.")
     ],
@@ -210,6 +220,13 @@ SERVER: Flags = {
     "thinking_budget": Annotated[
         str | None,
         typer.Option(metavar="N", help="Most tokens of reasoning in an answer; requests may ask for less."),
+    ],
+    "sleep_after": Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="End the engine after so long without a request, until the next. Default: never.",
+        ),
     ],
     "drain_timeout": Annotated[
         str | None,

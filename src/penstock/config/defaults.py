@@ -132,11 +132,12 @@ def _dtype(inputs: DefaultInputs) -> Default:
 
 
 def _speculation(inputs: DefaultInputs) -> Default:
-    if inputs.values.get("speculation") is None:
-        return Default("off", "text that repeats nothing can become slower with it")
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:  # "auto" was asked for
+    """Of a value that was left out, or is "auto"."""
+    if inputs.facts.pooling is not None:
+        return Default("off", "a model that gives vectors has no tokens to guess")
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:
         return Default("off", reason)
-    return Default("suffix", "auto: this engine can verify drafts from every source")
+    return Default("suffix", "this engine can verify drafts from every source")
 
 
 def _num_speculative_tokens(inputs: DefaultInputs) -> Default:
@@ -210,7 +211,10 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "revision": _constant("", "the hub's main branch, or the folder as it is"),
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
+        "grpc_port": _constant(None, "HTTP only"),
         "api_key": _constant(None, "no key is required"),
+        "admin_key": _constant(None, "on loopback without an API key none is required; else there are no such routes"),
+        "allowed_host": _constant((), "on loopback without an API key only loopback's names; else any"),
         "tls_certificate": _constant("", "HTTP without TLS"),
         "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
@@ -263,6 +267,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_in_flight": _constant(2048, "bounds memory and open sockets"),
         "request_timeout": _constant(None, "a request may take as long as it needs"),
         "first_token_timeout": _constant(None, "a request may wait as long as it needs"),
+        "sleep_after": _constant(None, "the engine stays loaded"),
         "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
     }
 )

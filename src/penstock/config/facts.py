@@ -103,6 +103,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     mixture: MixtureFacts | None = None
     pooling: PoolingFacts | None = None  # of a model that gives vectors instead of text
+    transformers: str = ""  # the architecture, if transformers' code executes the model
     samples: bool = True  # whether this rank has whole logits, and samples
     head_part: int = 0  # columns of the logits that this rank computes if others compute the rest; else 0
 

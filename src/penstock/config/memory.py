@@ -19,6 +19,7 @@ from penstock.config.weights import stored_as, weights_bytes
 from penstock.messages import MemoryRow
 
 RUNTIME_BYTES = 300 << 20  # Python, torch and its libraries, as measured with nothing loaded
+TRANSFORMERS_BYTES = 200 << 20  # its modules, as measured
 CONTEXT_BYTES = 768 << 20  # of a GPU: CUDA's context, its libraries and compiled kernels; measured when they are loaded
 GRAPH_BYTES = 8 << 20  # of a captured step, besides what all share
 KV_SHARE = 0.5  # of what everything else leaves; the rest is for the page cache and other programs. On a GPU: all
@@ -269,6 +270,8 @@ def weights_note(facts: ModelFacts, engine: EngineConfig) -> str:
 
 
 def _runtime_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
+    if facts.transformers:
+        return (MemoryRow("runtime", RUNTIME_BYTES + TRANSFORMERS_BYTES, "Python, torch and transformers"),)
     if engine.device == "cpu":
         return (MemoryRow("runtime", RUNTIME_BYTES, "Python and torch"),)
     context = MemoryRow("runtime", CONTEXT_BYTES, "CUDA's context, libraries and kernels")

@@ -18,6 +18,7 @@ from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
 from penstock.config.speculation import check_speculation
 from penstock.config.split import Split
+from penstock.config.transformers import check_transformers
 
 GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
 
@@ -129,6 +130,8 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
     pooling = inputs.facts.pooling
     if pooling is not None and pooling.encoder:
         check_encoder(values, sources, inputs.hardware.device)
+    if inputs.facts.transformers:
+        check_transformers(values, sources, inputs.facts.transformers, inputs.hardware.device)
     if pooling is not None and pooling.whole_prompts:
         check_whole_texts(values, sources)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
@@ -148,6 +151,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         raise ConfigError(
             f"--watermark ({sources['watermark']}) is {values['watermark']}, but there is no key; set "
             "PENSTOCK_WATERMARK_KEY"
+        )
+    if values["grpc_port"] is not None and "kserve" not in values["wires"].split(","):
+        raise ConfigError(
+            f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "
+            "kserve, whose service it is; add kserve, or leave out --grpc-port"
         )
     if values["tls_key"] and not values["tls_certificate"]:
         raise ConfigError(

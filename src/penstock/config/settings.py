@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from penstock.config.origins import read_origins
+from penstock.config.origins import read_hosts, read_origins
 from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
 from penstock.config.texts import check_key, check_revision
@@ -85,8 +85,17 @@ class Settings(BaseModel):
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port; 0 takes any that is free"
     )
+    grpc_port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
+        None, description="TCP port of KServe's gRPC service; 0 takes any that is free"
+    )
     api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
         None, description="Key that clients must send"
+    )
+    admin_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
+        None, description="Key of the operator's routes: reload, sleep and wake"
+    )
+    allowed_host: Annotated[tuple[str, ...], BeforeValidator(read_hosts)] | None = Field(
+        None, description="Names of the server in the Host header, with commas between them"
     )
     tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
     tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
@@ -134,7 +143,7 @@ class Settings(BaseModel):
     )
     enable_prefix_caching: bool | None = Field(None, description="Share the KV cache of equal prefixes")
     speculation: Literal["auto", "off", "ngram", "suffix"] | None = Field(
-        None, description="Where speculative tokens come from; auto: suffix if this engine can verify them"
+        None, description="Where speculative tokens come from; auto (default): suffix if this engine can verify them"
     )
     num_speculative_tokens: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
         None, description="Speculative tokens of one sequence in a step, at most"
@@ -184,4 +193,5 @@ class Settings(BaseModel):
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
     request_timeout: Seconds | None = Field(None, description="Seconds from a request to its last token, at most")
     first_token_timeout: Seconds | None = Field(None, description="Seconds from a request to its first token, at most")
+    sleep_after: Seconds | None = Field(None, description="Seconds without a request after which the engine sleeps")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

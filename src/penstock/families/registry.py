@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +39,7 @@ from penstock.families.json_file import read_json_object
 from penstock.families.modernbert import modernbert
 from penstock.families.pooling import with_pooling
 from penstock.families.spec import ModelSpec
+from penstock.families.transformers_model import transformers_spec, why_not_transformers
 from penstock.families.wrong_models import no_config, unknown_architecture
 from penstock.gguf import is_gguf, read_gguf
 
@@ -103,7 +105,9 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     architectures = fields.texts("architectures") or []
     known = [name for name in architectures if name in _ALL]
     if not known:
-        why = unknown_architecture(architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS])
+        why = unknown_architecture(
+            architectures, fields.get("model_type"), FAMILIES, [*ENCODERS, *DECODERS], why_not_transformers
+        )
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
     method = None if quantization is None else quantization.get("quant_method")
@@ -112,6 +116,15 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
     spec = _ALL[known[0]](fields)
     check_layers(spec)
     return _with_sensitive_layers(spec)
+
+
+def _unknown_to_us(folder: Path, config: Mapping[str, Any]) -> ModelSpec | None:
+    """The spec of a model that is not of our families, but that transformers' code can execute."""
+    fields = HFConfig(config)
+    architectures = fields.texts("architectures") or []
+    if not architectures or any(name in _ALL for name in architectures) or fields.get("quantization_config"):
+        return None
+    return transformers_spec(folder, fields, architectures[0])
 
 
 def _with_sensitive_layers(spec: ModelSpec) -> ModelSpec:
@@ -146,7 +159,7 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
     path = folder / "config.json"
     try:
         config = read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-        spec = spec_from_config(config)
+        spec = _unknown_to_us(folder, config) or spec_from_config(config)
     except FileNotFoundError:
         raise UnsupportedModel(no_config(folder)) from None
     except UnsupportedModel as error:
@@ -155,7 +168,8 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         raise UnsupportedModel(str(error)) from None
     try:
         spec = with_pooling(spec, folder)
-        if spec.pooling is None and not {*config["architectures"]} & {*FAMILIES}:
+        known = spec.transformers is not None or {*config["architectures"]} & {*FAMILIES}
+        if spec.pooling is None and not known:
             raise UnsupportedModel("a decoder without a head generates nothing, and no modules.json says how it pools")
     except (UnsupportedModel, ValueError) as error:
         raise UnsupportedModel(f"{folder}: {error}") from None
@@ -198,6 +212,7 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
         eos_token_ids=spec.eos_token_ids,
         mixture=_mixture(spec),
         pooling=spec.pooling,
+        transformers="" if spec.transformers is None else spec.transformers.architecture,
         samples=spec.encoder is None and spec.has_head and spec.vocab_start == 0,
         head_part=spec.vocab_size if spec.has_head and spec.vocab_size < spec.vocabulary else 0,
     )
@@ -227,7 +242,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
     return tuple(
         MatrixFacts(
             rows=shape[0] // experts,
-            columns=shape[1],
+            columns=prod(shape[1:]),
             count=count,
             bias=bias,
             gated=kind == "gated",

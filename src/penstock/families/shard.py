@@ -108,6 +108,11 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
             f"an encoder is not divided, but there are {split.world} ranks: leave --tensor-parallel-size, "
             "--pipeline-parallel-size and --expert-parallel out"
         )
+    if spec.transformers is not None and split.world > 1:
+        raise CannotSplit(
+            f"transformers' code executes {spec.transformers.architecture} whole, but there are {split.world} ranks: "
+            "leave --tensor-parallel-size, --pipeline-parallel-size and --expert-parallel out"
+        )
     if split.pipeline > len(spec.layers):
         raise CannotSplit(
             f"--pipeline-parallel-size {split.pipeline} is more than the {len(spec.layers)} layers: use "
@@ -136,7 +141,7 @@ def possible_splits(spec: ModelSpec, most: int, group: int = 1) -> list[Split]:
     """Splits into at most `most` ranks, the fewest ranks first. The number of stages is a power of two, or uses all
     ranks. `group` is as in `check_split`."""
     splits: list[Split] = []
-    if spec.encoder is not None:
+    if spec.encoder is not None or spec.transformers is not None:
         return [Split()]
     for expert in (False, True) if any(layer.moe for layer in spec.layers) else (False,):
         for tensor in tensor_sizes(spec, expert, group):

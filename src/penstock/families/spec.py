@@ -90,6 +90,15 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True)
+class TransformersCode:
+    """Transformers' code, which executes a model of a family that Penstock does not have."""
+
+    architecture: str  # its class
+    version: str  # of transformers
+    config: str  # JSON
+
+
+@dataclass(frozen=True)
 class TensorSource:
     """Rows `start` to `start + rows` of a parameter come from checkpoint tensor `name`: all of it or every `step`-th of
     its rows from `first_row`, and of these `columns` columns (0: all) from `first_column`. With `transposed`, rows and
@@ -116,7 +125,8 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor as the model executes it. Fused ones (qkv, gate_up) name several sources, stacked along dimension 0."""
+    """A tensor as the model executes it. Fused ones (qkv, gate_up) name several sources, stacked along dimension 0. A
+    scalar has one row."""
 
     name: str
     shape: tuple[int, ...]
@@ -124,13 +134,14 @@ class Parameter:
     experts: int = 1  # number of equal matrices that are stacked
     sensitive: bool = False  # gets more bits than others where weights are quantised
     parts: tuple[int, ...] = ()  # rows of each part that tensor ranks divide by itself; (): each source is one
+    precise: bool = False  # a matrix is never quantised, a vector is float32 in a model of any dtype
 
     @property
     def kind(self) -> ParameterKind:
         """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
         head are the vocabulary's; a router's, a shared expert's gate, learned positions and an encoder's tables, which
         are the matrices outside its layers, stay in full precision."""
-        if len(self.shape) == 1:
+        if len(self.shape) <= 1:
             return "vector"
         if self.name.startswith(_TABLES):
             return "table"
@@ -138,12 +149,14 @@ class Parameter:
             return "vocabulary"
         if self.name.endswith((".router.weight", ".shared.gate.weight")) or self.name == "embedding.positions.weight":
             return "router"
+        if self.precise:
+            return "router"
         return "gated" if self.name.endswith(".gate_up.weight") else "matrix"
 
     @property
     def float32(self) -> bool:
         """Whether a vector is float32 in a model of any dtype: rounded, a bias of scores would choose other experts."""
-        return self.name.endswith(".choice.bias")
+        return self.name.endswith(".choice.bias") or (self.precise and len(self.shape) <= 1)
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -169,7 +182,8 @@ def stacked(name: str, columns: tuple[int, ...], *sources: tuple[str, int], expe
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only language model, or one rank's part of it (see shard.py); with `encoder`, an encoder.
+    """A decoder-only language model, or one rank's part of it (see shard.py); with `encoder`, an encoder. With
+    `transformers`, parameters are the checkpoint's tensors, and of each layer only its attention's sizes count.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
     is the number of tokens that a query of group g sees, itself included; 0 is all. A rank has all groups, also those
@@ -201,6 +215,7 @@ class ModelSpec:
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
     encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder
+    transformers: TransformersCode | None = None  # executes the model, but for attention
     pooling: PoolingFacts | None = None  # the model gives vectors instead of text
 
     @property
@@ -211,7 +226,12 @@ class ModelSpec:
     @property
     def has_head(self) -> bool:
         """Whether this rank has the final norm and the head, as every rank of the last stage does."""
-        return any(parameter.name == "norm.weight" for parameter in self.parameters)
+        return self.transformers is not None or any(parameter.name == "norm.weight" for parameter in self.parameters)
+
+    @property
+    def packed(self) -> bool:
+        """Whether our kernels multiply the layers' matrices, and so decide how these lie in memory."""
+        return self.encoder is None and self.transformers is None
 
     def group_layers(self, group: int) -> list[int]:
         """Indices of the layers in a KV group. A layer's place in the list is its place in the group's page."""
@@ -224,8 +244,8 @@ class ModelSpec:
 
     @property
     def plain_scores(self) -> bool:
-        """Whether no layer's attention bounds scores or has sinks."""
-        return not any(
+        """Whether no layer's attention bounds scores or has sinks. Transformers' code may ask for both."""
+        return self.transformers is None and not any(
             getattr(layer.attention, "softcap", 0) or getattr(layer.attention, "sinks", 0) for layer in self.layers
         )
 

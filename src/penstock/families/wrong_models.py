@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from penstock.families.json_file import read_json_object
@@ -32,9 +32,14 @@ _GGUF_KINDS = {
 
 
 def unknown_architecture(
-    names: Sequence[str], model_type: object, supported: Iterable[str], encoders: Iterable[str] = ()
+    names: Sequence[str],
+    model_type: object,
+    supported: Iterable[str],
+    encoders: Iterable[str] = (),
+    transformers: Callable[[str], str] = lambda architecture: "",
 ) -> str:
-    """Returns the error for the `architectures` of a config.json of which none is supported."""
+    """Returns the error for the `architectures` of a config.json of which none is supported. `transformers` says of a
+    decoder why transformers' code does not execute it."""
     known = sorted(supported)
     listed = f"supported: {', '.join(known)}"
     if not names:
@@ -49,9 +54,11 @@ def unknown_architecture(
             return f"{what}: such a model {kind}; supported of these: {', '.join(encoders)}"
         return f"{what}: such a model {kind}, and Penstock generates text; use a model of a supported one; {listed}"
     near = _nearest(name, known)
+    if why := transformers(name):
+        what += f"; {why}"
     if near:
         return f"{what}; the nearest that is supported is {near}: use a model of that family; {listed}"
-    return f"{what}, nor is it as GGUF; use a model of another family, such as {EXAMPLE}; {listed}"
+    return f"{what}; use a model of another family, such as {EXAMPLE}; {listed}"
 
 
 def unknown_gguf(kind: str, architecture: str, supported: Iterable[str]) -> str:

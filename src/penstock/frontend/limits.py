@@ -33,6 +33,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_parameter_chars: int = 16_384  # in KServe's tensor sampling_parameters, which is JSON in a string
     max_id_chars: int = 256  # in a request's id that each part of its answer repeats
     max_in_flight: int = 2048  # requests being answered; the next ones get 429
+    max_sockets: int = 256  # WebSockets that are open
+    max_socket_requests: int = 64  # in flight on one WebSocket
+    ping_interval: float = 20.0  # between the pings of a WebSocket; a client that does not answer for as long is gone
     header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
     body_timeout: float = 60.0  # from the end of the headers to the end of the body
     write_timeout: float = 120.0  # a client that does not read for this long is disconnected

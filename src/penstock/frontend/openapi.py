@@ -23,6 +23,12 @@ _PROBES = {
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This document",
 }
+_ADMIN = {
+    "/reload": ("post", "Load the model and its settings again; with drain_first=true, end the old engine first"),
+    "/sleep": ("post", "End the engine until a request comes"),
+    "/wake_up": ("post", "Start the engine"),
+    "/is_sleeping": ("get", "Whether the engine is asleep"),
+}
 _ERROR = {
     "type": "object",
     "description": "An error. Its message names the value, the limit and what to change.",
@@ -38,12 +44,18 @@ _ERROR = {
         }
     },
 }
+_FAILED = {
+    "description": "An error",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
 
 
 @cache
 def document(wires: tuple[Wire, ...], model: str) -> bytes:
     """Returns the document of a server with these wires and a model of this name, as JSON."""
-    described = [(wire, route, _operation(wire, route)) for wire in wires for route in wire.routes]
+    described = [
+        (wire, route, _operation(wire, route)) for wire in wires for route in wire.routes if route.kind != "socket"
+    ]  # OpenAPI does not describe WebSockets
     requests = {operation.request for _, _, operation in described if operation.request is not None}
     types = sorted(requests, key=lambda request: request.__name__)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -67,6 +79,16 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
                 "responses": answers,
             }
         }
+    for path, (method, summary) in _ADMIN.items():
+        paths[path] = {
+            method: {
+                "tags": ["operator"],
+                "summary": summary,
+                "operationId": path[1:],
+                "security": [{"admin": []}, {}],
+                "responses": {"200": {"description": summary, "content": {"application/json": {}}}, "default": _FAILED},
+            }
+        }
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -76,7 +98,8 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
             "components": {
                 "schemas": {**{name: dict(schema) for name, schema in components.items()}, "Error": _ERROR},
                 "securitySchemes": {
-                    "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"}
+                    "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"},
+                    "admin": {"type": "http", "scheme": "bearer", "description": "The server's admin key"},
                 },
             },
         }
@@ -103,10 +126,7 @@ def _fields(
         "operationId": _id(wire, route),
         "responses": {
             "200": {"description": "The answer", "content": answer},
-            "default": {
-                "description": "An error",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-            },
+            "default": _FAILED,
         },
     }
     if route.public:

@@ -11,7 +11,8 @@ from penstock.frontend.http.asgi import Scope, header
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
 #   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET
-Kind = Literal["generate", "answer"]
+#   socket:   () -> SocketCodec, for each WebSocket; the method is GET, and the path has no parameters
+Kind = Literal["generate", "answer", "socket"]
 
 
 class WireRoute(NamedTuple):
@@ -63,11 +64,13 @@ OPENAI = Wire(
     (
         WireRoute("POST", "/v1/completions", "generate", "read_completion"),
         WireRoute("POST", "/v1/chat/completions", "generate", "read_chat"),
+        WireRoute("GET", "/v1/chat/ws", "socket", "ChatSocket"),
         WireRoute("GET", "/v1/models", "answer", "list_models"),
         WireRoute("GET", "/v1/models/{id:path}", "answer", "show_model"),
         WireRoute("POST", "/v1/embeddings", "answer", "embeddings"),
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
+        WireRoute("GET", "/tokenizer_info", "answer", "tokenizer_info"),
     ),
 )
 ANTHROPIC = Wire(
@@ -123,7 +126,9 @@ KSERVE = Wire(
             for route in (
                 WireRoute("GET", start + "/ready", "answer", "is_ready"),
                 WireRoute("GET", start + "/stats", "answer", "show_stats"),
+                WireRoute("GET", start + "/config", "answer", "show_config"),
                 WireRoute("POST", start + "/infer", "generate", "read_infer"),
+                WireRoute("POST", start + "/infer_stream", "generate", "read_infer_stream"),
                 WireRoute("POST", start + "/generate", "generate", "read_generate"),
                 WireRoute("POST", start + "/generate_stream", "generate", "read_stream"),
                 WireRoute("GET", start, "answer", "show_model"),  # last: its path has those of the others

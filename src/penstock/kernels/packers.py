@@ -74,7 +74,8 @@ class DensePacker:
                 self._tensor = torch.from_numpy(memory.empty((size,), np.uint8)).view(dtype).view(shape)
 
     def put(self, start: int, rows: Tensor) -> None:
-        self._tensor[start : start + len(rows)].copy_(rows)
+        into = (self._tensor if self._tensor.dim() else self._tensor.view(1))[start : start + len(rows)]
+        into.copy_(rows.reshape(into.shape))
 
     def finish(self) -> Tensor:
         return self._tensor

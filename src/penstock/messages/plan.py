@@ -89,6 +89,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     plan_id: int
     results: tuple[SequenceResult, ...]  # one for each of the plan's work, in its order
     timing: StepTiming = StepTiming()
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (seq, the only tokens its grammar allows next)
 
 
 class KVGroup(msgspec.Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 from penstock.models.attention import Attention, AttentionKinds, GroupInput, LayerCache
 from penstock.models.collectives import Collectives
-from penstock.models.decoder import Decoder, Hidden, StepInput
+from penstock.models.decoder import Decoder, Hidden, LanguageModel, StepInput
 from penstock.models.parameters import LayerParameters
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Decoder",
     "GroupInput",
     "Hidden",
+    "LanguageModel",
     "LayerCache",
     "LayerParameters",
     "StepInput",

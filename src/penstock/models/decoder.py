@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -53,6 +53,19 @@ class Hidden:
         """Returns the tensor that was computed last. A NaN or infinity in a token's keys or values also makes the
         token's row of this tensor not finite."""
         return self.states if self.attended is None else self.attended
+
+
+class LanguageModel(Protocol):
+    """Executes a decoder: Decoder, or TransformersDecoder."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden: ...
+
+    def logits(self, hidden: Hidden) -> Tensor | None: ...
+
+    def vectors(self, hidden: Hidden) -> Tensor: ...
 
 
 class Decoder:

@@ -9,24 +9,22 @@ import time
 from collections import deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from penstock.config import EngineConfig, Place
 from penstock.config.graphs import graph_sizes
 from penstock.families import ModelSpec
 from penstock.kernels import Kernels, PlannedAttention
-from penstock.kernels.batch_arrays import TOKEN, BatchRows, StepArrays
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
-from penstock.models import Decoder, Hidden
-from penstock.models.pooling import finished, pool
+from penstock.models import Decoder, LanguageModel
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.device import Change, Device, Found, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
+from penstock.runtime.jobs import Proposer, StepJobs
 from penstock.runtime.loading.capacity import measured_capacity
 from penstock.runtime.mesh.mesh import Mesh, Traffic, collectives
 from penstock.runtime.native_step import NativeStep
@@ -40,19 +38,6 @@ from penstock.runtime.sampling.sampler import Sampler
 from penstock.runtime.sampling.watermark import Watermark
 from penstock.runtime.step import EagerStep, ModelStep
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
-
-
-class Proposer(Protocol):
-    """Drafts tokens that a step verifies."""
-
-    most: int  # drafts of one sequence in a step
-
-    def propose(self, state: BatchRows, step: StepArrays, sequences: int) -> None:
-        """Write as many draft ids as a unit says behind its row's known tokens, for each of the step's units.
-
-        A row knows computed + length - drafts tokens. Runs on the device before the step's inputs are filled.
-        """
-        ...
 
 
 class ModelRunner:
@@ -89,15 +74,13 @@ class ModelRunner:
         self._windows = tuple(spec.windows)
         self._mesh = mesh
         self._place = Place() if mesh is None else mesh.place
-        self._proposer = proposer
         self._learns = mesh is not None and not (mesh.place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
         self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
         self.pages = pages
         self.max_outstanding = 1 if device.shared else config.depth
-        model = Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)
+        self.model = model = _model(spec, parameters, kernels, config, mesh)
         rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
         shared = device.shared
-        self._pooling = spec.pooling  # of a model that gives vectors
         # Where rows move on, a vector counts as a token after the prompt.
         longest = config.max_model_len + (spec.pooling is not None)
         self._batch = ResidentBatch(rows, longest, config.block_size, len(self._windows), device.where, shared=shared)
@@ -144,7 +127,8 @@ class ModelRunner:
             mesh=mesh,
         )
         self._step: ModelStep = self._eager
-        if isinstance(step_kernels, NativeStep) and kernels.session is not None and self._pooling is None:
+        recordable = spec.pooling is None and spec.transformers is None
+        if isinstance(step_kernels, NativeStep) and kernels.session is not None and recordable:
             self._step = RecordedStep(
                 self._eager,
                 step_kernels,
@@ -154,11 +138,6 @@ class ModelRunner:
                 self._sampler,
                 scored=PROMPT_LOGPROB_ROWS,
             )
-        # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of its
-        # other steps run outside it: no tensor here requires a gradient.
-        plain = self._step is not self._eager and mesh is None
-        self._job = self._run if plain else torch.inference_mode()(self._run)
-        self._rest = self._run_rest if plain else torch.inference_mode()(self._run_rest)
         self._graph_sizes = () if config.enforce_eager or shared or spec.pooling else graph_sizes(rows)
         self._vocab_size = spec.vocabulary
         self._planner = StepPlanner(
@@ -172,6 +151,22 @@ class ModelRunner:
             shared=shared,
             drafts=drafts,
             unsettled=drafts * (1 + self.max_outstanding),
+        )
+        self._jobs = StepJobs(
+            device,
+            self._eager,
+            self._step,
+            self._planner,
+            self._batch.state,
+            pages,
+            pooling=spec.pooling,
+            samples=self._sampler is not None,
+            last=self._place.last,
+            drafts=self._drafts,
+            proposer=proposer,
+            # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of
+            # its other steps run outside it: no tensor here requires a gradient.
+            inference_mode=self._step is self._eager or mesh is not None,
         )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
@@ -249,7 +244,7 @@ class ModelRunner:
         step = InFlightStep(plan, work, sampling, options, slices, began, time.perf_counter() - began, [])
         if masks is not None:
             step.grammar_rows, step.masked, step.late = masks
-        self._outstanding.append((step, self._device.launch(lambda: self._job(step, changes, sent))))
+        self._outstanding.append((step, self._jobs.launch(step, changes, sent)))
 
     def result(self) -> StepResult:
         """As `take`. RuntimeError on a rank that does not report."""
@@ -273,8 +268,10 @@ class ModelRunner:
         if self._sampler is None:
             return None
         results = step.results(found, self._batch.errors)
+        forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
         if step.grammar_rows and self._grammars is not None:
             self._grammars.take(step.grammar_rows, results)
+            forced = self._grammars.forced(step.grammar_rows) if self._drafts else ()
             self._launch_late()
         if self._batch.errors:
             self._batch.forget_errors(other.plan for other, _ in self._outstanding)
@@ -287,7 +284,8 @@ class ModelRunner:
             sample = self._device.seconds(middle[0], last) if middle else 0.0
         # While two plans are outstanding, each counts from the other's end.
         began, self._answered = max(step.began, self._answered), time.perf_counter()
-        return StepResult(step.plan.plan_id, results, StepTiming(forward, sample, self._answered - began, step.inputs))
+        timing = StepTiming(forward, sample, self._answered - began, step.inputs)
+        return StepResult(step.plan.plan_id, results, timing, forced)
 
     def execute(self, plan: StepPlan) -> StepResult | None:
         """Submit a plan with none outstanding, and wait for it."""
@@ -322,7 +320,7 @@ class ModelRunner:
         while self._outstanding and not self._device.shared:
             self._outstanding.popleft()[1].wait()
         self._outstanding.clear()
-        del self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
+        del self.model, self._jobs, self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
 
     # -- what a plan says -------------------------------------------------------------------------------------
 
@@ -370,44 +368,6 @@ class ModelRunner:
         change = self._batch.change()
         return changes if change is None else [*changes, change]
 
-    # -- on the device ----------------------------------------------------------------------------------------
-
-    def _run(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
-        """A step's job. Its results are tensors of its own, as the next step overwrites the rest."""
-        work = step.work
-        if changes:
-            self._write(changes, sent)
-        if step.plan.copies:
-            self.pages.copy(step.plan.copies)
-        found: Found = {}
-        if not work.occupants:
-            return found
-        if self._proposer is not None and work.units.drafts.any():
-            self._proposer.propose(self._batch.state, self._eager.arrays, work.shape.sequences)
-        step.marks.append(self._device.mark())
-        self._eager.receive(work.shape)
-        if self._pooling is not None:
-            self._pool(step, found)
-        elif work.shape.in_place and work.graph is None and step.options is not None and not step.late:
-            found.update(self._step.decode(work.shape, work.attention, step.options, step.masked))
-        else:
-            step.logits = self._compute(step, found)
-            if step.late:
-                return found
-            self._choose(step, found)
-        self._note_accepted(step, found)
-        step.marks.append(self._device.mark())
-        return found
-
-    def _run_rest(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
-        """The second of a step's two jobs: its masks are known now."""
-        self._write(changes, sent)
-        found: Found = {}
-        self._choose(step, found)
-        self._note_accepted(step, found)
-        step.marks.append(self._device.mark())
-        return found
-
     def _mask(self, work: StepWork, changes: list[Change]) -> tuple[list[GrammarRow], bool, bool] | None:
         """The rows of a step that have a grammar, whether any is restricted now, and whether their masks come late."""
         if self._grammars is None:
@@ -427,78 +387,8 @@ class ModelRunner:
         step.masked = masks is not None
         changes = [] if masks is None else [masks]
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
-        rest = self._device.launch(lambda: self._rest(step, changes, sent))
+        rest = self._jobs.launch_rest(step, changes, sent)
         self._outstanding.appendleft((step, Parts(begun, rest)))
-
-    @staticmethod
-    def _write(changes: Sequence[Change], sent: Sequence[Tensor]) -> None:
-        done = 0
-        for change in changes:
-            change.write(sent[done : done + len(change.arrays)])
-            done += len(change.arrays)
-
-    def _note_accepted(self, step: InFlightStep, found: Found) -> None:
-        work = step.work
-        if self._drafts and not work.decodes and "tokens" in found and work.units.drafts.any():
-            found["accepted"] = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
-
-    def _compute(self, step: InFlightStep, found: Found) -> Tensor | None:
-        """The logits of every step that `decode` cannot do: prompts and chunks of them, captured steps, steps whose
-        masks come late, and all steps of ranks that do not sample."""
-        work, shape = step.work, step.work.shape
-        graphs = self._planner.graphs
-        if work.graph is not None and graphs is not None:
-            return graphs.forward(work.graph)
-        hidden = self._step.forward(shape, work.attention)
-        self._eager.send(hidden.states)
-        logits = None
-        if self._place.last:
-            # Where every token has a row of logits, choosing tokens finds rows that are not finite.
-            if self._sampler is not None and not shape.in_place:
-                found["finite"] = self._step.finite(hidden)
-            kept = hidden.mapped(torch.clone) if step.slices else hidden  # logits may overwrite hidden states
-            self._score(step, kept, found)
-            if shape.logit_rows:
-                rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
-                logits = self._step.logits(kept[rows])
-        step.marks.append(self._device.mark())
-        return logits
-
-    def _pool(self, step: InFlightStep, found: Found) -> None:
-        """The vectors of a step's units that sample, instead of tokens."""
-        work, shape, pooling = step.work, step.work.shape, self._pooling
-        assert pooling is not None, "the model gives vectors"
-        hidden = self._step.forward(shape, work.attention)
-        self._eager.send(hidden.states)
-        step.marks.append(self._device.mark())
-        if self._place.last and self._sampler is not None:
-            found["finite"] = self._step.finite(hidden)
-            if shape.logit_rows and pooling.mode == "last":
-                rows = self._eager.arrays.logit_rows[TOKEN, : shape.logit_rows]
-                found["pooled"] = finished(self._eager.vectors(hidden[rows]).float(), pooling)
-            elif shape.logit_rows:  # every unit is a whole prompt
-                states = self._eager.vectors(hidden)
-                found["pooled"] = finished(pool(states, work.units.length.tolist(), pooling.mode), pooling)
-        self._eager.advance(shape)
-
-    def _choose(self, step: InFlightStep, found: Found) -> None:
-        """Choose tokens from `step.logits`, and move the rows on."""
-        work, graphs = step.work, self._planner.graphs
-        if work.graph is not None and graphs is not None:
-            found.update(graphs.choose(work.graph, len(work.logit_rows), work.shape, step.options, step.masked))
-        elif step.logits is None or step.options is None:
-            self._step.advance(work.shape)
-        else:
-            found.update(self._step.choose(step.logits, work.shape, step.options, step.masked))
-        step.logits = None
-
-    def _score(self, step: InFlightStep, hidden: Hidden, found: Found) -> None:
-        """Logprobs of prompt tokens, slice by slice."""
-        for i, (row, k, first, count, offset) in enumerate(step.slices):
-            logits = self._step.logits(hidden[offset : offset + count])
-            if logits is not None and self._sampler is not None:
-                targets = self._batch.state.token_ids[row, first + 1 : first + 1 + count].long()
-                found[f"prompt {i}"] = self._step.score(logits, targets, k)
 
     def _settle(self, step: InFlightStep, found: Found) -> None:
         """Take back the drafts that were counted and then refused."""
@@ -506,3 +396,13 @@ class ModelRunner:
         refused = work.units.logits - step.gained(found)
         for occupant, drafts in zip(work.occupants, refused.tolist(), strict=True):
             self._batch.take_back_drafts(occupant, drafts)
+
+
+def _model(
+    spec: ModelSpec, parameters: MutableMapping[str, Any], kernels: Kernels, config: EngineConfig, mesh: Mesh | None
+) -> LanguageModel:
+    if spec.transformers is not None:
+        from penstock.models.transformers_decoder import TransformersDecoder  # transformers is optional
+
+        return TransformersDecoder(spec, parameters, kernels)
+    return Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)

@@ -22,7 +22,7 @@ from penstock.kernels.batch_arrays import (
     order_units,
     pad_units,
 )
-from penstock.models import Decoder, GroupInput, Hidden, LayerCache, StepInput
+from penstock.models import GroupInput, Hidden, LanguageModel, LayerCache, StepInput
 from penstock.runtime.device import Change, Found
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.sampling.sampler import Sampler
@@ -105,7 +105,7 @@ class EagerStep:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         kernels: StepKernels,
         state: BatchRows,
         caches: Sequence[LayerCache],

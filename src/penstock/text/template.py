@@ -26,6 +26,7 @@ class ChatTemplate:
     takes_parts: bool  # whether the template itself reads content given as a list of parts
     takes_tools: bool  # whether the template shows the tools that it gets
     source: str  # the text of the template; of both if requests with tools have a separate one
+    plain_source: str  # without the separate one
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class ChatTemplate:
         self._with_tools = self._plain if tool_source is None else _Compiled(self._environment, tool_source)
         self.takes_parts = self._plain.takes_parts
         self.takes_tools = self._with_tools.takes_tools
+        self.plain_source = source
         self.source = source if tool_source is None else f"{tool_source}\n{source}"
 
     def render(

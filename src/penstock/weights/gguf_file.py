@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.config import rotary_dim
 from penstock.families.gguf.names import (
@@ -15,7 +16,6 @@ from penstock.families.gguf.names import (
     is_interleaved,
 )
 from penstock.gguf import GgufTensor, read_gguf, short
-from penstock.weights.stored import CheckpointError, StoredTensor
 
 
 def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from penstock.config import format_bytes
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
@@ -30,7 +31,6 @@ from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.matrices import MatrixReader
 from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files, plan_reads, read_into
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
-from penstock.weights.stored import CheckpointError, StoredTensor
 
 LARGE = 10**9  # bytes of weights whose reading takes most of the start
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.families.spec import ModelSpec
 from penstock.kernels.native.packer import NativePacker, NativePacking
 from penstock.kernels.native.reading import ReadFailed, ReadJob, WeightReader
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.reads import READERS, PlannedRead, open_files, plan_reads
-from penstock.weights.stored import CheckpointError
 
 
 class MatrixReader:

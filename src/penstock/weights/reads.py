@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.families.checkpoint.safetensors_file import ELEMENT_BITS
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.spec import Parameter, TensorSource
 from penstock.gguf import TYPES
-from penstock.weights.safetensors_file import ELEMENT_BITS
 from penstock.weights.stacks import NIBBLES
-from penstock.weights.stored import CheckpointError, StoredTensor
 
 if TYPE_CHECKING:
     from penstock.kernels import Packer

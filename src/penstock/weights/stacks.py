@@ -7,9 +7,9 @@ Together they are MXFP4 as a GGUF file holds it, but for the order of bytes, whi
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.experts import MAX_EXPERTS
 from penstock.gguf import TYPES
-from penstock.weights.stored import CheckpointError, StoredTensor
 
 _MXFP4 = TYPES["MXFP4"]
 NIBBLES = _MXFP4.block_bytes - 1  # bytes of a block in a tensor of blocks

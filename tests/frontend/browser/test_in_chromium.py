@@ -67,8 +67,17 @@ FRAMES = """() => {
 
 
 @contextlib.asynccontextmanager
-async def opened(site: Site, *, path: str = "/", strict: bool = True, **options: Any) -> AsyncIterator[Any]:
-    """A page of the site in Chromium. Messages on its console that are errors fail the test."""
+async def opened(
+    site: Site,
+    *,
+    path: str = "/",
+    ready: str = ".top .model",
+    keyless: bool = True,
+    strict: bool = True,
+    **options: Any,
+) -> AsyncIterator[Any]:
+    """A page of the site in Chromium. Messages on its console that are errors fail the test, but those of requests
+    without a key unless `keyless`."""
     playwright = pytest.importorskip("playwright.async_api", reason="pip install -e '.[browser]'")
     async with live(site) as port, playwright.async_playwright() as play:
         browser = await play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -79,11 +88,11 @@ async def opened(site: Site, *, path: str = "/", strict: bool = True, **options:
         page.on("pageerror", lambda error: problems.append(str(error)))
         try:
             await page.goto(path)
-            await page.wait_for_selector(".top .model")
+            await page.wait_for_selector(ready)
             yield page
         finally:
             await browser.close()
-    assert problems == []
+    assert [problem for problem in problems if keyless or "401" not in problem] == []
 
 
 async def ask(page: Any, text: str = "hello") -> None:
@@ -257,3 +266,28 @@ async def test_stop_ends_the_request(make_site: Callable[..., Site]) -> None:
         async with asyncio.timeout(10):
             while not site.engine.aborted:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_page_chats_over_a_websocket_with_its_key(make_site: Callable[..., Site]) -> None:
+    site = make_site(api_key="browser-key")
+    site.says("hello world")
+    async with opened(site, path="/version", ready="body", keyless=False) as page:
+        events = await page.evaluate(
+            """(key) => new Promise((resolve, reject) => {
+              const offered = ["chat", "openai-insecure-api-key." + key];
+              const socket = new WebSocket(`ws://${location.host}/v1/chat/ws`, offered);
+              const events = [];
+              socket.onerror = () => reject(new Error("the handshake failed"));
+              socket.onopen = () => socket.send(JSON.stringify(
+                {id: "a", body: {messages: [{role: "user", content: "hello"}], stream: true}}));
+              socket.onmessage = (message) => {
+                events.push(JSON.parse(message.data));
+                if (events.at(-1).type !== "chunk") resolve([socket.protocol, events]);
+              };
+            })""",
+            "browser-key",
+        )
+    protocol, got = events
+    assert protocol == "chat" and got[-1]["type"] == "done"
+    text = "".join(event["chunk"]["choices"][0]["delta"].get("content", "") for event in got[:-1])
+    assert text == "hello world"

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from penstock.cli.models.table import print_table
 from penstock.families.supported import SupportedModel, supported_models
+from penstock.families.transformers_model import INSTALL
 
 _BEFORE = """# Supported models
 
@@ -32,7 +33,31 @@ Three limits depend on the length of the context:
   scale queries by their position.
 - Models with `"rope_type": "dynamic"` are served up to `max_position_embeddings`, where nothing is scaled yet.
 
-Your model is not here? [Adding a family](adding-a-model.md) takes a short file of data.
+## Other decoders
+
+Penstock also serves decoders that are not in the table, with the code of the transformers package:
+
+<!-- not run: changes the machine -->
+
+    pip install 'penstock[transformers]'
+
+It replaces one part of transformers: attention is Penstock's, with its paged KV cache. So these models have continuous
+batching, chunked prompts, the prefix cache, speculation, grammars and all wires like any other. They are slower than
+the models of the table, and need transformers' memory and seconds at the start; `plan` and the start say so.
+
+- **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
+  values: Apertus, Arcee, dots.llm1, ERNIE 4.5, EXAONE 4, Granite MoE, Helium, Hunyuan, MiniMax M2, Nemotron,
+  OLMo 1, OLMoE, Persimmon, Phi 1 to 2, Phi 3.5 MoE, Seed-OSS, StableLM, VaultGemma and more.
+- **Proof**: the start computes two random prompts, in chunks and side by side, and compares logprobs with those of
+  transformers' own attention. Each step checks that every layer called ours once, with the heads and the window of
+  `config.json`.
+- **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-J, CodeGen, GPT-Neo);
+  latent, linear and chunked attention, states, masks of their own; arguments of attention that ours does not have;
+  rope of the types dynamic and longrope, whose frequencies depend on the batch.
+- **Code**: only that of the package. Code in a model's folder (`auto_map`) is never run.
+- **Not yet**: GPUs, quantisation, ranks, GGUF.
+
+Your model is not here, or too slow? [Adding a family](adding-a-model.md) takes a short file of data.
 """
 
 
@@ -45,6 +70,7 @@ def print_supported(as_json: bool, markdown: bool) -> None:
         print(page(rows), end="")
     else:
         print_table([{name.upper(): text for name, text in _cells(row).items()} for row in rows])
+        print(f"\nOther decoders of transformers run with its code, which is slower: {INSTALL}")
 
 
 def page(rows: list[SupportedModel]) -> str:

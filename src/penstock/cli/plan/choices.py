@@ -33,9 +33,9 @@ class Choice:
 
 
 def choices(found: FoundModel, machine: Hardware, devices: Devices) -> list[Choice]:
-    """Returns every combination of weights and KV cache. The list is empty if the checkpoint is quantised already, or
-    if this machine has no kernels for quantised weights."""
-    if any(any(parameter.stored) for parameter in found.spec.parameters):
+    """Returns every combination of weights and KV cache. The list is empty if the checkpoint is quantised already, if
+    transformers' code executes the model, or if this machine has no kernels for quantised weights."""
+    if found.spec.transformers is not None or any(any(parameter.stored) for parameter in found.spec.parameters):
         return []
     if machine.device == "cpu" and not instruction_sets():
         return []

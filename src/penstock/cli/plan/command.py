@@ -89,6 +89,12 @@ def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFil
         f"{facts.num_layers} layers, context {facts.max_position:,}",
         markup=False,
     )
+    if facts.transformers:
+        console.print(
+            f"transformers' code executes {facts.transformers}, with Penstock's attention: slower than the models that "
+            "penstock models lists. The start compares its results with transformers' own.",
+            markup=False,
+        )
     if file is not None:
         _show_types(console, file)
     console.print(memory_table(resolved))

@@ -24,9 +24,11 @@ from penstock.frontend.http.asgi import (
     request_info,
     respond,
 )
+from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.serving import Serving
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(
@@ -35,6 +37,9 @@ OPEN_PATHS = frozenset(
         *(b"/v2/health/live", b"/v2/health/ready"),
     )
 )
+ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
+
+KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 _log = logging.getLogger("penstock.access")
@@ -73,30 +78,43 @@ class Access:
         self,
         app: ASGIApp,
         *,
+        serving: Serving,
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
         api_keys: Sequence[str],
+        admin_key: str | None,
+        is_local: bool,
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
         retry_after: Callable[[], int],
+        bodies: BodyBuffers,
         cors_origins: Sequence[str] = (),
+        is_socket: Callable[[bytes], bool] = lambda path: False,
         is_page: Callable[[bytes], bool] = lambda path: False,
         quiet: Collection[str] = (),
     ) -> None:
-        """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
+        """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
+        names in the Host header, without port; empty: any name.
 
         `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
-        Pages of `cors_origins` may send requests. `is_page` says whether a raw path is of a file that everyone may
-        read. Successful requests to routes in `quiet` are not logged.
+        `bodies` is the budget of what is being received. Pages of `cors_origins` may send requests. `is_socket` says
+        whether a raw path takes WebSockets, and `is_page` whether it is of a file that everyone may read. Successful
+        requests to routes in `quiet` are not logged.
         """
+        self.serving = serving
         self.lifecycle = lifecycle
+        self.bodies = bodies
+        self.is_socket = is_socket
+        self.sockets = 0  # WebSockets that are open
         self._app = app
         self._metrics = metrics
         self.limits = limits
-        self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in api_keys)
+        self._keys = tuple(_digest(key.encode()) for key in api_keys)
+        self._is_local = is_local
+        self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._cors = Cors(cors_origins)
         self._is_page = is_page
@@ -106,8 +124,11 @@ class Access:
         self._retry_after = retry_after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"this server supports only HTTP, not {scope['type']}")
+        if scope["type"] == "websocket":
+            scope.update({"method": "GET", "penstock.app": self})
+            send = _handshake_send(send)
+        elif scope["type"] != "http":
+            raise RuntimeError(f"this server supports only HTTP and WebSockets, not {scope['type']}")
         request_id = _request_id(header(scope, b"x-request-id"))
         info = RequestInfo(request_id.decode(), time.monotonic())
         scope["penstock.request"] = info
@@ -140,12 +161,20 @@ class Access:
             if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
-            if not self._keys and origin is None:
+            is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
+            # Browsers let every page open a WebSocket. Pages of other origins are no operators.
+            if (origin is None and (is_socket or not self._keys)) or is_admin:
                 check_site(scope)
-            request_info(scope).tenant = self._tenant(_bearer(scope))
-            await self._in_flight(scope, receive, send)
+            if is_admin:
+                self._check_admin(bearer(scope))
+                request_info(scope).admin = True
+                await self._app(scope, receive, send)
+                return
+            request_info(scope).tenant = self._tenant(bearer(scope))
+            self._check_open()
+            await (self._socket if is_socket else self._in_flight)(scope, receive, send)
 
-    async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _check_open(self) -> None:
         if self.lifecycle.draining:
             raise APIError(
                 503,
@@ -153,6 +182,20 @@ class Access:
                 code="draining",
                 retry_after=self.limits.retry_after,
             )
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The requests on a WebSocket are in flight, not the socket itself."""
+        most = self.limits.max_sockets
+        if self.sockets >= most:
+            message = f"{most} WebSockets are open, the limit; close one, or try again later"
+            raise APIError(429, message, code="too_many_sockets", retry_after=self.limits.retry_after)
+        self.sockets += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.sockets -= 1
+
+    async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
             raise APIError(
                 429,
@@ -173,17 +216,27 @@ class Access:
         name = re.sub(rb":\d*$", b"", (host or b"").lower())
         if name.removeprefix(b"[").removesuffix(b"]") not in self._hosts:
             known = ", ".join(sorted(name.decode() for name in self._hosts))
-            message = (
-                f"the Host header must be one of {known}, as this server listens on loopback without an API key; "
-                "use one of these names, or set --api-key"
-            )
+            why = "this server listens on loopback without an API key" if self._is_local else "--allowed-host says so"
+            message = f"the Host header must be one of {known}, as {why}; use one of these names, or add --allowed-host"
             raise APIError(403, message, code="host_refused")
+
+    def _check_admin(self, key: bytes) -> None:
+        """Raises APIError 401 or 403 unless the key is the admin's. A server on loopback that needs no key needs none
+        here either."""
+        if self._admin is None and not self._is_local:
+            raise APIError(
+                403,
+                "this route is for the operator: start the server with --admin-key (PENSTOCK_ADMIN_KEY), and send that",
+                code="admin_key_required",
+            )
+        if self._admin is not None and not hmac.compare_digest(_digest(key), self._admin):
+            raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
 
     def _tenant(self, key: bytes) -> str:
         """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
         if not self._keys:
             return ""
-        digest = hashlib.sha256(key).digest()
+        digest = _digest(key)
         known = False
         for other in self._keys:  # no early exit, so that the time does not depend on the key
             known |= hmac.compare_digest(digest, other)
@@ -244,15 +297,39 @@ class _ResponseTracker:
             if all(name != b"cache-control" for name, _ in headers):
                 headers.append((b"cache-control", b"no-store"))  # a cache may not know that x-api-key is a secret
             message["headers"] = headers
+        elif message["type"] == "websocket.accept":
+            self.status = 101
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
 
 
-def _bearer(scope: Scope) -> bytes:
-    """The key that a request has, in Authorization or in Anthropic's x-api-key. b"" if it has none."""
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def bearer(scope: Scope) -> bytes:
+    """The key that a request has: in Authorization, in Anthropic's x-api-key, or in a WebSocket's subprotocol, since a
+    page cannot set its headers. b"" if it has none."""
     scheme, _, key = (header(scope, b"authorization") or b"").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else (header(scope, b"x-api-key") or b"").strip()
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    if (other := header(scope, b"x-api-key")) is not None:
+        return other.strip()
+    offered: Sequence[str] = scope.get("subprotocols", ())
+    return next((name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)), "").encode()
+
+
+def _handshake_send(send: Send) -> Send:
+    """A WebSocket's `send` that also takes the messages of an HTTP answer, which refuses the handshake."""
+
+    def sends(message: Message) -> Awaitable[None]:
+        if message["type"].startswith("http."):
+            message["type"] = "websocket." + message["type"]
+        return send(message)
+
+    return sends
 
 
 def _address(client: Sequence[Any] | None) -> str:

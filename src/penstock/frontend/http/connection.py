@@ -28,11 +28,20 @@ Refuse = Callable[[APIError, tuple[str, int] | None], bytes]
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection of a client that sends its request too slowly or does not read its answer."""
 
-    def __init__(self, limits: RequestLimits, refuse: Refuse, *args: Any, **kwargs: Any) -> None:
-        """`refuse` records an error of the client at this address, and returns the body of its answer."""
+    def __init__(
+        self,
+        limits: RequestLimits,
+        refuse: Refuse,
+        is_socket: Callable[[bytes], bool],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """`refuse` records an error of the client at this address, and returns the body of its answer. `is_socket` says
+        whether a raw path takes WebSockets."""
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._refuse = refuse
+        self._is_socket = is_socket
         self._refused = False  # the answer to malformed HTTP was sent
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
@@ -55,7 +64,10 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # the request is answered without the upgrade, as HTTP allows
+            if self._should_upgrade():
+                self._upgrade()
+                return
+            # The request is answered without the upgrade, as HTTP allows.
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._answer(cause if isinstance(cause, APIError) else invalid(_explain(error, data), code="invalid_http"))
@@ -80,6 +92,8 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._headers_too_large()
         _check_authority(self.url, self.headers)
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            return
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
         self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
         # The app answers 408 after body_timeout. This later limit is for bodies that the app has refused already.
@@ -103,13 +117,28 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stop_unread()
 
+    def _should_upgrade(self) -> bool:
+        """True for the handshake of a WebSocket."""
+        if self.scope["method"] != "GET" or not self._is_socket(self.url.partition(b"?")[0]):
+            return False
+        return self._get_upgrade() == b"websocket"
+
+    def _upgrade(self) -> None:
+        """Hands the connection to the WebSocket's protocol, which answers the handshake."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            message = "a WebSocket's handshake came before the answer to the last request; use a new connection"
+            self._answer(invalid(message, code="invalid_http"))
+            return
+        self._expect(None)
+        self.handle_websocket_upgrade()
+
     def _close(self) -> None:
         """Closes the connection after an answer. If more of the request may arrive, it is not read."""
         if self.cycle.more_body and not self.transport.is_closing():
             self._refused = True
             self._expect(None)
             self.flow.pause_reading()
-            self._end()
+            end_connection(self.transport, self.loop)
         else:
             self.transport.close()
 
@@ -138,20 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:  # the app must not answer any more
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._end()
-
-    def _end(self) -> None:
-        """Ends the connection. To close it at once would reset it if the client still sends, which would then lose the
-        answer."""
-        if not self.transport.can_write_eof():  # in TLS
-            self.loop.call_later(LINGER_SECONDS, self.transport.close)
-            return
-        try:
-            self.transport.write_eof()
-        except OSError:  # the client has gone
-            self.transport.abort()
-        else:
-            self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+        end_connection(self.transport, self.loop)
 
     def _expect(self, seconds: float | None) -> None:
         """Sets the time in which the rest of a request must arrive. None: no request is being received."""
@@ -171,6 +187,21 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+def end_connection(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
+    """Ends a connection after what was written. Returns the timer that closes it.
+
+    To close it at once would reset it if the client still sends, and the client would lose the answer.
+    """
+    if not transport.can_write_eof():  # in TLS
+        return loop.call_later(LINGER_SECONDS, transport.close)
+    try:
+        transport.write_eof()
+    except OSError:  # the client has gone
+        transport.abort()
+        return None
+    return loop.call_later(LINGER_SECONDS, transport.abort)
 
 
 class _LingeringTransport:

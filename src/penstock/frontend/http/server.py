@@ -7,15 +7,18 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 
+from penstock.frontend.errors import APIError
 from penstock.frontend.http.access import Access
 from penstock.frontend.http.connection import BoundedProtocol
 from penstock.frontend.http.tls import TLS
-from penstock.messages import EngineClient, EngineError
+from penstock.frontend.serving import Serving
+from penstock.messages import EngineError
 
+_ENVELOPE_BYTES = 4 << 10  # of a WebSocket's message around a body
 _LOOK_SECONDS = 0.5  # between looks at the engine
 # Signals that arrive this close together are one request to stop: `timeout` and `make` send SIGTERM to their process
 # group and once more to the server.
@@ -26,30 +29,48 @@ HURRIED_SECONDS = 1  # the same after a second signal
 _log = logging.getLogger("penstock.server")
 
 
+class Beside(Protocol):
+    """A server of another protocol in the same process, for the same app."""
+
+    async def start(self) -> None:
+        """Begins to answer. Raises OSError if the address cannot be used."""
+        ...
+
+    async def stop(self, seconds: float) -> None:
+        """Refuses new calls, and ends those that are left after `seconds`."""
+        ...
+
+
 async def serve(
     app: Access,
     sock: socket.socket,
-    client: EngineClient,
     *,
     tls: TLS | None = None,
     stop: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
+    beside: Beside | None = None,
 ) -> None:
     """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
 
     `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
-    lets those in flight finish for at most `drain_timeout`, and closes the client and the socket. A second signal, a
+    lets those in flight finish for at most `drain_timeout`, and closes the engines and the socket. A second signal, a
     second or more after the first, ends that wait: requests that are still in flight end with the engine's error.
-    SIGHUP reads the certificate of `tls` again. The signals stay handled until the event loop is closed. Run it on
-    uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
+    SIGHUP reads the certificate of `tls` again, and reloads the model if it or its settings have changed. The signals
+    stay handled until the event loop is closed. Run it on uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
-    start it again.
+    start it again. `beside` starts and stops with the server.
     """
+    if beside is not None:
+        await beside.start()
     config = uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse)),
-        ws="none",
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse, app.is_socket)),
+        ws=cast(type[asyncio.Protocol], partial(_socket_protocol, app)),
+        ws_max_size=app.limits.max_body_bytes + _ENVELOPE_BYTES,
+        ws_ping_interval=app.limits.ping_interval,
+        ws_ping_timeout=app.limits.ping_interval,
+        ws_per_message_deflate=False,  # a small message may become a large one
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -61,14 +82,14 @@ async def serve(
     config.load()
     config.ssl = None if tls is None else tls.context
     server = _Server(config, ready)
-    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls)
+    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls, app.serving)
     watching = None if tls is None else asyncio.create_task(tls.watch())
     running = asyncio.create_task(server.serve(sockets=[sock]))
     stopped = asyncio.create_task(stopping.wait())
-    given_up = asyncio.create_task(_until_ended(client))
+    given_up = asyncio.create_task(_until_ended(app.serving))
     try:
         await asyncio.wait((running, stopped, given_up), return_when=asyncio.FIRST_COMPLETED)
-        if client.healthy:
+        if app.serving.healthy:
             await _drain(app, hurry)
     finally:
         stopped.cancel()
@@ -76,9 +97,11 @@ async def serve(
         if watching is not None:
             watching.cancel()
         app.lifecycle.draining = True
-        ended = not client.healthy
-        await client.close()  # requests that are still in flight end now, with an error
+        ended = not app.serving.healthy
+        await app.serving.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
+        if beside is not None:
+            await beside.stop(HURRIED_SECONDS)
         if hurry.is_set():
             config.timeout_graceful_shutdown = HURRIED_SECONDS
         await running
@@ -86,9 +109,16 @@ async def serve(
         raise EngineError("the engine ended before the server was stopped; the log above says why")
 
 
-async def _until_ended(client: EngineClient) -> None:
+def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
+    """The protocol of a connection that becomes a WebSocket."""
+    from penstock.frontend.http.websocket import BoundedSocket  # slow to import, and few servers need it
+
+    return BoundedSocket(app.limits, app.bodies, **connection)
+
+
+async def _until_ended(serving: Serving) -> None:
     """Returns a moment after the engine has ended for good: its streams send their errors meanwhile."""
-    while client.healthy:
+    while serving.healthy:
         await asyncio.sleep(_LOOK_SECONDS)
     await asyncio.sleep(_LOOK_SECONDS)
 
@@ -132,7 +162,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
+def _handle_signals(tls: TLS | None, serving: Serving) -> tuple[asyncio.Event, asyncio.Event]:
     """Two events that signals set: stop, and stop without waiting.
 
     The handlers stay until the loop is closed: a late signal must not turn a clean end into a kill.
@@ -140,6 +170,7 @@ def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
     stopping, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     first = 0.0
+    reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal first
@@ -153,11 +184,18 @@ def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
 
+    async def reload() -> None:
+        try:
+            _log.info("SIGHUP: %s", await serving.reload())
+        except APIError as error:
+            _log.error("SIGHUP: %s", error)
+
     def on_hang_up() -> None:
-        if tls is None:
-            _log.info("SIGHUP does nothing; SIGTERM or SIGINT stops the server")
-        else:
+        if tls is not None:
             loop.run_in_executor(None, tls.reload)
+        task = loop.create_task(reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, on_hang_up)
     return stopping, hurry

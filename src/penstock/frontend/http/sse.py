@@ -6,3 +6,8 @@ STREAM_TYPE = b"text/event-stream; charset=utf-8"
 def sse_event(data: bytes, name: bytes = b"") -> bytes:
     """An event whose data is one line."""
     return (b"event: " + name + b"\n" if name else b"") + b"data: " + data + b"\n\n"
+
+
+def sse_data(events: bytes) -> list[bytes]:
+    """The data of events that `sse_event` made."""
+    return [event.partition(b"data: ")[2] for event in events.split(b"\n\n") if event]

@@ -38,7 +38,7 @@ class TLS:
         self._files = (certificate, key or certificate)
         self._seen = self._signature()
         self._changed = self._seen
-        self._current, self.certificate = self._load()
+        self._current, self.certificate, self.pems = self._load()
         self.context = _context()
         # Every connection begins with this context, and gets the current one in its handshake. A renewal makes a whole
         # context: one that is loaded again would keep an RSA certificate beside one for ECDSA.
@@ -48,7 +48,7 @@ class TLS:
         """Reads the files again. If they cannot be used, the certificate stays, and a line of the log says why."""
         self._seen = self._changed = self._signature()
         try:
-            self._current, self.certificate = self._load()
+            self._current, self.certificate, self.pems = self._load()
         except (WrongCertificate, OSError) as error:  # an OSError: no descriptor or memory is left
             _log.error(
                 "the TLS certificate was not renewed, and the one in use stays (%s): %s", self.certificate, error
@@ -83,7 +83,8 @@ class TLS:
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current
 
-    def _load(self) -> tuple[ssl.SSLContext, Certificate]:
+    def _load(self) -> tuple[ssl.SSLContext, Certificate, tuple[bytes, bytes]]:
+        """The context, the certificate, and the contents of both files."""
         chain, key = (_read(flag, file) for flag, file in zip(("certificate", "key"), self._files, strict=True))
         certificate = _certificate(chain, self._files[0])
         context = _context()
@@ -93,7 +94,7 @@ class TLS:
                 context.load_cert_chain(chain_file, key_file, password=_refuse_password)
             except (ssl.SSLError, _Encrypted) as error:
                 raise WrongCertificate(_explain(error, *self._files)) from None
-        return context, certificate
+        return context, certificate, (chain, key)
 
 
 class _Encrypted(Exception):

@@ -6,11 +6,12 @@ from penstock.frontend.describe import Operation
 from penstock.frontend.kserve.errors import encode_error
 from penstock.frontend.kserve.fields import GenerateFields, InferFields
 from penstock.frontend.kserve.generate import read_generate, read_stream
-from penstock.frontend.kserve.infer import read_infer
+from penstock.frontend.kserve.infer import read_infer, read_infer_stream
 from penstock.frontend.kserve.models import (
     is_ready,
     list_repository,
     load,
+    show_config,
     show_model,
     show_server,
     show_stats,
@@ -25,7 +26,9 @@ __all__ = [
     "load",
     "read_generate",
     "read_infer",
+    "read_infer_stream",
     "read_stream",
+    "show_config",
     "show_model",
     "show_server",
     "show_stats",
@@ -41,5 +44,11 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "read_infer": Operation(
         summary="Continue the text of a tensor", request=InferFields, example={"inputs": [_TENSOR]}
+    ),
+    "read_infer_stream": Operation(
+        summary="Continue the text of a tensor in a stream",
+        request=InferFields,
+        example={"inputs": [_TENSOR]},
+        answer="text/event-stream",
     ),
 }

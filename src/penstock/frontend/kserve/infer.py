@@ -1,4 +1,4 @@
-"""POST /v2/models/{model}/infer, with tensors as JSON."""
+"""POST /v2/models/{model}/infer and infer_stream, with tensors as JSON."""
 
 import msgspec
 
@@ -9,25 +9,43 @@ from penstock.frontend.kserve.codec import InferCodec
 from penstock.frontend.kserve.fields import InferFields, Parameters, Tensor
 from penstock.frontend.kserve.generate import read_text
 
+TEXTS = ("text_input", "sampling_parameters")  # inputs of the type BYTES
+FLAGS = ("stream", "exclude_input_in_output")  # of BOOL; over HTTP, the path says whether the answer is a stream
 _decoder = msgspec.json.Decoder(InferFields)
 _parameters = msgspec.json.Decoder(Parameters)
 
 
 async def read_infer(body: bytes, context: RequestContext) -> Call:
-    """Reads a request. Raises APIError 400 or 404 that names the tensor or the parameter."""
+    """Reads a request for a whole answer. Raises APIError 400 or 404 that names the tensor or the parameter."""
+    return await _read(body, context, streams=False)
+
+
+async def read_infer_stream(body: bytes, context: RequestContext) -> Call:
+    """Reads a request for a stream, each of whose events is an answer of infer. Raises APIError as `read_infer`."""
+    return await _read(body, context, streams=True)
+
+
+async def _read(body: bytes, context: RequestContext, *, streams: bool) -> Call:
     if any(name == b"inference-header-content-length" for name, _ in context.headers):
         raise APIError(415, "binary tensors are not supported; send them as JSON (binary_data=False)")
     fields = decode(_decoder, body)
-    texts = {tensor.name: _text(tensor) for tensor in fields.inputs}
-    if unknown := texts.keys() - {"text_input", "sampling_parameters"}:
+    inputs = {tensor.name: tensor for tensor in fields.inputs}
+    if unknown := inputs.keys() - {*TEXTS, *FLAGS}:
         name = min(unknown)[:100]
-        raise invalid(f"input {name!r} is unknown; the inputs are text_input and sampling_parameters", "inputs")
-    if "text_input" not in texts:
+        raise invalid(f"input {name!r} is unknown; the inputs are {', '.join((*TEXTS, *FLAGS))}", "inputs")
+    if "text_input" not in inputs:
         raise invalid("input text_input is missing", "inputs", "missing_parameter")
+    for output in fields.outputs or ():
+        if output.get("name") != "text_output":
+            raise invalid(f"output {str(output.get('name'))[:100]!r} is unknown; the output is text_output", "outputs")
+    texts = {name: _text(inputs[name]) for name in TEXTS if name in inputs}
+    flags = {name: _flag(inputs[name]) for name in FLAGS if name in inputs}
     parameters = fields.parameters or Parameters()
     if "sampling_parameters" in texts:  # a JSON object, as in Triton's backend for vLLM
         parameters = decode(_parameters, _bounded(texts["sampling_parameters"], context).encode())
-    return await read_text(texts["text_input"], parameters, context, InferCodec, fields.id, streams=False)
+    if "exclude_input_in_output" in flags:
+        parameters.exclude_input_in_output = flags["exclude_input_in_output"]
+    return await read_text(texts["text_input"], parameters, context, InferCodec, fields.id, streams)
 
 
 def _bounded(text: str, context: RequestContext) -> str:
@@ -47,4 +65,13 @@ def _text(tensor: Tensor) -> str:
     if tensor.datatype != "BYTES" or len(data) != 1 or not isinstance(data[0], str):
         name = tensor.name[:100]
         raise invalid(f"input {name!r} must have the datatype BYTES and one text in data", "inputs")
+    return data[0]
+
+
+def _flag(tensor: Tensor) -> bool:
+    """The one truth value of a tensor."""
+    data = tensor.data or []
+    if tensor.datatype != "BOOL" or len(data) != 1 or not isinstance(data[0], bool):
+        name = tensor.name[:100]
+        raise invalid(f"input {name!r} must have the datatype BOOL and one value in data: true or false", "inputs")
     return data[0]

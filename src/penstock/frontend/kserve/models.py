@@ -6,24 +6,51 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.kserve.generate import VERSION, check_path
+from penstock.frontend.kserve.infer import FLAGS, TEXTS
 from penstock.version import __version__
+
+_PLATFORM = "penstock"
 
 
 async def show_server(body: bytes, context: RequestContext) -> bytes:
-    extensions = ["generate", "model_repository", "statistics"]
+    extensions = ["generate", "model_configuration", "model_repository", "statistics"]
     return orjson.dumps({"name": "penstock", "version": __version__, "extensions": extensions})
 
 
 async def show_model(body: bytes, context: RequestContext) -> bytes:
     """The model's inputs and outputs. Raises APIError 404 for another model."""
-    text = {"datatype": "BYTES", "shape": [1]}
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [1]}
+        for names, datatype in ((TEXTS, "BYTES"), (FLAGS, "BOOL"))
+        for name in names
+    ]
     return orjson.dumps(
         {
             "name": check_path(context),
             "versions": [VERSION],
-            "platform": "penstock",
-            "inputs": [{"name": "text_input", **text}, {"name": "sampling_parameters", **text}],
-            "outputs": [{"name": "text_output", **text}],
+            "platform": _PLATFORM,
+            "inputs": inputs,
+            "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [1]}],
+        }
+    )
+
+
+async def show_config(body: bytes, context: RequestContext) -> bytes:
+    """The part of Triton's model configuration that clients ask for. Raises APIError 404 for another model."""
+    inputs = [
+        {"name": name, "data_type": kind, "dims": [1], "optional": name != "text_input"}
+        for names, kind in ((TEXTS, "TYPE_STRING"), (FLAGS, "TYPE_BOOL"))
+        for name in names
+    ]
+    return orjson.dumps(
+        {
+            "name": check_path(context),
+            "platform": _PLATFORM,
+            "backend": _PLATFORM,
+            "max_batch_size": 0,  # the inputs of a request have no batch dimension
+            "input": inputs,
+            "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}],
+            "model_transaction_policy": {"decoupled": True},
         }
     )
 

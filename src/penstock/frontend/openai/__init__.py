@@ -1,4 +1,4 @@
-"""The wire of the OpenAI API: completions, chat and models, with vLLM's tokenize and detokenize."""
+"""The wire of the OpenAI API: completions, chat and models, with vLLM's tokenize, detokenize and tokenizer_info."""
 
 from penstock.frontend.describe import Operation
 from penstock.frontend.http.sse import STREAM_TYPE
@@ -8,7 +8,8 @@ from penstock.frontend.openai.embeddings import EmbeddingFields, embeddings
 from penstock.frontend.openai.errors import encode_error
 from penstock.frontend.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from penstock.frontend.openai.models import list_models, show_model
-from penstock.frontend.openai.tokens import detokenize, tokenize
+from penstock.frontend.openai.socket import ChatSocket
+from penstock.frontend.openai.tokens import detokenize, tokenize, tokenizer_info
 
 _STREAM = STREAM_TYPE.decode().partition(";")[0]
 OPERATIONS = {
@@ -37,10 +38,12 @@ OPERATIONS = {
     "detokenize": Operation(
         summary="Turn token ids into text", request=DetokenizeFields, example={"tokens": [1, 2, 3]}
     ),
+    "tokenizer_info": Operation(summary="Show the special tokens and the chat template"),
 }
 
 __all__ = [
     "OPERATIONS",
+    "ChatSocket",
     "detokenize",
     "embeddings",
     "encode_error",
@@ -49,4 +52,5 @@ __all__ = [
     "read_completion",
     "show_model",
     "tokenize",
+    "tokenizer_info",
 ]

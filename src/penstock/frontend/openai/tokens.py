@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as in vLLM."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, as in vLLM."""
 
 import msgspec
 import orjson
@@ -58,3 +58,17 @@ async def detokenize(body: bytes, context: RequestContext) -> bytes:
         return orjson.dumps({"prompt": context.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)})
 
     return await offload_if_large(answer, len(fields.tokens))
+
+
+async def tokenizer_info(body: bytes, context: RequestContext) -> bytes:
+    """What a client needs to make prompts of token ids by itself, named as in tokenizer_config.json."""
+    tokenizer = context.model.tokenizer
+    template = tokenizer.chat_template
+    return orjson.dumps(
+        {
+            "bos_token": None if tokenizer.bos_token_id is None else tokenizer.token(tokenizer.bos_token_id),
+            "eos_token": None if tokenizer.eos_token_id is None else tokenizer.token(tokenizer.eos_token_id),
+            "model_max_length": context.model.max_model_len,
+            "chat_template": None if template is None else template.plain_source,
+        }
+    )

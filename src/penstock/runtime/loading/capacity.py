@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec
 from penstock.messages import Capacity, KVGroup, MemoryRow
-from penstock.models import Decoder
+from penstock.models import LanguageModel
 from penstock.runtime.pages import KVPages
 
 
 def measured_capacity(
     spec: ModelSpec,
     config: EngineConfig,
-    model: Decoder,
+    model: LanguageModel,
     pages: KVPages,
     *,
     cache_root: str,

@@ -16,6 +16,7 @@ from penstock.runtime.loading.allocator import keep_freed_memory
 from penstock.runtime.loading.cache_root import cache_root
 from penstock.runtime.loading.numa import interleave_memory
 from penstock.runtime.loading.preload import Preload
+from penstock.runtime.loading.transformers_probe import check_transformers
 from penstock.runtime.loading.warmup import check_finite
 from penstock.runtime.mesh.mesh import Mesh
 from penstock.runtime.pages import KVPages
@@ -61,7 +62,9 @@ def load_cpu_runner(
     dtype = getattr(torch, config.dtype)
     needs = Needs(dtype, config.block_size, spec.head_dims, plain_scores=spec.plain_scores)
     check_kv_dtype(platform, needs, config.kv_dtype)
-    packing = select_packing(platform, needs, config.quantization, config.quantization_group)
+    packing = None
+    if spec.packed:
+        packing = select_packing(platform, needs, config.quantization, config.quantization_group)
     reading = None if preload is None else preload.matrices
     parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
     if place.rank == 0 and config.quantization != "none" and all(map(all, types := _stored(whole))):
@@ -74,8 +77,10 @@ def load_cpu_runner(
     # The ranks connect after they have read the weights, so that they arrive at about the same time. Native kernels pin
     # this thread, and threads that it starts later inherit that: the weights' and the mesh's threads must run before.
     mesh = join_mesh(config, spec, place, rendezvous)
+    if not spec.packed:  # torch's threads compute, and must start before this one is pinned
+        torch.zeros(1 << 20).add_(1)
     kernels = select_kernels(platform, needs)
-    if kernels.session:  # torch's threads would compete with the session's threads for the processors
+    if kernels.session and spec.packed:  # torch's threads would compete with the session's threads for the processors
         torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
     pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype))
@@ -83,11 +88,14 @@ def load_cpu_runner(
         spec, parameters, kernels, config, pages, HostDevice(), cache_root=root, memory=memory, mesh=mesh
     )
     began = time.perf_counter()
-    _first_step(runner, min(config.max_model_len, 2))
+    if spec.transformers is not None:
+        check_transformers(runner, config)
+    else:
+        _first_step(runner, min(config.max_model_len, 2))
     stored = _stored(spec) if platform.isa else []
     logger.info(
         "weights in %s; %s; %s; first step in %.2f s",
-        stored_as(config, platform.isa, stored),
+        stored_as(config, platform.isa if spec.packed else "", stored),
         kernels.summary,
         f"{threads} threads" if (threads := config.threads or hardware.cores) > 1 else "1 thread",
         time.perf_counter() - began,

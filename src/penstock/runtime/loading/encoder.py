@@ -9,6 +9,7 @@ import torch
 
 from penstock.config import EngineConfig, detect_hardware, stored_as
 from penstock.families import ModelSpec
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels.linear import TorchLinear
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.session import native_session
@@ -18,7 +19,6 @@ from penstock.models.encoder import Encoder
 from penstock.runtime.encoder_runner import EncoderRunner
 from penstock.runtime.loading.allocator import keep_freed_memory
 from penstock.weights.load import load_parameters
-from penstock.weights.stored import CheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ class Preload:
         facts = model_facts(spec) if found else model_facts(spec).without_codes()
         self.memory = size_memory(facts, config, detect_hardware().memory_available)
         self.matrices: MatrixReader | None = None
-        if found and config.dtype in DTYPES and spec.encoder is None:  # an encoder packs by itself
+        if found and config.dtype in DTYPES and spec.packed:
             interleave_memory()  # before the reading threads start: they inherit the policy
             packing = NativePacking(config.dtype, config.quantization, config.quantization_group, found[0])
             self.matrices = MatrixReader(folder, spec, packing)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.config import EngineConfig
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.messages import Capacity, NewSequence, SamplingParams, StepPlan, StepResult, Work
-from penstock.weights.stored import CheckpointError
 
 _GREEDY = SamplingParams(seed=0, max_tokens=2, temperature=0.0)
 _SAMPLED = SamplingParams(seed=0, max_tokens=2)

@@ -32,6 +32,10 @@ class Matcher(Protocol):
         """Go on by these tokens of the output."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """The usual tokens of the text that must come next, as far as nothing else may."""
+        ...
+
 
 class Grammars(Protocol):
     """Compiles grammars and fills in masks. One thread calls."""
@@ -115,6 +119,11 @@ class GrammarRows:
         for row in rows:
             row.state.awaited -= 1
             row.state.matcher.take(results[row.unit].token_ids)
+
+    def forced(self, rows: Sequence[GrammarRow]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The sequences of a step's rows whose next tokens are known, and these."""
+        found = ((row.seq, tuple(row.state.matcher.forced())) for row in rows)
+        return tuple(each for each in found if each[1])
 
     def fill(self, rows: Sequence[GrammarRow], errors: MutableMapping[int, str]) -> Change | None:
         """Fill in the masks of a step, whose earlier tokens `take` has got. None if no row is restricted.

@@ -1,12 +1,12 @@
 """The drafts of one sequence, and how many of its earlier ones were accepted."""
 
 from collections.abc import Sequence as Line
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.schedule.drafts.index import TokenIndex
 from penstock.schedule.drafts.texts import Cursor, OwnCursor, RecentOutputs
 
-OWN, PREDICTION, RECENT = range(3)
+OWN, PREDICTION, RECENT, FORCED = range(4)
 COPIED = 8  # tokens matched, from which a sequence is taken to copy
 GAP = 512  # tokens without drafts after which the places of the last drafts are given up
 MARGIN = 512  # tokens that an index is made for beside those that are known
@@ -20,10 +20,28 @@ MOST_SURE = 0.99
 MOST_COUNTED = 512.0  # drafts of a level, after which earlier ones count half
 
 
-class Candidate(NamedTuple):
-    """Where a sequence's drafts would come from."""
+class Source(Protocol):
+    """Where drafts come from."""
 
-    cursor: Cursor
+    def drafts(self, count: int) -> Line[int]:
+        """At most so many tokens."""
+        ...
+
+
+class ForcedTokens:
+    """The next tokens of an output whose grammar leaves no other text. The model may still write it in other tokens."""
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self._token_ids = token_ids
+
+    def drafts(self, count: int) -> tuple[int, ...]:
+        return self._token_ids[:count]
+
+
+class Candidate(NamedTuple):
+    """A sequence's next drafts."""
+
+    source: Source
     kind: int  # of text and number of matched tokens: an index of `Acceptance`
     probability: float  # that a draft is right if those before it are
 
@@ -32,8 +50,8 @@ class Acceptance:
     """How often drafts were right, by the text they are from and the number of tokens that matched before them."""
 
     def __init__(self) -> None:
-        self._tried = [PRIOR_WEIGHT] * (3 * LEVELS)
-        self._right = [PRIOR_WEIGHT * p for p in PRIOR] * 3
+        self._tried = [PRIOR_WEIGHT] * (4 * LEVELS)
+        self._right = [PRIOR_WEIGHT * p for p in PRIOR] * 4
 
     def probability(self, kind: int) -> float:
         return self._right[kind] / self._tried[kind]
@@ -117,11 +135,18 @@ class Drafter:
         probability = acceptance.probability(kind) * (OWN_WEIGHT + self._right) / (OWN_WEIGHT + self._expected)
         return Candidate(cursor, kind, min(probability, MOST_SURE))
 
+    @staticmethod
+    def forced(token_ids: tuple[int, ...], acceptance: Acceptance) -> Candidate:
+        """The tokens that a grammar forces."""
+        kind = FORCED * LEVELS + LEVELS - 1
+        return Candidate(ForcedTokens(token_ids), kind, min(acceptance.probability(kind), MOST_SURE))
+
     def note(self, kind: int, count: int, accepted: int, acceptance: Acceptance) -> None:
         """Count a step's drafts of one kind. After the first wrong one, they say nothing of the kind."""
         tried = min(accepted + 1, count)
-        self._right = self._right * MEMORY + min(accepted, OWN_COUNTED)
-        self._expected = self._expected * MEMORY + min(tried, OWN_COUNTED) * acceptance.probability(kind)
+        if kind // LEVELS != FORCED:
+            self._right = self._right * MEMORY + min(accepted, OWN_COUNTED)
+            self._expected = self._expected * MEMORY + min(tried, OWN_COUNTED) * acceptance.probability(kind)
         acceptance.note(kind, accepted, tried)
         if kind // LEVELS == PREDICTION:
             self.accepted_prediction += accepted

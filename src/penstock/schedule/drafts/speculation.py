@@ -49,6 +49,7 @@ class Speculation:
         self._turn = 0  # the place in the work at which to look next
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
+        self._forced: dict[int, tuple[int, ...]] = {}  # by sequence: the tokens that must follow its last one
         self._drafts = self._drafted = self._accepted = 0
         self._accepted_at = [0] * self._most
 
@@ -68,7 +69,7 @@ class Speculation:
             self._look_at, self._idle = 0, 0
             return
         count = len(step.work)
-        if self._step < self._look_at or step.computed != count:
+        if step.computed != count or (self._step < self._look_at and not self._forced):
             return
         plain = self._times.plain(count, self._step)
         most = min(self._most_in_step, step.budget)
@@ -109,7 +110,9 @@ class Speculation:
         left, count = INDEXED_TOKENS, len(step.sequences)
         self._turn = (self._turn + looks) % count if looks < count else 0
         for place, sequence in enumerate(step.sequences):
-            if (place - self._turn) % count >= looks and (sequence.drafter is None or not sequence.drafter.copies):
+            forced = self._forced.get(sequence.id)
+            copies = sequence.drafter is not None and sequence.drafter.copies
+            if not (forced or copies or (place - self._turn) % count < looks):
                 continue
             # With a token in flight, nobody knows yet what drafts would follow.
             if sequence.in_flight != 1 or sequence.expected != len(sequence.tokens) + 1:
@@ -120,6 +123,11 @@ class Speculation:
             drafter = sequence.drafter
             if drafter is None:
                 drafter = sequence.drafter = self._drafter(sequence)
+            if forced:
+                places.append(place)
+                candidates.append(drafter.forced(forced, self._acceptance))
+                limits.append(min(most, len(forced)))
+                continue
             if behind := drafter.behind():
                 drafter.catch_up(left)
                 left -= min(behind, left)
@@ -154,7 +162,7 @@ class Speculation:
         while one is left for each running sequence."""
         sequence = step.sequences[place]
         room = max(sequence.slots, self._cache.reach(sequence) - running * self._cache.block_size)
-        ids = tuple(candidate.cursor.drafts(min(count, room - sequence.planned)))
+        ids = tuple(candidate.source.drafts(min(count, room - sequence.planned)))
         count = len(ids)
         if not count:
             return
@@ -172,6 +180,7 @@ class Speculation:
     def note(self, step: Outstanding, result: StepResult, seconds: float) -> None:
         """Count the drafts of a step, and its time: from its plan to its result."""
         self._step += 1
+        self._forced = dict(result.forced)
         sequences, drafted, tokens = len(step.work), 0, 0
         if step.num_tokens > sequences:
             for sequence, unit, given in zip(step.sequences, step.work, result.results, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.messages import Grammar, Thinking
+from penstock.messages import GRAMMAR_TOO_COMPLEX, Grammar, Thinking
 from penstock.text.grammars.compile import compile_grammar, first_line
 from penstock.text.grammars.thinking import AllowedTokens, Thinker, ThinkingMarkers
 from penstock.text.tokenizer import Tokenizer
@@ -131,10 +131,16 @@ class GrammarMatcher:
                 self.fail(f"the request's grammar cannot be followed beyond token {token_id}")
             self._ended = token_id in self._stops
 
+    def forced(self) -> Sequence[int]:
+        held = self.matcher is not None and self._trigger is None and not (self._ended or self.error)
+        if not held or self.matcher is None or (self._thinker is not None and not self._thinker.free(0)):
+            return ()
+        return self.matcher.compute_ff_tokens()
+
     def fail(self, what: str = "") -> None:
         """Note that the matcher cannot go on."""
         reason = "" if self.matcher is None else first_line(self.matcher.get_error())
-        self.error = ": ".join(part for part in (what or "the request's grammar is too complex", reason) if part)
+        self.error = ": ".join(part for part in (what or GRAMMAR_TOO_COMPLEX, reason) if part)
 
     def _look(self, trigger: Trigger, token_id: int) -> None:
         """Look for the trigger in the output."""

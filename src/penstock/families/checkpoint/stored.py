@@ -28,6 +28,11 @@ class StoredTensor:
     exponents: "StoredTensor | None" = None  # of a pair of tensors that are one of MXFP4: see stacks.py
 
     @property
+    def rows(self) -> int:
+        """Entries along dimension 0. A scalar is one."""
+        return self.shape[0] if self.shape else 1
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one entry along dimension 0, which must not be empty."""
-        return self.size // self.shape[0]
+        return self.size // self.rows

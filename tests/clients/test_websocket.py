@@ -1,0 +1,51 @@
+"""Chats over a WebSocket with SmolLM2: many at a time give what HTTP gives, and a cancelled one makes room."""
+
+import json
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+from tests.e2e.server import Server, gauge, wait_for
+
+PROMPTS = ("Name a river.", "Name a lake.", "Count to five.", "Say hello.")
+
+
+def body(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": 12, "temperature": 0, **more}
+
+
+def ended(opened: ClientConnection, ids: set[str]) -> dict[str, list[dict[str, Any]]]:
+    """The events of requests until all of them have ended."""
+    got: dict[str, list[dict[str, Any]]] = {id: [] for id in ids}
+    while ids:
+        event = json.loads(opened.recv(timeout=60))
+        got[event["id"]].append(event)
+        if event["type"] != "chunk":
+            ids = ids - {event["id"]}
+    return got
+
+
+def test_chats_on_one_socket_equal_those_over_http(server: Server) -> None:
+    with connect(server.url.replace("http", "ws") + "/v1/chat/ws") as opened:
+        for prompt in PROMPTS:
+            opened.send(json.dumps({"id": prompt, "body": body(prompt, stream=True)}))
+        got = ended(opened, set(PROMPTS))
+    for prompt in PROMPTS:
+        text = "".join(event["chunk"]["choices"][0]["delta"].get("content", "") for event in got[prompt][:-1])
+        whole = server.post("/v1/chat/completions", body(prompt)).json()
+        assert text == whole["choices"][0]["message"]["content"] and got[prompt][-1]["type"] == "done"
+
+
+def test_cancelled_chats_end_in_the_engine(server: Server) -> None:
+    running = "penstock_num_requests_running"
+    with connect(server.url.replace("http", "ws") + "/v1/chat/ws") as opened:
+        for i in range(6):
+            opened.send(
+                json.dumps({"id": str(i), "body": body("Count.", stream=True, ignore_eos=True, max_tokens=2000)})
+            )
+        wait_for(lambda: gauge(server.get("/metrics").text, running) == 6, 30, "six requests to run")
+        for i in range(6):
+            opened.send(json.dumps({"id": str(i), "cancel": True}))
+        got = ended(opened, {str(i) for i in range(6)})
+        assert {events[-1]["type"] for events in got.values()} == {"cancelled"}
+    wait_for(lambda: gauge(server.get("/metrics").text, running) == 0, 30, "no request to run")

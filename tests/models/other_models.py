@@ -1,0 +1,70 @@
+"""Tiny random checkpoints of architectures that only transformers' code executes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.checkpoints import SIZES, randomise, write_tokenizer
+
+# The class's prefix in transformers, and what differs from SIZES.
+OTHERS: dict[str, dict[str, Any]] = {
+    "Apertus": {},
+    "Arcee": {},
+    "BitNet": {},
+    "Dots1": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "Ernie4_5": {"head_dim": 16},
+    "Exaone4": {"sliding_window": 16, "num_hidden_layers": 4},
+    "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GPTBigCode": {
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 512,
+        "n_inner": 112,
+        "num_key_value_heads": None,
+    },
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16},
+    "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Helium": {"head_dim": 16},
+    "HunYuanDenseV1": {"head_dim": 16},
+    "HunYuanMoEV1": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
+    "Jais2": {},
+    "MiniMaxM2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "NanoChat": {},
+    "Nemotron": {},
+    "Olmo": {},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "Persimmon": {"num_key_value_heads": 4},
+    "Phi": {},
+    "Phimoe": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "SeedOss": {"head_dim": 16},
+    "StableLm": {},
+    "VaultGemma": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
+}
+
+
+def other_model(prefix: str, *, seed: int = 0) -> Any:
+    """The transformers model with random fp32 weights, in eval mode."""
+    config = getattr(transformers, f"{prefix}Config")(**{**SIZES, **OTHERS[prefix]})
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    randomise(model, seed, norm_mean=0.0 if "Gemma" in prefix else 1.0)
+    return model
+
+
+def write_other(prefix: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Path:
+    other_model(prefix).to(dtype).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
