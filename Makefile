@@ -1,6 +1,7 @@
 # make serve   a small chat model on http://127.0.0.1:8000      ARGS="--port 8123" passes flags on
 # make test    everything that proves it                        ARGS="-k scheduler" passes flags on
 # make test-all the same with the tests that are slow and rarely fail
+# make chaos   what could stop a server, done to one; about an hour   ARGS="--only 6,18" picks experiments
 # make install the set-up alone: .venv with Penstock in it
 # make dist    a wheel and a source distribution in dist/
 # make docs    the documentation as a site in build/site
@@ -11,7 +12,7 @@ VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar on -c constraints.txt
 ARGS ?=
 
-.PHONY: serve test test-all install install-dev dist docs lint format clean
+.PHONY: serve test test-all chaos install install-dev dist docs lint format clean
 
 serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
@@ -21,6 +22,10 @@ test: install-dev
 
 test-all: install-dev
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "" $(ARGS)
+
+# Figures in one table (docs/reliability.md). ARGS="--only 32 --minutes 120" runs everything mixed for two hours.
+chaos: install-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.chaos $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

@@ -62,6 +62,13 @@ _GPT2 = {
     "attn_pdrop": 0.0,
 }
 
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 1.7,
+}
+
 # variant: the class's prefix in transformers, and what differs from SIZES
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
@@ -94,6 +101,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
             "tie_word_embeddings": False,
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 1, 0, 1],
+            "interleave_moe_layer_step": 2,
+            "moe_layers": [1, 3],
+            "num_local_experts": 6,
+            "intermediate_size_mlp": 96,
+            "intermediate_size": 48,
+            "head_dim": 48,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
+    "llama4_plain": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 96,
+            "head_dim": 16,
+            "use_qk_norm": False,
         },
     ),
     "llama_yarn": ("Llama", {"rope_parameters": _YARN_ROPE, "head_dim": 32, "tie_word_embeddings": False}),
@@ -156,12 +187,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": (
         "Granite",
+        {**_GRANITE, "tie_word_embeddings": True},
+    ),
+    "granite_moe": ("GraniteMoe", {**_GRANITE, "num_local_experts": 6, "intermediate_size": 40}),
+    "granite_moe_shared": (
+        "GraniteMoeShared",
+        {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 56},
+    ),
+    "granite_4": (
+        "GraniteMoeHybrid",
         {
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 1.7,
+            **_GRANITE,
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 6,
+            "shared_intermediate_size": 56,
+            "mamba_n_heads": 16,
             "tie_word_embeddings": True,
+        },
+    ),
+    "granite_4_dense": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE,
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 88,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 16,
         },
     ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
@@ -208,7 +261,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOss",
         {
-            "num_local_experts": 5,
+            "num_local_experts": 6,
             "num_experts_per_tok": 2,
             "head_dim": 32,
             "sliding_window": 16,
@@ -273,7 +326,7 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
     import transformers
 
     family, changes = VARIANTS[family_variant]
-    text = "Text" if family == "Gemma3" else ""
+    text = "Text" if family in ("Gemma3", "Llama4") else ""
     config = getattr(transformers, f"{family}{text}Config")(**{**SIZES, **changes})
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()

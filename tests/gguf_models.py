@@ -36,6 +36,8 @@ ARCHITECTURES = {
     "granite": "granite",
     "olmo2": "olmo2",
     "smollm3": "smollm3",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
     "phi3": "phi3",
     "cohere": "command-r",
     "cohere2": "cohere2",
@@ -79,8 +81,8 @@ REPRESENTABLE = (
     "olmo3",
 )
 # And those whose tensors have another form in a file, or whose tensors are part of the configuration.
-REFORMED = ("phi3_long", "gpt2", "gpt_neox", "falcon", "falcon_grouped", "gpt_oss")
-PERMUTED = ("llama", "granite", "smollm3")
+REFORMED = ("phi3_long", "gpt2", "gpt_neox", "falcon", "falcon_grouped", "gpt_oss", "granite_moe", "granite_moe_shared")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 _WINDOWS = ("gemma2", "gemma3", "llama", "phi3", "cohere2", "olmo2", "gpt-oss")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 _WIDTHS = ("ffn_hidden_size", "n_inner", "intermediate_size")
@@ -169,7 +171,9 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("intermediate_size" if arch == "gpt-oss" else "moe_intermediate_size"),
-        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get(
+            "shared_expert_intermediate_size", config.get("shared_intermediate_size")
+        ),
     }
     if rope.get("rope_type") == "linear":
         own |= {"rope.scaling.type": RopeScalingType.LINEAR.value, "rope.scaling.factor": float(rope["factor"])}
@@ -295,6 +299,18 @@ def _turned(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -
     yield name, tensor.T if name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") else tensor
 
 
+def _halves(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    """Granite's fused gate and up, one after the other."""
+    kind = "exps" if "block_sparse_moe" in name else "shexp"
+    layer = f"blk.{name.split('.')[2]}.ffn_" if ".layers." in name else ""
+    if ".input_linear." in name:
+        gate, up = np.split(tensor, 2, axis=-2)
+        yield f"{layer}gate_{kind}.weight", gate
+        yield f"{layer}up_{kind}.weight", up
+    else:
+        yield (f"{layer}down_{kind}.weight" if ".output_linear." in name else name), tensor
+
+
 def _of_experts(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
     """The halves of gpt-oss' experts, one after the other, and a matrix as [out, in]."""
     if ".experts." not in name:
@@ -313,6 +329,7 @@ _REFORM: Mapping[str, Callable[[str, Any, Mapping[str, Any]], Iterator[Named]]] 
     "gptneox": _by_kind,
     "falcon": _by_kind,
     "gpt2": _turned,
+    "granitemoe": _halves,
     "gpt-oss": _of_experts,
 }
 

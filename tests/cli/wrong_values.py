@@ -18,7 +18,7 @@ BEFORE: Mapping[str, Sequence[str]] = {
     "bench quality TEXT": ("python-8m",),
     "embed TEXT": ("all-minilm-l6-v2",),
 }
-NOT_SHOWN = ("--api-key", "--system")  # values that no error shows: a secret, a text that may be long
+NOT_SHOWN = ("--api-key", "--admin-key", "--system")  # values that no error shows: a secret, a text that may be long
 
 NO_FILE = "no-such-folder/file"
 FOLDER = "."
@@ -56,6 +56,13 @@ _CASES: Wrong = (
 )
 _LENGTH: Wrong = (("0", "write N or LOW-HIGH"), ("9-3", "LOW-HIGH"), ("a", "LOW-HIGH"), ("9" * 20, "up to 10000000"))
 _RUNS: Wrong = (("ten", "give a whole number from 1 to 1000"), ("0", "from 1 to 1000"), ("1001", "from 1 to 1000"))
+_URL: Wrong = (
+    ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
+    ("", "write for example http://127.0.0.1:8000"),
+    ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
+    ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
+    ("https://127.0.0.1:1", "is a server running there?"),
+)
 _MODEL: Wrong = (
     ("./no-such-model", "check the path"),
     ("no such model", ""),
@@ -64,6 +71,13 @@ _MODEL: Wrong = (
 
 SHARED: Mapping[str, Wrong] = {
     "--allow-insecure-bind": SWITCH,
+    "--admin-key": _KEY,
+    "--allowed-host": (
+        ("https://llm.example.com", "without scheme and port"),
+        ("llm.example.com:8000", "without scheme and port"),
+        ("*", "is no host name"),
+        ("", "is no host name"),
+    ),
     "--api-key": _KEY,
     "--attention-backend": (
         ("flash", "give auto, triton or flashinfer"),
@@ -140,6 +154,7 @@ SHARED: Mapping[str, Wrong] = {
     "--watermark": (("red", "give none, green-list or gumbel"), ("", "give none"), ("gumbel", "WATERMARK_KEY")),
     "--watermark-key": (("", "it is empty"),),
     "--tool-format": (("xml", "auto"), ("", "auto")),
+    "--sleep-after": _SECONDS,
     "--step-deadline": _SECONDS,
     "--target-itl": (("fast", "from 0 to 60000"), ("-1", "from 0 to 60000"), ("nan", "from 0"), ("", "from 0")),
     "--tensor-parallel-size": (*_RANKS, ("1000", "use")),
@@ -201,6 +216,7 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--revision": _REVISION,
     },
     "show": {"MODEL": _MODEL, "--revision": _REVISION, "--template": SWITCH, "--json": SWITCH},
+    "manifest": {"MODEL": _MODEL, "--revision": _REVISION, "--check": SWITCH},
     "rm": {
         "MODEL": (("./no-such-model", ""), ("python-8m", "part of Penstock")),
         "--revision": _REVISION,
@@ -235,14 +251,11 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
         "--tokens-out": _OUTPUT,
         "--json": _OUTPUT,
     },
+    "reload": {"URL": _URL, "--drain-first": SWITCH, "--admin-key": _KEY},
+    "sleep": {"URL": _URL, "--admin-key": _KEY},
+    "wake": {"URL": _URL, "--admin-key": _KEY},
     "top": {
-        "URL": (
-            ("ftp://127.0.0.1", "write for example http://127.0.0.1:8000"),
-            ("", "write for example http://127.0.0.1:8000"),
-            ("127.0.0.1:port", "write for example http://127.0.0.1:8000"),
-            ("127.0.0.1:1", "does not answer (Connection refused): is a server running there?"),
-            ("https://127.0.0.1:1", "is a server running there?"),
-        ),
+        "URL": _URL,
         "--once": SWITCH,
         "--interval": (("often", "give a number from 0.2 to 3600"), ("0", "from 0.2"), ("nan", "from 0.2")),
         "--api-key": _KEY,

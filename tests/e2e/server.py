@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,15 @@ class Server:
 def serving(
     log: Path,
     *flags: str,
-    model: str = EMBEDDED,
+    model: str | None = EMBEDDED,
     ready_within: float = 90,
     context: ssl.SSLContext | None = None,
+    command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
 ) -> Iterator[Server]:
     """`penstock serve` until the block ends. It must have left no process behind by then. With `context` it is asked
-    over TLS."""
+    over TLS. `command` is for a server with faults. Without `model`, the flags say which it is."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "serve", model]
+    command = [*command, *([] if model is None else [model])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink:
         process = subprocess.Popen(

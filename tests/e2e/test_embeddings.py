@@ -92,6 +92,7 @@ class TestOpenAI:
             ({"input": "a", "priority": -2147483647}, "from -10 to 10"),
             ({"input": "a", "encoding_format": "int8"}, "float or base64"),
             ({"input": "a", "prompt_name": "query"}, "the model's are: none"),
+            ({"input": "a", "timeout": 0}, "timeout is 0; it must be above 0"),
             ({"input": "a", "truncate_prompt_tokens": 2}, "cannot be cut off; the limit is 2"),
         ],
     )
@@ -129,6 +130,20 @@ def test_rerank_by_cosine(server: Server, exact: np.ndarray) -> None:
     assert [each.index for each in answer.results] == np.argsort(-cosines)[:2].tolist()
     assert abs(answer.results[0].relevance_score - cosines.max()) < 1e-4
     assert server.post("/classify", {"input": "x"}).json()["message"].startswith("model 'minilm' gives embeddings")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/v2/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
+        ("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}),
+    ],
+)
+def test_a_timeout_holds(server: Server, path: str, fields: dict[str, object]) -> None:
+    late = server.post(path, {**fields, "timeout": 1e-5})
+    assert late.status_code == 504 and "deadline_exceeded" in late.text
+    assert server.post(path, {**fields, "timeout": 60}).status_code == 200
 
 
 class TestClassifier:

@@ -40,6 +40,7 @@ def after(*steps: tuple[int, int, float], most_tokens: int = 512) -> float:
         ([(100, 100, 0.5)], 4 * 512 * 0.005),  # decode steps only: a prompt may take this long
         ([(100, 100, 0.5), (2, 1024, 0.4)], LEAST),  # and less once one has been measured
         ([(5, 5, 1.0), (1, 512, 8.0)], 80.0),  # ten times the longest step
+        ([(5, 5, 1.0), (1, 512, 8.0), *[(50, 512, 0.5)] * 34], 10 * 8 * 0.98**34),  # which fades
         ([(5, 5, 4.0)], 120.0),  # never more than step_deadline
     ],
 )

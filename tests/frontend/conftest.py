@@ -154,7 +154,7 @@ async def live(site: Site) -> AsyncIterator[int]:
     """The app behind a real uvicorn on loopback, as long as the block lasts. Gives the port."""
     sock = listening()
     stop = asyncio.Event()
-    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop))
+    running = asyncio.create_task(serve(site.app, sock, stop=stop))
     try:
         yield sock.getsockname()[1]
     finally:

@@ -50,6 +50,7 @@ class ScriptedClient:
         self.healthy = True
         self.restarting = False
         self.restarts = 0
+        self.asleep = False
         self.closed = False
         self.queue = RequestQueue(max_num_seqs=8, max_waiting=1024, max_waiting_tokens=1 << 20, clock=time.monotonic)
         self.gate: asyncio.Event | None = None  # set: deltas after the first of a request wait for it
@@ -98,6 +99,12 @@ class ScriptedClient:
 
     async def control(self, message: str) -> str:
         raise ValueError(message)
+
+    async def sleep(self) -> None:
+        self.asleep = True
+
+    async def wake(self) -> None:
+        self.asleep = False
 
     async def close(self) -> None:
         self.closed = True

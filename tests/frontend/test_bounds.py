@@ -18,6 +18,7 @@ import pytest
 from penstock.frontend import RequestLimits
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.json_scan import JsonScan
+from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, Site, live, until
 from tests.frontend.test_connections import connection, request, status_of
 
@@ -175,6 +176,28 @@ async def test_a_missing_max_tokens_is_what_fits(make_site: Callable[..., Site])
     site = make_site(max_model_len=10_000, limits=RequestLimits(max_answer_bytes=1_000_000))
     await site.post(CHAT, messages=[{"role": "user", "content": "a"}], n=4, logprobs=True, top_logprobs=20)
     assert site.engine.requests[-1].sampling.max_tokens == 1_000_000 // (4 * 2108)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
+async def test_a_text_of_far_too_many_tokens_is_not_encoded_to_its_end(
+    make_site: Callable[..., Site], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, **named: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, **named)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    site = make_site(max_model_len=5000)
+    text = "1" * (256 * 5000 - 1000)
+    fields = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    response = await site.http.post(path, json=fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert "more than 10000 tokens" in response.json()["error"]["message"]
+    assert sum(encoded) < 65_600
 
 
 async def test_bodies_have_one_budget(make_site: Callable[..., Site]) -> None:

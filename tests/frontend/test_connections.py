@@ -252,7 +252,7 @@ async def stream_in_flight(
     """A client of a server, the server, and an answer that goes on when `site.engine.gate` is set."""
     site.engine.gate = asyncio.Event()
     sock = listening()
-    running = asyncio.create_task(serve(site.app, sock, site.engine))
+    running = asyncio.create_task(serve(site.app, sock))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
         stream = asyncio.create_task(http.post("/v1/completions", json={**PROMPT, "stream": True}))
         await until(lambda: site.engine.running == 1)
@@ -278,9 +278,7 @@ async def test_stopping_lets_streams_finish(site: Site) -> None:
 
 async def test_whoever_is_told_that_it_is_ready_may_stop_it(site: Site) -> None:
     sock = listening()
-    await asyncio.wait_for(
-        serve(site.app, sock, site.engine, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20
-    )
+    await asyncio.wait_for(serve(site.app, sock, ready=lambda: os.kill(os.getpid(), signal.SIGTERM)), timeout=20)
     assert site.app.lifecycle.draining and site.engine.closed
 
 
@@ -321,7 +319,7 @@ async def test_signals_at_once_are_one_and_a_hangup_is_none(site: Site) -> None:
 async def test_a_server_ends_with_its_engine(site: Site) -> None:
     sock = listening()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=asyncio.Event()))
+    running = asyncio.create_task(serve(site.app, sock, stop=asyncio.Event()))
     async with httpx.AsyncClient(base_url=url) as http:
         assert (await http.get("/readyz")).status_code == 200
         site.engine.restarting = True

@@ -30,7 +30,7 @@ async def serving(site: Site, tls: TLS | None = None, trust: bytes | None = None
     """A channel to the service, which stops with the block."""
     sock, stop, port = listening(), asyncio.Event(), free_port()
     beside = GRPCServer(site.app, "127.0.0.1", port, tls)
-    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop, beside=beside))
+    running = asyncio.create_task(serve(site.app, sock, stop=stop, beside=beside))
     credentials = None if tls is None else grpc.ssl_channel_credentials(trust)
     make = grpc.aio.insecure_channel if tls is None else grpc.aio.secure_channel
     channel = make(f"127.0.0.1:{port}", *([] if credentials is None else [credentials]))

@@ -272,7 +272,7 @@ async def test_requests_on_a_socket_are_counted_as_others(site: Site) -> None:
 async def test_a_stopping_server_finishes_requests_and_closes_sockets(site: Site) -> None:
     site.engine.gate = asyncio.Event()
     sock, stop = listening(), asyncio.Event()
-    running = asyncio.create_task(serve(site.app, sock, site.engine, stop=stop))
+    running = asyncio.create_task(serve(site.app, sock, stop=stop))
     port = sock.getsockname()[1]
     async with connect(f"ws://127.0.0.1:{port}{PATH}") as opened, connect(f"ws://127.0.0.1:{port}{PATH}") as idle:
         await ask(opened, "a", **STREAM, max_tokens=5)

@@ -77,7 +77,19 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
 @pytest.mark.rare
 @pytest.mark.parametrize(
     "variant",
-    ["gemma2", "gpt2", "gpt_neox", "cohere2", "olmo3", "granite", "falcon_grouped", "glm4_moe_grouped", "phi3_long"],
+    [
+        "gemma2",
+        "gpt2",
+        "gpt_neox",
+        "cohere2",
+        "olmo3",
+        "granite",
+        "falcon_grouped",
+        "glm4_moe_grouped",
+        "phi3_long",
+        "gpt_oss",
+        "llama4",
+    ],
 )
 def test_nothing_else_counts_in_blocks_of_other_kinds(variant: str, tmp_path: Path) -> None:
     machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS["fp32"])

@@ -61,8 +61,14 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("glm4_moe", {"norm_topk_prob": False}),
     ("glm4_moe_grouped", {"topk_group": 3}),
     ("phi3", {"sliding_window": 15}),
+    ("gpt_oss", {"sliding_window": 15}),
+    ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    ("gpt_oss", {"num_experts_per_tok": 3}),
+    ("llama4", {"no_rope_layers": [1, 1, 1, 0]}),
+    ("llama4", {"use_qk_norm": False}),
+    ("granite_4", {"position_embedding_type": "rope"}),
 ]
-ROPES = ("llama_yarn", "olmo3", "phi3_long", "ministral3")
+ROPES = ("llama_yarn", "olmo3", "phi3_long", "ministral3", "gpt_oss")
 
 
 @pytest.mark.parametrize(("variant", "change"), MATTERS, ids=str)
@@ -98,7 +104,7 @@ def assert_shifts(folder: Path, spec: ModelSpec, wrong: ModelSpec, prompts: list
     assert max((a - b).abs().max().item() for a, b in zip(right, shifted, strict=True)) > 1e-3
 
 
-@pytest.mark.parametrize("variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3", *MIXTURES])
+@pytest.mark.parametrize("variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3", *MIXTURES, "gpt_oss"])
 def test_logits_in_bf16(variant: str, tiny_checkpoint: Checkpoint) -> None:
     assert_near_in_bf16(variant, tiny_checkpoint, detect_platform())
 

@@ -41,6 +41,7 @@ class Engine:
     healthy = True
     restarting = False
     restarts = 2
+    asleep = False
 
     def __init__(self) -> None:
         self.now = EngineStats()

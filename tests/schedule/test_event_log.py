@@ -30,10 +30,20 @@ def busy(sim: Simulation, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_replay_gives_identical_plans(seed: int) -> None:
     file = io.BytesIO()
-    sim = simulation(blocks=17, windows=(0, 8), depth=1 + seed, log=EventFile(file), num_drafts=seed % 2)
+    sim = simulation(blocks=17, windows=(0, 8), depth=1 + seed, log=EventFile(file, print), num_drafts=seed % 2)
     busy(sim, seed)
     assert len(sim.plans) > 20
     assert replay(read_events(file.getvalue().splitlines())) == sim.plans
+
+
+def test_a_full_disk_ends_the_log_and_nothing_else() -> None:
+    failures: list[OSError] = []
+    with open("/dev/full", "wb", buffering=0) as file:
+        sim = simulation(log=EventFile(file, failures.append))
+        sim.add(request("a"))
+        sim.run()
+    assert [failure.strerror for failure in failures] == ["No space left on device"]
+    assert sim.plans
 
 
 def test_a_list_is_a_log() -> None:

@@ -247,7 +247,7 @@ def test_every_draft_has_its_place_in_the_cache(windows: tuple[int, ...], depth:
 def test_a_replay_plans_the_same_drafts() -> None:
     """From the events alone: the times of plans and results are among them."""
     file = io.BytesIO()
-    serve(copies(9, random.Random(8)), disturbed(8), "suffix", batch=3, log=EventFile(file))
+    serve(copies(9, random.Random(8)), disturbed(8), "suffix", batch=3, log=EventFile(file, print))
     events = list(read_events(file.getvalue().splitlines()))
     plans = replay(events)
     assert sum(work.drafts for plan in plans for work in plan.work) > 50
@@ -256,7 +256,7 @@ def test_a_replay_plans_the_same_drafts() -> None:
 
 def test_a_replay_notices_other_times() -> None:
     file = io.BytesIO()
-    serve(copies(4, random.Random(9)), tiled, "suffix", log=EventFile(file))
+    serve(copies(4, random.Random(9)), tiled, "suffix", log=EventFile(file, print))
     events = [
         Applied(event.result, event.now + 0.002 * (i % 5)) if isinstance(event, Applied) else event
         for i, event in enumerate(read_events(file.getvalue().splitlines()))

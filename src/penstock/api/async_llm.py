@@ -21,6 +21,7 @@ from penstock.api.outputs import (
     ScoringRequestOutput,
 )
 from penstock.api.params import SamplingParams
+from penstock.cli.engine import verified
 from penstock.cli.prepare import find_model, prepare_found, served_model
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
@@ -33,6 +34,7 @@ from penstock.frontend.served import ServedModel
 from penstock.messages import EngineInfo
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.text import Tokenizer
+from penstock.weights.manifest import ManifestCheck
 
 # A text, token ids, or vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -60,7 +62,7 @@ class AsyncLLM:
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
         # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.
         engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)
-        client = await launch(engine, in_process=True)
+        client = await verified(launch(engine, in_process=True), ManifestCheck(prepared.path))
         served = served_model(prepared, client)
         limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)
         return cls(served, limits, resolved.server.seed)

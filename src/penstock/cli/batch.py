@@ -60,7 +60,7 @@ class _Job:
             while rest:
                 rest = rest[self.answers.write(rest) :]
         except OSError as error:
-            raise ValueError(f"{self.answers.name} cannot be written: {error.strerror}; {GO_ON}") from None
+            raise OSError(f"{self.answers.name} cannot be written: {error.strerror}; {GO_ON}") from None
         self.answered += 1
         self.statuses[status] += 1
         if time.monotonic() - self.synced > SYNC_SECONDS:

@@ -8,6 +8,7 @@ import typer
 from penstock.cli import completion, usage
 from penstock.cli.chat.flags import CHAT
 from penstock.cli.models.commands import add_model_commands
+from penstock.cli.operate.commands import add_operate_commands
 from penstock.cli.options import ENGINE, SERVER, Flags, takes
 from penstock.version import __version__
 
@@ -135,6 +136,7 @@ def embed(
 
 
 add_model_commands(app)
+add_operate_commands(app)
 
 
 @app.command(

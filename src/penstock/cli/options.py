@@ -132,6 +132,13 @@ SERVER: Flags = {
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],
     "api_key": Annotated[str | None, typer.Option(help="Key that clients must send. Better set PENSTOCK_API_KEY.")],
+    "admin_key": Annotated[
+        str | None, typer.Option(help="Key of penstock reload, sleep and wake. Better set PENSTOCK_ADMIN_KEY.")
+    ],
+    "allowed_host": Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name of this server in the Host header; repeatable. Default: any name."),
+    ],
     "tls_certificate": Annotated[
         str | None, typer.Option(metavar="FILE", help="Certificate and its chain in PEM: serve HTTPS, and no HTTP.")
     ],
@@ -213,6 +220,13 @@ SERVER: Flags = {
     "thinking_budget": Annotated[
         str | None,
         typer.Option(metavar="N", help="Most tokens of reasoning in an answer; requests may ask for less."),
+    ],
+    "sleep_after": Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="End the engine after so long without a request, until the next. Default: never.",
+        ),
     ],
     "drain_timeout": Annotated[
         str | None,

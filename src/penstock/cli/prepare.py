@@ -1,5 +1,6 @@
 """Turns the command line into a complete configuration: finds the model, reads its config, resolves every setting."""
 
+import hashlib
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ from penstock.config.defaults import Divide
 from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
+from penstock.weights.files import text_files
 from penstock.weights.hub import locate_model
 from penstock.weights.packaged import EMBEDDED, SMOLLM2, embedded_model, locate_default, packaged_model
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.frontend import ServedModel
-    from penstock.messages import EngineClient
+    from penstock.messages import EngineClient, EngineInfo
     from penstock.observe.costs import CostModel
     from penstock.text import Tokenizer
 
@@ -148,9 +150,9 @@ def prepare(model: str | None, flags: Flags, *, pools: bool = False) -> Prepared
     return prepare_found(found)
 
 
-def prepare_found(found: FoundModel) -> PreparedModel:
-    """Does what `prepare` does, for a model that has been found."""
-    hardware = detect_device(found.given.settings.device)
+def prepare_found(found: FoundModel, hardware: Hardware | None = None) -> PreparedModel:
+    """Does what `prepare` does, for a model that has been found. `hardware` is what it may use; None: this machine."""
+    hardware = hardware or detect_device(found.given.settings.device)
     resolved = found.resolve(hardware)
     check_start(found, resolved, hardware)
     generation = found.generation_defaults()
@@ -162,8 +164,10 @@ def served_model(
     client: "EngineClient",
     tokenizer: "Tokenizer | None" = None,
     costs: "CostModel | None" = None,
+    texts: str | None = None,
 ) -> "ServedModel":
-    """Returns what answers requests with an engine of the prepared model. `costs` are those of its steps."""
+    """Returns what answers requests with an engine of the prepared model. `costs` are those of its steps, `texts` is
+    what `text_digest` returns, if that has been called before."""
     from penstock.frontend import ServedModel  # imported here, as a command may only want to know what fits
     from penstock.text import Tokenizer
 
@@ -174,6 +178,7 @@ def served_model(
         client=client,
         tokenizer=tokenizer or Tokenizer.load(prepared.path),
         created=int(time.time()),
+        fingerprint=_fingerprint(client.info, text_digest(prepared) if texts is None else texts),
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
         thinking_budget=server.thinking_budget,
@@ -181,6 +186,24 @@ def served_model(
         pooling=prepared.spec.pooling,
         costs=costs,
     )
+
+
+def text_digest(prepared: PreparedModel) -> str:
+    """Returns a digest of what answers depend on besides the engine: tokenizer, chat template, and the settings of
+    formats and defaults."""
+    digest = hashlib.sha256()
+    for path, size in text_files(prepared.path):
+        with path.open("rb") as file:
+            digest.update(file.read(size))
+    server = prepared.resolved.server
+    defaults = sorted(prepared.generation.items())
+    digest.update(repr((defaults, server.tool_format, server.reasoning_format, server.thinking_budget)).encode())
+    return digest.hexdigest()
+
+
+def _fingerprint(info: "EngineInfo", texts: str) -> str:
+    """Returns a short name for all that answers depend on besides the request. Equal servers have equal names."""
+    return f"fp_{hashlib.sha256(f'{info.fingerprint} {texts}'.encode()).hexdigest()[:12]}"
 
 
 def memory_table(resolved: Resolved, title: str = "Memory") -> "Table":

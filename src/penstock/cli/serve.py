@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cli.options import Flags
 from penstock.engine.link.engine_child import EngineChild
@@ -14,10 +14,11 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.cli.prepare import PreparedModel
-    from penstock.config import Resolved
+    from penstock.config import Given, Resolved
     from penstock.frontend.http.access import Access
     from penstock.frontend.http.tls import TLS
     from penstock.frontend.kserve.grpc import GRPCServer
+    from penstock.frontend.serving import Serving
     from penstock.messages import EngineInfo
 
 
@@ -55,7 +56,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
         dropped_lines = configure_logging(style=prepared.resolved.server.log_format)
         _show_memory(prepared.resolved)
         try:
-            uvloop.run(_main(prepared, spawned, sock, grpc_sock, started, dropped_lines))
+            uvloop.run(_main(_Start(model, flags, given, prepared), spawned, sock, grpc_sock, started, dropped_lines))
         except (EngineError, OSError) as error:
             _show_end(prepared.resolved, error)
             sys.exit(1)
@@ -64,8 +65,17 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
                 signal.signal(number, signal.SIG_IGN)
 
 
+class _Start(NamedTuple):
+    """What the server was started with."""
+
+    model: str | None  # as on the command line
+    flags: Flags
+    given: "Given"
+    prepared: "PreparedModel"
+
+
 async def _main(
-    prepared: "PreparedModel",
+    start: _Start,
     spawned: EngineChild,
     sock: socket.socket,
     grpc_sock: socket.socket | None,
@@ -77,11 +87,14 @@ async def _main(
     import logging
     import os
 
+    from penstock.cli.engine import verified
     from penstock.engine.link.ipc import connect
     from penstock.engine.processors import keep_off
+    from penstock.weights.manifest import ManifestCheck
 
-    server = prepared.resolved.server
-    connecting = asyncio.create_task(connect(prepared.resolved.engine, spawned, resumes=True))
+    prepared, server = start.prepared, start.prepared.resolved.server
+    check = ManifestCheck(prepared.path)
+    connecting = asyncio.create_task(verified(connect(prepared.resolved.engine, spawned, resumes=True), check))
     await asyncio.sleep(0)  # starts the connection before the imports below block this loop
     try:
         from prometheus_client import CollectorRegistry
@@ -89,7 +102,8 @@ async def _main(
         from penstock.cli.address import url_of
         from penstock.cli.checks import check_tls
         from penstock.cli.machine import cost_model
-        from penstock.cli.prepare import served_model
+        from penstock.cli.operate.reload import Reloader
+        from penstock.cli.prepare import served_model, text_digest
         from penstock.frontend import create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.metrics import Metrics
@@ -101,6 +115,8 @@ async def _main(
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
+        reloader = Reloader(start.model, start.flags, start.given, prepared, os.sched_getaffinity(0))
+        texts = text_digest(prepared)
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -108,10 +124,10 @@ async def _main(
     plain = server.log_format == "text"
     with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
         client = await connecting
-    served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware))
+    served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware), texts)
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
-    app = create_app(served, server, metrics, tracer=tracer)
+    app = create_app(served, server, metrics, tracer=tracer, prepare=reloader.prepare)
     tls = check_tls(server)
     if tls is not None:
         metrics.certificate_end = lambda: tls.certificate.not_after
@@ -143,11 +159,18 @@ async def _main(
     # A worker thread holds the interpreter for this long while the event loop waits; the default is 5 ms.
     sys.setswitchinterval(0.0005)
     with keep_off(client.info.cpu):  # the processor that the engine's loop stays on
+        sleeping = asyncio.create_task(_sleep_when_unused(app.serving, server.sleep_after))
         try:
-            await serve_http(app, sock, client, tls=tls, ready=ready, beside=grpc_server)
+            await serve_http(app, sock, tls=tls, ready=ready, beside=grpc_server)
         finally:
+            sleeping.cancel()
             if tracer is not None:
                 tracer.close()
+
+
+async def _sleep_when_unused(serving: "Serving", seconds: float | None) -> None:
+    if seconds is not None:
+        await serving.sleep_when_unused(seconds)
 
 
 def _grpc_server(app: "Access", sock: socket.socket, tls: "TLS | None") -> "GRPCServer":

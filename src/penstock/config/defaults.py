@@ -213,6 +213,8 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "port": _constant(8000, "what clients of such servers expect"),
         "grpc_port": _constant(None, "HTTP only"),
         "api_key": _constant(None, "no key is required"),
+        "admin_key": _constant(None, "on loopback without an API key none is required; else there are no such routes"),
+        "allowed_host": _constant((), "on loopback without an API key only loopback's names; else any"),
         "tls_certificate": _constant("", "HTTP without TLS"),
         "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
@@ -265,6 +267,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_in_flight": _constant(2048, "bounds memory and open sockets"),
         "request_timeout": _constant(None, "a request may take as long as it needs"),
         "first_token_timeout": _constant(None, "a request may wait as long as it needs"),
+        "sleep_after": _constant(None, "the engine stays loaded"),
         "drain_timeout": _constant(30.0, "as long as orchestrators wait before they kill"),
     }
 )

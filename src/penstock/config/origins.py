@@ -1,4 +1,4 @@
-"""The web origins that may use a server from a browser."""
+"""The web origins that may use a server from a browser, and the names under which it is reached."""
 
 import re
 from typing import Any
@@ -7,6 +7,7 @@ MAX_ORIGINS = 64
 _ORIGIN = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]{0,31})://(?P<host>[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:\d{1,5})?"
 )
+_HOST = re.compile(r"[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\]")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -18,6 +19,22 @@ def read_origins(value: Any) -> Any:
     if len(given) > MAX_ORIGINS:
         raise ValueError(f"{len(given)} origins are given; the limit is {MAX_ORIGINS}: give fewer")
     return tuple(dict.fromkeys(_checked(origin.strip()) for origin in given))
+
+
+def read_hosts(value: Any) -> Any:
+    """Returns the host names of a setting, without brackets: a list, or a text with commas. Raises ValueError."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(host, str) for host in given):
+        raise ValueError("give host names, such as llm.example.com")
+    if len(given) > MAX_ORIGINS:
+        raise ValueError(f"{len(given)} names are given; the limit is {MAX_ORIGINS}: give fewer")
+    names = [host.strip().lower() for host in given]
+    for name in names:
+        if not _HOST.fullmatch(name):
+            raise ValueError(
+                f"{name[:100]!r} is no host name; give one without scheme and port, such as llm.example.com"
+            )
+    return tuple(dict.fromkeys(name.strip("[]") for name in names))
 
 
 def _checked(origin: str) -> str:

@@ -16,6 +16,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     grpc_port: int | None = None  # of KServe's gRPC service; None: there is none
     api_key: str | None = None
+    admin_key: str | None = None  # of the operator's routes
+    allowed_host: tuple[str, ...] = ()  # names in the Host header, besides those of loopback
     tls_certificate: str = ""  # PEM file; "": HTTP without TLS
     tls_key: str = ""  # PEM file; "": the key is in the certificate's file
     cors_origin: tuple[str, ...] = ()  # web origins that may use the server from a browser
@@ -37,4 +39,5 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     first_token_timeout: float | None = None
     otlp_endpoint: str = ""  # URL of an OpenTelemetry collector; "": no traces
     log_format: Literal["text", "json"] = "text"
+    sleep_after: float | None = None  # seconds without a request after which the engine sleeps; None: it never does
     drain_timeout: float = 30.0  # that requests may take to finish at shutdown

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from penstock.config.origins import read_origins
+from penstock.config.origins import read_hosts, read_origins
 from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import parse_bytes
 from penstock.config.texts import check_key, check_revision
@@ -90,6 +90,12 @@ class Settings(BaseModel):
     )
     api_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
         None, description="Key that clients must send"
+    )
+    admin_key: Annotated[str, Field(min_length=1), BeforeValidator(check_key)] | None = Field(
+        None, description="Key of the operator's routes: reload, sleep and wake"
+    )
+    allowed_host: Annotated[tuple[str, ...], BeforeValidator(read_hosts)] | None = Field(
+        None, description="Names of the server in the Host header, with commas between them"
     )
     tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
     tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
@@ -187,4 +193,5 @@ class Settings(BaseModel):
     max_in_flight: Count | None = Field(None, description="Requests answered at once before new ones get 429")
     request_timeout: Seconds | None = Field(None, description="Seconds from a request to its last token, at most")
     first_token_timeout: Seconds | None = Field(None, description="Seconds from a request to its first token, at most")
+    sleep_after: Seconds | None = Field(None, description="Seconds without a request after which the engine sleeps")
     drain_timeout: Seconds | None = Field(None, description="Seconds that requests may take to finish at shutdown")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an 
 FILE_VARIABLE = PREFIX + "CONFIG"  # names the YAML file if the command line does not
 KERNELS = frozenset({PREFIX + "ISA", PREFIX + "LIBRARY", PREFIX + "NO_KERNELS"})  # of the native kernels; not settings
 MAX_FILE_BYTES = 1 << 20
-SECRET = frozenset({"api_key", "watermark_key"})  # settings whose values are never shown
+SECRET = frozenset({"api_key", "admin_key", "watermark_key"})  # settings whose values are never shown
 
 
 class ConfigError(ValueError):

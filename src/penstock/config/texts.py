@@ -23,11 +23,11 @@ def check_revision(value: Any) -> Any:
 
 
 def checked_flag(flag: str, value: str | None) -> str | None:
-    """Returns the value of --api-key or --revision. Raises ValueError for one that is empty or that its check
-    refuses."""
+    """Returns the value of --api-key, --admin-key or --revision. Raises ValueError for one that is empty or
+    that its check refuses."""
     if value is None:
         return None
-    shown, check = ("(hidden)", check_key) if flag == "--api-key" else (repr(value), check_revision)
+    shown, check = ("(hidden)", check_key) if flag.endswith("-key") else (repr(value), check_revision)
     if not value:
         raise ValueError(f"{flag} is {shown}: it is empty; give a value, or leave it out")
     try:

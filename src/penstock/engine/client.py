@@ -25,6 +25,11 @@ from penstock.messages import (
 CLOSE_SECONDS = 5.0  # that the current step may take to end after a Stop
 
 _NO_TOKEN = "no token came within the request's first_token_timeout; send it with a longer one, or with less load"
+_ASLEEP = "the engine is asleep"
+_OTHER_WEIGHTS = (
+    "the engine that was started again has other weights or kernels than the one before, so its streams cannot go on: "
+    "the model's files, or the machine's software, changed while it ran"
+)
 _NOT_DONE = "the request was not complete within its timeout; send it again with a longer one, or ask for fewer tokens"
 
 log = logging.getLogger(__name__)
@@ -71,6 +76,7 @@ class StreamingClient:
         self._restart = restart
         self._restarting: asyncio.Task[None] | None = None
         self._restarts = 0
+        self._asleep = False
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(pace.tick_seconds, self._tick)
         if restart is not None:
@@ -85,6 +91,7 @@ class StreamingClient:
         try:
             if self._streams.down or self._recovery.holding:
                 self._recovery.hold(stream, alone=self._recovery.holding)
+                self._begin_to_wake()
             else:
                 stream.sent = True
                 self._link.send(frame)
@@ -120,11 +127,35 @@ class StreamingClient:
 
     @property
     def restarting(self) -> bool:
-        return bool(self._streams.down)
+        return bool(self._streams.down) and not self._asleep
+
+    @property
+    def asleep(self) -> bool:
+        return self._asleep
 
     @property
     def restarts(self) -> int:
         return self._restarts
+
+    async def sleep(self) -> None:
+        """See messages.EngineClient."""
+        if self._asleep:
+            return
+        if self._restart is None:
+            raise EngineError("this engine cannot sleep, as it cannot be started again")
+        if self._streams.failure or self._streams.down or not self._streams.idle:
+            raise EngineError("the engine works on requests or is not ready, and cannot sleep now")
+        self._asleep = True
+        self._streams.rest(_ASLEEP)
+        await self._link.close()
+
+    async def wake(self) -> None:
+        """See messages.EngineClient."""
+        self._begin_to_wake()
+        if self._restarting is not None:
+            await asyncio.wait([self._restarting])
+        if self._streams.failure:
+            raise EngineError(self._streams.failure)
 
     async def control(self, message: str) -> str:
         serial, reply = self._streams.expect_reply()
@@ -171,38 +202,69 @@ class StreamingClient:
     def _engine_failed(self, reason: str) -> None:
         self._restarting = self._loop.create_task(self._replace(reason))
 
+    def _begin_to_wake(self) -> None:
+        if self._asleep:
+            self._asleep = False
+            self._restarting = self._loop.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        """Start the engine that was ended, and send it what has come since."""
+        began = self._loop.time()
+        await self._link.close()
+        if await self._start(_ASLEEP, 0.0):
+            log.info("the engine is awake after %.1f s", self._loop.time() - began)
+            self._send_waiting()
+
     async def _replace(self, reason: str) -> None:
-        """Start engines until one is ready; then go on with the requests. Gives up after several in a minute."""
+        """Start an engine in the place of one that has ended, and go on with its requests."""
         began, streams = self._loop.time(), self._streams
-        assert self._restart is not None
         self._recovery.engine_ended(streams.unfinished())
         self._link.kill()
         await self._link.close()
-        while (delay := self._recovery.delay()) is not None:
-            await asyncio.sleep(delay)
-            streams.begin(streams.incarnation + 1)
-            try:
-                self.info, self._link = await self._restart(streams.incarnation)
-                break
-            except EngineError as error:
-                reason = str(error)
-                log.error("the engine did not start again: %s", reason)
-        else:
-            streams.end(f"{reason}. It ended too often within a minute, and is not started again")
+        if not await self._start(reason, self._recovery.delay()):
             return
         self._restarts += 1
-        streams.resumed()
-        resumed = self._recovery.ready()
+        resumed = self._send_waiting()
         log.warning(
             "the engine is back after %.1f s; %d requests go on, and %s",
             self._loop.time() - began,
-            len(resumed),
+            resumed,
             "the others are tried one by one" if self._recovery.holding else "none is held back",
         )
+
+    async def _start(self, reason: str, delay: float | None) -> bool:
+        """Start engines, the first after `delay` seconds, until one is ready. Gives up after several in a minute, and
+        for other weights: the client's tokenizer and the open streams are those of the ones before."""
+        streams = self._streams
+        assert self._restart is not None
+        while delay is not None:
+            await asyncio.sleep(delay)
+            streams.begin(streams.incarnation + 1)
+            try:
+                info, self._link = await self._restart(streams.incarnation)
+            except EngineError as error:
+                reason = str(error)
+                log.error("the engine did not start again: %s", reason)
+                delay = self._recovery.delay()
+            else:
+                if info.fingerprint != self.info.fingerprint:
+                    streams.end(_OTHER_WEIGHTS)
+                    return False
+                self.info = info
+                streams.resumed()
+                return True
+        streams.end(f"{reason}. It ended too often within a minute, and is not started again")
+        return False
+
+    def _send_waiting(self) -> int:
+        """Send a new engine the requests that go on at once, whose number is returned, and the first of those that are
+        tried one by one."""
+        resumed = self._recovery.ready()
         for stream in resumed:
             self._send(stream)
         self._try_next()
-        streams.on_step = self._try_next if self._recovery.holding else None
+        self._streams.on_step = self._try_next if self._recovery.holding else None
+        return len(resumed)
 
     def _try_next(self) -> None:
         """Send held requests as they may be tried. The streams call it after each step."""

@@ -1,6 +1,7 @@
 """An engine's main function: load, announce that it is ready, step, announce why it ends."""
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def run_engine(
         limits = scheduler_config(config)
         eos_token_ids = backend.eos_token_ids(config)
         with contextlib.ExitStack() as held:
-            log = EventFile(held.enter_context(_open_private(config.event_log))) if config.event_log else None
+            log = _event_log(held, config.event_log) if config.event_log else None
             executor = held.enter_context(contextlib.closing(backend.executor(config)))
             capacity = executor.start()
             if limits.speculation != "off" and not capacity.exact_drafts:
@@ -69,6 +70,13 @@ def run_engine(
         channel.announce(Ended(error_text(error)))
         return False
     return True
+
+
+def _event_log(held: contextlib.ExitStack, path: str) -> EventFile:
+    def failed(error: OSError) -> None:
+        logger.error("the event log ends here: %s cannot be written: %s (--event-log)", path, error.strerror)
+
+    return EventFile(held.enter_context(_open_private(path)), failed)
 
 
 def _open_private(path: str) -> IO[bytes]:
@@ -103,5 +111,6 @@ def engine_info(config: EngineConfig, capacity: Capacity, eos_token_ids: tuple[i
         pid=os.getpid(),
         eos_token_ids=eos_token_ids,
         memory=capacity.memory,
+        fingerprint=hashlib.sha256(capacity.cache_root.encode()).hexdigest(),
         cpu=next(iter(cpus)) if len(cpus := os.sched_getaffinity(0)) == 1 else None,
     )

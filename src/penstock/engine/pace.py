@@ -3,7 +3,8 @@
 from penstock.messages import EngineStats
 
 LEAST = 10.0  # seconds without a step; a machine may be that busy with other things
-LONGEST_STEPS = 10.0  # times the longest step so far
+LONGEST_STEPS = 10.0  # times the longest step lately
+FADES = 0.98  # of the longest step, in each tick with steps: half after 34 of them
 LARGEST_STEPS = 4.0  # times an estimate of the largest step
 TICK = 1.0
 
@@ -11,9 +12,9 @@ TICK = 1.0
 class Pace:
     """The longest time that a step of this engine may take.
 
-    It is at least 10 s, and follows from the steps so far: several times the longest one, or several times the time
-    that a step of `most_tokens` would take at the least time for a token so far. A larger step takes less time for each
-    token, so that the estimate is too high rather than too low. It is at most `step_deadline`, which holds while
+    It is at least 10 s, and follows from the steps so far: several times the longest one of late, or several times the
+    time that a step of `most_tokens` would take at the least time for a token so far. A larger step takes less time for
+    each token, so that the estimate is too high rather than too low. It is at most `step_deadline`, which holds while
     nothing has been measured.
     """
 
@@ -21,7 +22,7 @@ class Pace:
         self.tick_seconds = min(TICK, step_deadline / 4)
         self._most_tokens = most_tokens
         self._step_deadline = step_deadline
-        self._longest = 0.0  # mean seconds of a step between two ticks
+        self._longest = 0.0  # mean seconds of a step between two ticks; what is long ago fades
         self._token: float | None = None  # least mean seconds of a token
         self._before = EngineStats()
         self._heard: int | None = None
@@ -53,6 +54,6 @@ class Pace:
         seconds = stats.step_seconds - before.step_seconds
         if steps <= 0 or tokens <= 0 or seconds <= 0:  # no step, or a new engine
             return
-        self._longest = max(self._longest, seconds / steps)
+        self._longest = max(FADES * self._longest, seconds / steps)
         token = seconds / tokens
         self._token = token if self._token is None else min(token, self._token)

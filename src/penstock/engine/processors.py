@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
 
 
 @contextlib.contextmanager
@@ -22,12 +21,23 @@ def keep_off(cpu: int | None) -> Iterator[None]:
         _allow({thread: before.get(thread, own) for thread in _allowed()})
 
 
+@contextlib.contextmanager
+def running_on(cpus: Collection[int]) -> Iterator[None]:
+    """Let this thread, and with it processes that are started in the context, run on these processors."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def _allowed() -> dict[int, set[int]]:
     """Return the processors that each of our threads may run on."""
     found = {}
-    for thread in Path("/proc/self/task").iterdir():
+    for thread in map(int, os.listdir("/proc/self/task")):
         with contextlib.suppress(ProcessLookupError):  # it has ended since
-            found[int(thread.name)] = os.sched_getaffinity(int(thread.name))
+            found[thread] = os.sched_getaffinity(thread)
     return found
 
 

@@ -173,6 +173,11 @@ class Streams:
         return bool(self._streams or self._aborting or self._replies) and not self.down
 
     @property
+    def idle(self) -> bool:
+        """True while no stream is open."""
+        return not self._streams
+
+    @property
     def incarnation(self) -> int:
         return self._incarnation
 
@@ -248,10 +253,14 @@ class Streams:
         if not started or self.on_failure is None:
             self.end(reason)
             return
+        self.rest(reason)
+        self.on_failure(reason)
+
+    def rest(self, reason: str) -> None:
+        """Take note that the engine is ended on purpose, and can be started again."""
         self.down = reason
         self._fail_replies(reason)
         self._earlier = self.stats = self.stats.ended()
-        self.on_failure(reason)
 
     def begin(self, incarnation: int) -> None:
         """Take the events of a new engine, which is being started."""

@@ -100,6 +100,8 @@ class AttentionSpec(Protocol):
         ...
 
 
+QKNorm = Literal["", "heads", "whole", "unit"]
+
 _GROUPED_QUERY_CUTS: Mapping[str, Cut] = MappingProxyType(
     {
         "qkv.weight": "rows",
@@ -120,7 +122,8 @@ class GroupedQuerySpec:
     Parameters of layer i:
     - `qkv.weight` [(num_heads + 2 num_kv_heads) * head_dim, hidden], `output.weight` [hidden, num_heads * head_dim];
     - with qkv_bias `qkv.bias`; with output_bias `output.bias`;
-    - with qk_norm "heads" `q_norm.weight` and `k_norm.weight`, [head_dim] each; with "whole" one for each element;
+    - with qk_norm "heads" `q_norm.weight` and `k_norm.weight`, [head_dim] each; with "whole" one for each element; with
+      "unit" none;
     - with sinks `sinks.weight` [num_heads].
     """
 
@@ -131,7 +134,7 @@ class GroupedQuerySpec:
     scale: float  # of the products of queries and keys
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Literal["", "heads", "whole"] = ""  # RMSNorm before rope: of each head, or of all of q and all of k
+    qk_norm: QKNorm = ""  # RMSNorm before rope: of each head, with weights or ("unit") without, or of all of q and of k
     softcap: float = 0.0  # scores are bounded: softcap * tanh(score / softcap); 0: not
     sinks: bool = False  # each head has the score of a further position without a value
 
@@ -156,7 +159,8 @@ class GroupedQuerySpec:
     @property
     def memory(self) -> AttentionMemory:
         """q, k and v twice, before and after rope, and the output; K and V gathered."""
-        repeated = (self.num_heads + self.num_kv_heads - 2) * self.head_dim if self.qk_norm == "heads" else 0
+        stored = {"heads": 2, "unit": 0}.get(self.qk_norm, self.num_heads + self.num_kv_heads)
+        repeated = (self.num_heads + self.num_kv_heads - stored) * self.head_dim
         return AttentionMemory(3 * self.query_width + 4 * self.kv_width, 2 * self.kv_width, repeated)
 
     @property

@@ -27,6 +27,7 @@ class ExpertNames:
     transposed: bool = False  # the matrices of stacks are [in, out]
     alternating: bool = False  # the rows of gate and up alternate in stacks; False: all of the gate come first
     stored: str = ""  # the type of stacks, if they hold codes (see penstock.gguf)
+    shared_fused: tuple[str, str] | None = None  # after `shared`: gate and up in one tensor, and down
 
 
 def moe_spec(
@@ -92,7 +93,9 @@ def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: 
         parameters += mlps("experts", each, moe.intermediate_size, biases=moe.biases)
     if moe.choice_bias:
         parameters.append(stacked(f"{ours}choice.bias", (), (f"{theirs}{names.choice_bias}", moe.num_experts)))
-    if moe.shared_intermediate_size:
+    if moe.shared_intermediate_size and names.shared_fused is not None:
+        parameters += _fused_mlp(f"{ours}shared.", f"{theirs}{names.shared}", moe, hidden, names.shared_fused)
+    elif moe.shared_intermediate_size:
         parameters += mlps("shared", [names.shared], moe.shared_intermediate_size)
     if moe.shared_gate:
         parameters.append(stacked(f"{ours}shared.gate.weight", (hidden,), (f"{theirs}{names.shared_gate}.weight", 1)))
@@ -123,3 +126,13 @@ def _of_stacks(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertN
             ]
             parameters.append(joined(f"{ours}{name}", (), vectors, ()))
     return [replace(parameter, experts=len(held)) for parameter in parameters]
+
+
+def _fused_mlp(ours: str, theirs: str, moe: MoESpec, hidden: int, names: tuple[str, str]) -> list[Parameter]:
+    """The matrices of a shared expert whose gate and up are one tensor."""
+    (gate_up, down), width = names, moe.shared_intermediate_size
+    halves = [TensorSource(f"{theirs}{gate_up}.weight", 0, width, first) for first in (0, width)]
+    return [
+        joined(f"{ours}gate_up.weight", (hidden,), halves, ()),
+        stacked(f"{ours}down.weight", (width,), (f"{theirs}{down}.weight", hidden)),
+    ]

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from penstock.families.attention_kinds import GroupedQuerySpec, RopeSpec
+from penstock.families.attention_kinds import GroupedQuerySpec, QKNorm, RopeSpec
 from penstock.families.experts import ExpertNames, expert_parameters
 from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows
 from penstock.families.rope_config import rope
@@ -73,7 +73,7 @@ def layer_spec(
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: Literal["", "heads", "whole"] = "",
+    qk_norm: QKNorm = "",
     softcap: float = 0.0,
     intermediate_size: int | None = None,
     **block: Any,
@@ -155,7 +155,7 @@ def decoder_spec(
         layers = [layers] * num_layers(config)
     if config.flag("gguf"):  # llama.cpp's conversion undoes these forms of tensors
         names = replace(names, by_group=False, transposed=False)
-        experts = None if experts is None else replace(experts, stacks=None)
+        experts = None if experts is None else replace(experts, stacks=None, shared_fused=None)
     positions = _integer(config, "max_position_embeddings", max_position)
     # A window that no position can leave is full attention: one KV group less.
     seen = [window if window < positions else 0 for window in windows or [0] * len(layers)]
@@ -256,7 +256,7 @@ def grouped_query_parameters(
     turned, output = names.transposed, [TensorSource(f"{theirs}{names.output}", 0, hidden)]
     parameters = _linear(f"{ours}qkv", hidden, heads, spec.qkv_bias, turned, parts)
     parameters += _linear(f"{ours}output", spec.query_width, output, spec.output_bias, turned)
-    if spec.qk_norm:
+    if spec.qk_norm in ("heads", "whole"):
         widths = parts[:2] if spec.qk_norm == "whole" else (spec.head_dim, spec.head_dim)
         for name, width in zip(("q_norm.weight", "k_norm.weight"), widths, strict=True):
             parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)], ()))

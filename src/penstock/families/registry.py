@@ -19,8 +19,9 @@ from penstock.families.decoders.glm4_moe import glm4_moe
 from penstock.families.decoders.gpt2 import gpt2
 from penstock.families.decoders.gpt_neox import gpt_neox
 from penstock.families.decoders.gpt_oss import gpt_oss
-from penstock.families.decoders.granite import granite
+from penstock.families.decoders.granite import granite, granite_4, granite_moe
 from penstock.families.decoders.llama import llama
+from penstock.families.decoders.llama4 import llama4, llama4_multimodal
 from penstock.families.decoders.mistral import ministral, ministral3, mistral
 from penstock.families.decoders.mixtral import mixtral
 from penstock.families.decoders.olmo import olmo2, olmo3
@@ -45,6 +46,8 @@ from penstock.gguf import is_gguf, read_gguf
 FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
         "LlamaForCausalLM": llama,
+        "Llama4ForCausalLM": llama4,
+        "Llama4ForConditionalGeneration": llama4_multimodal,
         "Qwen2ForCausalLM": qwen2,
         "Qwen3ForCausalLM": qwen3,
         "MistralForCausalLM": mistral,
@@ -62,6 +65,9 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "Olmo2ForCausalLM": olmo2,
         "Olmo3ForCausalLM": olmo3,
         "GraniteForCausalLM": granite,
+        "GraniteMoeForCausalLM": granite_moe,
+        "GraniteMoeSharedForCausalLM": granite_moe,
+        "GraniteMoeHybridForCausalLM": granite_4,
         "CohereForCausalLM": cohere,
         "Cohere2ForCausalLM": cohere2,
         "GlmForCausalLM": glm,

@@ -42,6 +42,7 @@ class MoESpec:
     weight_scale: float = 1.0  # of the weights of a token's experts
     choice_bias: bool = False  # a bias of scores that changes the choice alone
     biases: bool = False  # of the router and the experts
+    weigh_inputs: bool = False  # an expert's input is multiplied by its weight, not its output
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 

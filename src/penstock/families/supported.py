@@ -14,6 +14,8 @@ from penstock.families.spec import ModelSpec
 _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "LlamaForCausalLM": ("Llama 2, 3, 3.1 to 3.3; SmolLM 2; and all that have its architecture", ("llama",)),
+        "Llama4ForCausalLM": ("Llama 4 (text), up to 8191 tokens", ("llama4",)),
+        "Llama4ForConditionalGeneration": ("Llama 4, its language model, up to 8191 tokens", ()),
         "Qwen2ForCausalLM": ("Qwen 2, 2.5", ("qwen2",)),
         "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE, Qwen 2 MoE", ("qwen2moe",)),
         "Qwen3ForCausalLM": ("Qwen 3", ("qwen3",)),
@@ -31,6 +33,9 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
         "Olmo3ForCausalLM": ("OLMo 3", ("olmo2",)),
         "GraniteForCausalLM": ("Granite 3", ("granite",)),
+        "GraniteMoeForCausalLM": ("Granite 3 MoE", ("granitemoe",)),
+        "GraniteMoeSharedForCausalLM": ("Granite 4 preview, without Mamba layers", ("granitemoe",)),
+        "GraniteMoeHybridForCausalLM": ("Granite 4, without Mamba layers", ()),
         "CohereForCausalLM": ("Command R (without norms of heads)", ("command-r",)),
         "Cohere2ForCausalLM": ("Command R7B, Command A", ("cohere2",)),
         "GlmForCausalLM": ("GLM-4 (2024)", ()),
@@ -96,5 +101,8 @@ def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedMode
 
 
 def _sample(architecture: str) -> ModelSpec:
-    """A small spec of the family, with its defaults."""
-    return spec_from_config({**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]})
+    """A small spec of the family, with its defaults, but with attention in all layers."""
+    sample = {**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]}
+    if "Hybrid" in architecture:
+        sample["layer_types"] = ["full_attention"] * _SAMPLE["num_hidden_layers"]
+    return spec_from_config(sample)

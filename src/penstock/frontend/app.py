@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.config import ServerConfig
+from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
@@ -19,6 +20,7 @@ from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
+from penstock.frontend.serving import Prepare, Serving
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
@@ -34,26 +36,32 @@ def create_app(
     metrics: Metrics,
     limits: RequestLimits | None = None,
     tracer: Tracer | None = None,
+    prepare: Prepare | None = None,
 ) -> Access:
-    """Returns an ASGI app that serves one model.
+    """Returns an ASGI app that serves one model, which its `serving` can exchange by `prepare`.
 
     With an API key, every route requires it except health, version and metrics. Without one, a server on loopback
-    accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The app's
-    `lifecycle` counts requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
+    accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The routes
+    of `AdminRoutes` require the admin key or, if the server needs no key at all, loopback. The app's `lifecycle` counts
+    requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
     `tracer`, requests that generate are traced.
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
+    serving = Serving(model, metrics, limits.drain_timeout, prepare)
+    site = Site(serving, limits, config.seed, bodies, tracer)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
     shown_paths = {_shown(path): app for path, app in paths.items()}
     routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
-    rest = Starlette(routes=[*_Probes(model, lifecycle, metrics, wires).routes(), *routes])
+    probes = _Probes(serving, lifecycle, metrics, wires).routes()
+    rest = Starlette(routes=[*probes, *AdminRoutes(serving).routes(), *routes])
     rest.router.redirect_slashes = False
     template = _templates(rest.router.routes)
+
+    is_local = not config.api_key and config.host.strip("[]") in _LOOPBACK
 
     def encode_error(error: APIError, scope: Scope | None) -> Answer:
         at = None if scope is None else shown_paths.get(template(scope["path"]))
@@ -72,11 +80,14 @@ def create_app(
         rest.add_exception_handler(kind, answer_error)
     return Access(
         _Dispatch(paths, rest),
+        serving=serving,
         lifecycle=lifecycle,
         metrics=metrics,
         limits=limits,
         api_keys=[config.api_key] if config.api_key else [],
-        allowed_hosts=() if config.api_key or config.host.strip("[]") not in _LOOPBACK else _LOOPBACK,
+        admin_key=config.admin_key,
+        is_local=is_local,
+        allowed_hosts=(*_LOOPBACK, *config.allowed_host) if is_local or config.allowed_host else (),
         route_of=template,
         encode_error=encode_error,
         bodies=bodies,
@@ -86,7 +97,7 @@ def create_app(
         ).__contains__,
         is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
         quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
-        retry_after=model.client.queue.retry_after,
+        retry_after=lambda: serving.model.client.queue.retry_after(),
     )
 
 
@@ -112,8 +123,8 @@ class _Dispatch:
 class _Probes:
     """Routes about the server itself. They never run inference."""
 
-    def __init__(self, model: ServedModel, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
-        self._model = model
+    def __init__(self, serving: Serving, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
+        self._serving = serving
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._wires = wires
@@ -132,16 +143,20 @@ class _Probes:
         ]
 
     async def _live(self, request: Request) -> Response:
-        healthy = self._model.client.healthy
+        healthy = self._serving.healthy
         return _json({"status": "alive" if healthy else ENGINE_ENDED}, 200 if healthy else 503)
 
     async def _ready(self, request: Request) -> Response:
         if self._lifecycle.draining:
             return _json({"status": "draining"}, 503)
-        client = self._model.client
+        client = self._serving.model.client
         if client.restarting:
             return _json({"status": "the engine is started again"}, 503)
-        return _json({"status": "ready" if client.healthy else ENGINE_ENDED}, 200 if client.healthy else 503)
+        if self._serving.holding:
+            return _json({"status": "the model is reloaded"}, 503)
+        if not client.healthy:
+            return _json({"status": ENGINE_ENDED}, 503)
+        return _json({"status": "asleep" if client.asleep else "ready"})  # a request wakes it
 
     async def _show_version(self, request: Request) -> Response:
         return _json({"version": __version__})
@@ -153,7 +168,7 @@ class _Probes:
     async def _show_openapi(self, request: Request) -> Response:
         from penstock.frontend.openapi import document  # needs the packages of all wires
 
-        return Response(document(tuple(self._wires), self._model.name), media_type="application/json")
+        return Response(document(tuple(self._wires), self._serving.model.name), media_type="application/json")
 
 
 def _shown(path: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.messages import DeadlineExceeded, EngineError, QueueFull, RequestRejected
+from penstock.messages import GRAMMAR_TOO_COMPLEX, DeadlineExceeded, EngineError, QueueFull, RequestRejected
 
 INTERNAL_ERROR = "internal_error"  # the code of an unexpected exception
 
@@ -76,6 +76,8 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
             return invalid(str(error), getattr(error, "param", None), "request_rejected")
         case EngineError():
             return APIError(503, str(error), code="engine_unavailable", retry_after=retry_after)
+        case GenerationFailed() if str(error).startswith(GRAMMAR_TOO_COMPLEX):
+            return invalid(f"{error}; send a simpler one", code="invalid_grammar")
         case GenerationFailed():
             return APIError(500, str(error), code="generation_failed")
         case _:

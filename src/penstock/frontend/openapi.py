@@ -23,6 +23,12 @@ _PROBES = {
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This document",
 }
+_ADMIN = {
+    "/reload": ("post", "Load the model and its settings again; with drain_first=true, end the old engine first"),
+    "/sleep": ("post", "End the engine until a request comes"),
+    "/wake_up": ("post", "Start the engine"),
+    "/is_sleeping": ("get", "Whether the engine is asleep"),
+}
 _ERROR = {
     "type": "object",
     "description": "An error. Its message names the value, the limit and what to change.",
@@ -37,6 +43,10 @@ _ERROR = {
             },
         }
     },
+}
+_FAILED = {
+    "description": "An error",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 
 
@@ -69,6 +79,16 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
                 "responses": answers,
             }
         }
+    for path, (method, summary) in _ADMIN.items():
+        paths[path] = {
+            method: {
+                "tags": ["operator"],
+                "summary": summary,
+                "operationId": path[1:],
+                "security": [{"admin": []}, {}],
+                "responses": {"200": {"description": summary, "content": {"application/json": {}}}, "default": _FAILED},
+            }
+        }
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -78,7 +98,8 @@ def document(wires: tuple[Wire, ...], model: str) -> bytes:
             "components": {
                 "schemas": {**{name: dict(schema) for name, schema in components.items()}, "Error": _ERROR},
                 "securitySchemes": {
-                    "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"}
+                    "key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has an API key"},
+                    "admin": {"type": "http", "scheme": "bearer", "description": "The server's admin key"},
                 },
             },
         }
@@ -105,10 +126,7 @@ def _fields(
         "operationId": _id(wire, route),
         "responses": {
             "200": {"description": "The answer", "content": answer},
-            "default": {
-                "description": "An error",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-            },
+            "default": _FAILED,
         },
     }
     if route.public:

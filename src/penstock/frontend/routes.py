@@ -1,8 +1,10 @@
 """The routes of the wires, as ASGI apps: they read the body, call the wire's function and send what it answers."""
 
+import asyncio
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -14,6 +16,7 @@ from penstock.frontend.http.asgi import (
     Answer,
     ASGIApp,
     Receive,
+    RequestInfo,
     Scope,
     Send,
     header,
@@ -25,14 +28,15 @@ from penstock.frontend.http.body import read_body
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
-from penstock.frontend.served import ServedModel
+from penstock.frontend.serving import Serving, Version
 from penstock.frontend.sockets import serve_socket
 from penstock.frontend.wires import Wire, WireRoute
-from penstock.messages import EngineError
-from penstock.observe.model_metrics import ModelMetrics
+from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
 
+_SHOWS = ("GET", "HEAD")
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
 
@@ -40,25 +44,49 @@ ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 class Site:
     """The objects that every route uses."""
 
-    model: ServedModel
+    serving: Serving
     limits: RequestLimits
-    metrics: ModelMetrics
     seed: int | None
     bodies: BodyBuffers
     tracer: Tracer | None = None
 
-    def context(self, scope: Scope) -> RequestContext:
+    @asynccontextmanager
+    async def version(self, scope: Scope) -> AsyncIterator[Version]:
+        """Gives the version for a request whose body has been read, until the request ends. GET only shows what is
+        served: it does not wait for a reload, and keeps no engine awake."""
+        if scope["method"] in _SHOWS:
+            yield self.serving.version
+            return
+        version = await self._enter(scope)
+        try:
+            yield version
+        finally:
+            version.leave()
+
+    async def _enter(self, scope: Scope) -> Version:
+        if not self.serving.holding:
+            return await self.serving.enter()
+        due, _ = deadlines(self.context(scope, self.serving.version), None, None)
+        try:
+            async with asyncio.timeout(None if due is None else due - time.monotonic()):
+                return await self.serving.enter()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the model was being reloaded; send the request again, with a longer timeout"
+            ) from None
+
+    def context(self, scope: Scope, version: Version) -> RequestContext:
         info = request_info(scope)
         info.answer_id = secrets.token_hex(12)
         return RequestContext(
-            self.model,
+            version.model,
             self.limits,
             id=info.answer_id,
             created=int(time.time()),
             tenant=info.tenant,
             path=scope.get("path_params", {}),
             headers=scope["headers"],
-            metrics=self.metrics,
+            metrics=version.metrics,
             seed=self.seed,
             start=request_info(scope).start,
         )
@@ -137,47 +165,52 @@ class _GenerateRoute(_Route):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, info = self._site, request_info(scope)
         read = getattr(self._wire.package, self._function)
-        if not site.model.client.healthy:
+        model = site.serving.model
+        if not model.client.healthy:
             raise EngineError(f"{ENGINE_ENDED}; restart the server, then send this again")
-        check_generates(site.model)
+        check_generates(model)
         if site.tracer is not None:
             info.trace = site.tracer.begin(trace_headers(scope), info.start)
-        site.model.client.queue.check()
+        model.client.queue.check()
         held = site.bodies.hold()
         try:
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
-            async with while_connected(receive):
-                call = cast(Call | Answer, await read(body, site.context(scope)))
+            async with while_connected(receive), site.version(scope) as version:
+                check_generates(version.model)
+                call = cast(Call | Answer, await read(body, site.context(scope, version)))
                 del body
                 held.release()
-                if isinstance(call, Answer):
-                    await _send_answer(call, send)
-                    return
-                generation = Generation(
-                    site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
-                )
-                if call.stream:
-                    await stream(generation, call.codec, send, site.limits.retry_after)
-                else:
-                    await respond(send, 200, await collect(generation, call.codec))
+                await self._answer(call, version, info, send)
         except ClientGone:
             info.client_gone = True
         finally:
             held.release()
+
+    async def _answer(self, call: Call | Answer, version: Version, info: RequestInfo, send: Send) -> None:
+        if isinstance(call, Answer):
+            await _send_answer(call, send)
+            return
+        generation = Generation(
+            version.model, call.parts, version.metrics, call.operation, info.start, info.request_id, info.trace
+        )
+        if call.stream:
+            await stream(generation, call.codec, send, self._site.limits.retry_after)
+        else:
+            await respond(send, 200, await collect(generation, call.codec))
 
 
 class _AnswerRoute(_Route):
     """A route that gives one answer, without streaming."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = getattr(self._wire.package, self._function)
-        held = self._site.bodies.hold()
+        site, answer = self._site, getattr(self._wire.package, self._function)
+        held = site.bodies.hold()
         try:
             body = b""
             if _has_body(scope):
-                body = await read_body(scope, receive, self._site.limits, held, any_type=self._wire.any_type)
-            async with while_connected(receive):
-                made: bytes | Answer = await answer(body, self._site.context(scope))
+                body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
+            async with while_connected(receive), site.version(scope) as version:
+                made: bytes | Answer = await answer(body, site.context(scope, version))
         except ClientGone:
             request_info(scope).client_gone = True
             return
@@ -207,6 +240,6 @@ async def _send_answer(answer: Answer, send: Send) -> None:
 
 def _has_body(scope: Scope) -> bool:
     """False for GET: pages are answered without a key, and what nobody uses must not fill the bodies' budget."""
-    if scope["method"] in ("GET", "HEAD"):
+    if scope["method"] in _SHOWS:
         return False
     return header(scope, b"content-length") not in (None, b"0") or header(scope, b"transfer-encoding") is not None

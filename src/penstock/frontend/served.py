@@ -27,6 +27,7 @@ class ServedModel:
     client: EngineClient
     tokenizer: Tokenizer
     created: int
+    fingerprint: str = ""  # of the weights and all else that answers depend on; OpenAI's system_fingerprint
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     tool_format: str = "auto"

@@ -40,10 +40,11 @@ class Experts(Protocol):
         first: int = 0,
         shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
+        weigh_inputs: bool = False,
     ) -> Tensor:
         """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, plus
-        the shared expert's output, plus the residual, in fp32. The matrices are those of the experts from `first` on;
-        all others give 0."""
+        the shared expert's output, plus the residual, in fp32. With `weigh_inputs` an expert's input is weighted, not
+        its output. The matrices are those of the experts from `first` on; all others give 0."""
         ...
 
 
@@ -106,16 +107,20 @@ class TorchExperts:
         first: int = 0,
         shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
+        weigh_inputs: bool = False,
     ) -> Tensor:
         outputs = torch.zeros(*routing.experts.shape, x.shape[1])  # fp32
         for expert, matrices in enumerate(zip(gate_up.each, down.each, strict=True), first):
             tokens, slots = (routing.experts == expert).nonzero(as_tuple=True)
             if len(tokens):
-                inner = self._linear.gated(x[tokens], matrices[0], activation)
+                mine = x[tokens]
+                if weigh_inputs:
+                    mine = (mine.float() * routing.weights[tokens, slots, None]).to(x.dtype)
+                inner = self._linear.gated(mine, matrices[0], activation)
                 outputs[tokens, slots] = self._linear(inner, matrices[1]).float()
         total = torch.zeros(x.shape)
         for output, weights in zip(outputs.unbind(1), routing.weights.unbind(1), strict=True):
-            total += output * weights[:, None]
+            total += output if weigh_inputs else output * weights[:, None]
         if shared is not None:
             total += shared.output.float() * (1.0 if shared.gate is None else shared.gate.sigmoid())
         return (total if residual is None else total + residual.float()).to(x.dtype)
@@ -134,7 +139,7 @@ def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
 
 
 def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(x, routing, count, gate_up, down, biases, activation, first, shared, residual)."""
+    """(x, routing, count, gate_up, down, biases, activation, first, shared, residual, weigh_inputs)."""
     normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
     route = TorchExperts(TorchLinear()).route
     for tokens in (0, 1, 2, 9, 75):
@@ -142,7 +147,7 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
             x, residual = normal(tokens, hidden), normal(tokens, hidden)
             everywhere = route(floats(tokens, held), slots, normalize=True)
-            yield x, everywhere, held, *matrices, (None, None), "silu", 0, None, None
+            yield x, everywhere, held, *matrices, (None, None), "silu", 0, None, None, False
             gate = floats(tokens, 1) if slots > 1 else None
             elsewhere = route(floats(tokens, held + 5), slots, normalize=False)
             yield (
@@ -155,6 +160,7 @@ def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
                 3,
                 SharedExpertOutput(normal(tokens, hidden), gate),
                 residual,
+                slots != 3,
             )
 
 
@@ -166,7 +172,7 @@ def biased_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, 
         matrices = normal(held * 2 * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
         routing = TorchExperts(TorchLinear()).route(floats(tokens, held), slots, normalize=True)
         biases = normal(held * 2 * width), normal(held * hidden)
-        yield normal(tokens, hidden) * 3, routing, held, *matrices, biases, "swiglu_oai", 0, None, None
+        yield normal(tokens, hidden) * 3, routing, held, *matrices, biases, "swiglu_oai", 0, None, None, False
 
 
 def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
@@ -176,7 +182,8 @@ def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
 
 
 def run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
-    x, routing, count, gate_up, down, biases, activation, first, shared, residual = arguments
+    x, routing, count, gate_up, down, biases, activation, first, shared, residual, weigh_inputs = arguments
+    options = {"first": first, "shared": shared, "residual": residual, "weigh_inputs": weigh_inputs}
     matrices = experts.pack(gate_up, count, biases[0], gated=True), experts.pack(down, count, biases[1])
-    result: Tensor = experts(x, routing, *matrices, activation, first=first, shared=shared, residual=residual)
+    result: Tensor = experts(x, routing, *matrices, activation, **options)
     return result

@@ -1,6 +1,6 @@
 """Frozen structs that cross a boundary between rooms, and the protocols between rooms. No behaviour but packing."""
 
-from penstock.messages.delta import EngineInfo, EngineStats, RequestTiming, TokenDelta
+from penstock.messages.delta import GRAMMAR_TOO_COMPLEX, EngineInfo, EngineStats, RequestTiming, TokenDelta
 from penstock.messages.limits import InvalidParameter, check_sampling
 from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
 from penstock.messages.plan import (
@@ -29,6 +29,7 @@ from penstock.messages.protocols import (
 from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
+    "GRAMMAR_TOO_COMPLEX",
     "BlockCopy",
     "Capacity",
     "Clock",

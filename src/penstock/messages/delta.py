@@ -40,6 +40,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pooled: bytes = b""  # float32 numbers: the vector of a request with `pooling`, in its only delta
 
 
+GRAMMAR_TOO_COMPLEX = "the request's grammar is too complex"  # so begins an error that the request has caused
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Gauges now and counters since start, after a step. Block counts are per KV group."""
 
@@ -108,4 +111,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     eos_token_ids: tuple[int, ...] = ()
     memory: tuple[MemoryRow, ...] = ()
+    fingerprint: str = ""  # of the weights as they were loaded, and of what may change a bit of the results
     cpu: int | None = None  # the one processor that the engine's loop stays on, where it does

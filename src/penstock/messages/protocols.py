@@ -111,6 +111,20 @@ class EngineClient(Protocol):
         """How often the engine was started again."""
         ...
 
+    @property
+    def asleep(self) -> bool:
+        """True after `sleep`, until a request or `wake` begins to start the engine again."""
+        ...
+
+    async def sleep(self) -> None:
+        """End the engine to give its memory back. The next request, or `wake`, starts it again. Raises EngineError
+        while requests are open, and for an engine that cannot be started again."""
+        ...
+
+    async def wake(self) -> None:
+        """Return when the engine is not asleep and not being started. Raises EngineError if it does not start."""
+        ...
+
     async def control(self, message: str) -> str:
         """Operator commands: 'reset_prefix_cache'. Raises ValueError for one it does not know."""
         ...

@@ -79,7 +79,9 @@ class GroupedQueryAttention:
     @classmethod
     def make(cls, spec: GroupedQuerySpec, parameters: LayerParameters, model: ModelSpec) -> "GroupedQueryAttention":
         qk_norm = None
-        if spec.qk_norm:
+        if spec.qk_norm == "unit":
+            qk_norm = parameters.ones(spec.num_heads + spec.num_kv_heads, spec.head_dim)
+        elif spec.qk_norm:
             q, k = parameters.vector("q_norm"), parameters.vector("k_norm")
             if spec.qk_norm == "heads":
                 q, k = q.repeat(spec.num_heads), k.repeat(spec.num_kv_heads)

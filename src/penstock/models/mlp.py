@@ -81,6 +81,7 @@ class Mixture:
             first=spec.first_expert,
             shared=shared,
             residual=residual,
+            weigh_inputs=spec.weigh_inputs,
         )
 
 

@@ -24,6 +24,11 @@ class LayerParameters:
         vector: Tensor = self.all.pop(f"{self.prefix}{name}.{kind}")
         return vector
 
+    def ones(self, *shape: int) -> Tensor:
+        """Returns ones, of the dtype and on the device of the layer's vectors."""
+        vector: Tensor = self.all[f"{self.prefix}mlp_norm.weight"]
+        return vector.new_ones(shape)
+
     def norm(self, name: str, model: ModelSpec) -> Norm:
         """Returns the norm `name`, with its bias if there is one."""
         bias = self.all.pop(f"{self.prefix}{name}.bias", None)

@@ -22,6 +22,7 @@ from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, 
 T = TypeVar("T")
 _PREFIXES = ("penstock_", "vllm:")
 _IDLE = EngineStats()
+RELOADS = ("done", "unchanged", "refused", "failed")  # the results of reloads
 
 
 class Metrics:
@@ -32,6 +33,7 @@ class Metrics:
         self.registry = registry
         self.in_flight: Callable[[], int] = lambda: 0  # the number of requests being answered
         self.certificate_end: Callable[[], float] | None = None  # of TLS, in seconds since the epoch; None: no TLS
+        self.reloads = dict.fromkeys(RELOADS, 0)  # by result
         self._models: dict[str, ModelMetrics] = {}
         self._requests: dict[tuple[str, str, str], int] = {}  # by method, route and code
         self._dropped_lines = dropped_lines
@@ -49,6 +51,10 @@ class Metrics:
             raise ValueError(f"model {name!r} has its metrics already; give each model a different name")
         found = self._models[name] = ModelMetrics(name, engine, costs)
         return found
+
+    def forget(self, name: str) -> None:
+        """Removes the series of a model that is no longer served."""
+        del self._models[name]
 
     def http_request(self, method: str, route: str, code: int) -> None:
         """Counts an answered request. `route` is the route's template, so that there are few labels."""
@@ -69,6 +75,11 @@ class Metrics:
         if self.certificate_end is not None:
             expires.add_metric([], self.certificate_end())
         yield expires
+        text = "Reloads of the model, by result."
+        reloads = CounterMetricFamily("penstock_reloads", text, labels=["result"])
+        for result, count in self.reloads.items():
+            reloads.add_metric([result], count)
+        yield reloads
         text = "Log lines dropped because standard error was full."
         yield CounterMetricFamily("penstock_log_lines_dropped", text, value=self._dropped_lines())
 
@@ -173,7 +184,7 @@ class _Collector:
             yield family
 
     def _machine(self, load: dict[str, EngineStats]) -> Iterator[Metric]:
-        """What the engine's processes use, and what the machine can do. These have no other names."""
+        """The version, what the engine's processes use, and what the machine can do. These have no other names."""
         labels = ["model_name"]
         memory = GaugeMetricFamily(
             "penstock_engine_resident_memory_bytes", "Resident memory of the engine and its ranks.", labels=labels
@@ -187,15 +198,19 @@ class _Collector:
         flops = GaugeMetricFamily(
             "penstock_machine_flops_per_second", "The most operations in products with weights.", labels=labels
         )
+        version = GaugeMetricFamily(
+            "penstock_model_info", "Always 1; the fingerprint is of the version.", labels=["model_name", "fingerprint"]
+        )
         for name, model in self._models.items():
-            if (used := usage(model.engine.info.pid)) is not None:
+            version.add_metric([name, model.fingerprint], 1.0)
+            if not model.engine.asleep and (used := usage(model.engine.info.pid)) is not None:
                 memory.add_metric([name], used[0])
                 seconds.add_metric([name], used[1])
             peak = model.machine(load[name])
             for family, rate in ((bandwidth, peak.read_bytes), (flops, peak.flops)):
                 if rate:
                     family.add_metric([name], rate)
-        yield from (memory, seconds, bandwidth, flops)
+        yield from (version, memory, seconds, bandwidth, flops)
 
     def _absent(self) -> Iterator[Metric]:
         """What vLLM has or had, and this server does not: swapping, and adapters."""

@@ -21,6 +21,8 @@ class EngineView(Protocol):
     @property
     def restarts(self) -> int: ...
     @property
+    def asleep(self) -> bool: ...
+    @property
     def queue(self) -> Queue: ...
     def stats(self) -> EngineStats: ...
 
@@ -43,6 +45,7 @@ class ModelMetrics:
         """Without `costs`, the work of steps is not estimated."""
         self.name = name
         self.engine = engine
+        self.fingerprint = ""  # of the version that is served
         self._seen = engine.stats()
         self._peak = None if costs is None else costs.peak
         self.work = None if costs is None else WorkTotals(costs.costs)
@@ -61,6 +64,13 @@ class ModelMetrics:
         self.generation_sizes = Histogram(TOKEN_COUNTS)
         self.step_sizes = Histogram(TOKEN_COUNTS)
         self.operations: dict[str, Latencies] = {}
+
+    def exchange(self, costs: CostModel | None) -> None:
+        """Takes the costs of another engine's steps. The totals go on."""
+        before = self.work
+        self.work = None if costs is None else WorkTotals(costs.costs)
+        if before is not None and self.work is not None:
+            self.work.read_bytes, self.work.flops = before.read_bytes, before.flops
 
     def request_prefilled(self, operation: str, prompt_tokens: int, seconds: float) -> None:
         """Counts a request whose first token arrived `seconds` after the request."""

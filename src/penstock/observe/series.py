@@ -18,6 +18,7 @@ GAUGES: tuple[tuple[str, str, Callable[[EngineView, EngineStats], float]], ...] 
     ("num_tokens_waiting", "Prompt tokens of requests waiting to run.", lambda engine, _: engine.queue.tokens),
     ("max_num_seqs", "Most requests in the running batch.", lambda engine, _: engine.info.max_num_seqs),
     ("kv_cache_usage_perc", "Share of KV blocks held by requests, 1 = all.", lambda _, stats: stats.kv_usage),
+    ("engine_asleep", "1 while the engine is asleep: a request starts it.", lambda engine, _: float(engine.asleep)),
     ("engine_healthy", "1 while the engine can serve.", lambda engine, _: float(serves(engine))),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics, EngineStats], float]], ...] = (

@@ -1,6 +1,6 @@
 """Everything that happens to a scheduler, as events. The same events give the same plans (see `replay`)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from typing import IO, Protocol
 
@@ -74,13 +74,21 @@ class EventLog(Protocol):
 class EventFile:
     """Writes one JSON object a line. It holds the token ids of prompts and outputs."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        """Open `file` without a buffer to have every event on disk when the process dies."""
-        self._file = file
+    def __init__(self, file: IO[bytes], failed: Callable[[OSError], None]) -> None:
+        """Open `file` without a buffer to have every event on disk when the process dies. If a write fails, as on a
+        full disk, `failed` is called and the log ends there. The scheduler goes on."""
+        self._file: IO[bytes] | None = file
+        self._failed = failed
         self._encode = msgspec.json.Encoder().encode
 
     def append(self, event: Event, /) -> None:
-        self._file.write(self._encode(event) + b"\n")
+        if self._file is None:
+            return
+        try:
+            self._file.write(self._encode(event) + b"\n")
+        except OSError as error:
+            self._file = None
+            self._failed(error)
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[Event]:

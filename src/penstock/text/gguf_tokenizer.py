@@ -24,7 +24,7 @@ _MAX_PIECE = 512  # characters of a token with a score
 _MAX_PIECES = 16 << 20  # characters of all tokens with a score
 _MAX_RESPELLED = 256  # tokens
 _MATCHED: Final = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
-_NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "mask")
+_NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "mask", "fim_pre", "fim_suf", "fim_mid")
 # Phi-3 drops white space after special tokens. Files do not say so: llama.cpp goes by the model's name.
 _STRIPPING_MODELS: Final = ("phi-3", "phi3")
 _NOT_STRIPPING: Final = ("<unk>", "<s>", "<|endoftext|>")

@@ -11,10 +11,13 @@ from penstock.gguf import GgufError, is_gguf, read_gguf
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
 from penstock.text.gguf_tokenizer import build_tokenizer, read_templates
+from penstock.text.infill import Infill, find_infill
 from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read_special_tokens
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import TokenBytes, read_decoder
 from penstock.text.tokenizer_classes import tokenizer_class
+
+_BEFORE = "\N{WHITE SMILING FACE}"  # no token is longer and begins with it
 
 
 class TextTokens(NamedTuple):
@@ -50,6 +53,7 @@ class Tokenizer:
     eos_token_id: int | None
     special_ids: frozenset[int]  # the ids that skip_special_tokens leaves out
     chat_template: ChatTemplate | None
+    infill: Infill | None  # of a model that fills gaps
 
     def __init__(self, backend: Backend, special: SpecialTokens, chat_template: ChatTemplate | None) -> None:
         self._backend = backend
@@ -59,6 +63,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.chat_template = chat_template
+        self.infill = find_infill(lambda token: _id(backend, token), special.text)
         decoder = backend.decoder
         spec = None if decoder is None else msgspec.json.decode(decoder.__getstate__())
         self._spelling = read_decoder(spec)
@@ -118,6 +123,25 @@ class Tokenizer:
             raise _refusal(text, error) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_infill(self, before: str, after: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Returns a prompt whose continuation belongs between two texts, for a tokenizer with `infill`. Raises
+        TokenizerError as `encode` does."""
+        assert self.infill is not None
+        ids = self.infill.arrange(self.encode(before, add_special_tokens=False), self._encode_inside(after))
+        if not add_special_tokens:
+            return ids
+        whole, plain = self.encode("x"), self.encode("x", add_special_tokens=False)
+        first = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)  # of "x": BOS is before it
+        return whole[:first] + ids
+
+    def _encode_inside(self, text: str) -> list[int]:
+        """The ids of a text that something comes before: SentencePiece puts a space before the first one."""
+        plain = self.encode(_BEFORE, add_special_tokens=False)
+        if not text or not self.token_bytes(plain[0]).startswith(b" "):
+            return self.encode(text, add_special_tokens=False)
+        ids = self.encode(_BEFORE + text, add_special_tokens=False)
+        return ids[len(plain) :] if ids[: len(plain)] == plain else self.encode(text, add_special_tokens=False)
 
     def encode_text(self, text: str, second: str | None = None, *, add_special_tokens: bool = True) -> TextTokens:
         """Returns the tokens of a text, or of a pair. Raises TokenizerError as `encode` does."""

@@ -31,6 +31,7 @@ def test_a_real_model(run_command: RunCommand) -> None:
         "context": "8,192 tokens",
         "vocabulary": "49,152 tokens",
         "licence": "Apache-2.0",
+        "checksums": "none (penstock manifest)",
         "sampling": "temperature 0, repetition_penalty 1.05",
         "chat template": "368 characters; --template prints it",
     }

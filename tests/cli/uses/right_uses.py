@@ -27,7 +27,7 @@ SERVER = (
     "--max-logprobs 5 --max-stop-strings 4 --max-priority 3 --tool-format hermes --reasoning-format think "
     "--thinking-budget 100 --drain-timeout 5 --step-deadline 60 --log-format json "
     "--event-log events.jsonl --cors-origin https://ours.example --request-timeout 60 --first-token-timeout 30 "
-    "--target-itl 50"
+    "--target-itl 50 --admin-key operator --allowed-host localhost --sleep-after 600"
 )
 SAMPLING = (
     "--temperature 0.7 --top-p 0.9 --top-k 40 --min-p 0.05 --repetition-penalty 1.1 --presence-penalty 0.2 "
@@ -55,6 +55,8 @@ MODELS: Sequence[str] = (  # in this order
     f"show {HUB}",
     "show tiny --json",
     "show tiny --template",
+    f"manifest {HUB}",
+    f"manifest {HUB} --check",
     f"plan {HUB}",
     f"rm {HUB} --yes",
 )
@@ -79,6 +81,9 @@ WITH_SERVER: Sequence[str] = (
     "--shared-prefix 8 --vocab-size 300 --request-rate 100 --burstiness 0.5 --concurrency 2 "
     "--slo ttft=5,tpot=1,e2e=10 --seed 3 --json load.json",
     "top {url} --once --interval 0.5 --api-key secret",
+    "reload {url} --admin-key operator --drain-first",
+    "sleep {url} --admin-key operator",
+    "wake {url} --admin-key operator",
 )
 OTHERS: Sequence[str] = ("completion bash", "completion zsh", "completion fish", "replay {log}")
 

@@ -159,7 +159,7 @@ def test_servers(folder: Path, environment: dict[str, str], monkeypatch: pytest.
     with serving(folder / "one.log", *flags(secured), model=HUB_MODEL, context=context) as server:
         assert listed(server, "Bearer secret") == ["ours", "also-ours"]
     assert json.loads((folder / "one.log").read_text().splitlines()[-1])
-    load = "--served-model-name ours --api-key secret --event-log events.jsonl"
+    load = "--served-model-name ours --api-key secret --admin-key operator --event-log events.jsonl"
     with serving(folder / "two.log", *flags(ranked), *load.split(), model="tiny") as server:
         for line in WITH_SERVER:
             run(line.format(url=server.url), folder, environment)

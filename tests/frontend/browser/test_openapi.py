@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 
-from penstock.frontend.http.access import OPEN_PATHS
+from penstock.frontend.http.access import ADMIN_PATHS, OPEN_PATHS
 from penstock.frontend.wires import WIRES
 from tests.frontend.conftest import NAME, Site
 
@@ -26,7 +26,8 @@ async def test_every_route_is_in_it(site: Site) -> None:
         for route in wire.routes
         if route.kind != "socket"  # OpenAPI has no word for them
     }
-    assert described == routes | {("GET", path.decode()) for path in OPEN_PATHS} | {("GET", "/openapi.json")}
+    admin = {("GET" if path == b"/is_sleeping" else "POST", path.decode()) for path in ADMIN_PATHS}
+    assert described == routes | admin | {("GET", path.decode()) for path in OPEN_PATHS} | {("GET", "/openapi.json")}
 
 
 async def test_its_references_are_whole_and_names_are_different(site: Site) -> None:

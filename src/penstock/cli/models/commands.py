@@ -1,4 +1,4 @@
-"""Defines the arguments of `penstock list | pull | show | rm | models`."""
+"""Defines the arguments of `penstock list | pull | show | rm | manifest | models`."""
 
 from typing import Annotated
 
@@ -29,6 +29,11 @@ def add_model_commands(app: typer.Typer) -> None:
     app.command("list", help="List the models on this machine.")(_list)
     app.command("pull", help="Download a model, or continue a download. Shows its progress.")(_pull)
     app.command("show", help="Show the facts of a model on this machine. Loads no weights.")(_show)
+    app.command(
+        "manifest",
+        short_help="Write the SHA-256 sums of a model's files.",
+        help="Write the SHA-256 sums of a model's files into SHA256SUMS beside them. Every start checks them.",
+    )(_manifest)
     app.command("models", help="Show which models can be served, and what they combine with.")(_models)
     app.command("rm", help="Remove a model from Hugging Face's cache.")(_rm)
 
@@ -56,6 +61,17 @@ def _show(
     from penstock.config.texts import checked_flag
 
     show(model, checked_flag("--revision", revision), template, as_json)
+
+
+def _manifest(
+    model: Annotated[str | None, MODEL] = None,
+    revision: Annotated[str | None, REVISION] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check the files now, and write nothing.")] = False,
+) -> None:
+    from penstock.cli.models.manifest import manifest
+    from penstock.config.texts import checked_flag
+
+    manifest(model, checked_flag("--revision", revision), check)
 
 
 def _rm(

@@ -15,6 +15,7 @@ from penstock.families import ModelSpec, UnsupportedModel, load_generation_defau
 from penstock.text import TokenizerError, chat_template_sources
 from penstock.weights.hub import locate_model
 from penstock.weights.local_models import local_models
+from penstock.weights.manifest import NAME, read_manifest
 from penstock.weights.packaged import locate_default, packaged_model
 
 MAX_CARD_CHARACTERS = 1 << 16
@@ -61,6 +62,7 @@ def _figures(name: str, facts: LocalModelFacts) -> dict[str, Any]:
         "parameters": facts.parameters,
         "context": facts.context,
         "licence": packaged.licence if packaged else _licence(facts),
+        "checked_files": _checked_files(facts.path),
         "sampling": {**(packaged.generation if packaged else {}), **load_generation_defaults(facts.path)},
         "chat_templates": _templates(facts.path),
         "types": [_type(row) for row in facts.types],
@@ -73,6 +75,15 @@ def _spec(path: Path) -> tuple[ModelSpec | None, str | None]:
         return load_spec(path), None
     except UnsupportedModel as error:
         return None, str(error)
+
+
+def _checked_files(path: Path) -> int | None:
+    """How many files each start compares with the model's manifest; None without a manifest."""
+    try:
+        sums = read_manifest(path)
+    except ValueError:  # of files that cannot be served, as "problem" says
+        return None
+    return None if sums is None else len(sums)
 
 
 def _templates(path: Path) -> dict[str, str]:
@@ -117,6 +128,7 @@ def _print(figures: Mapping[str, Any]) -> None:
     templates = figures["chat_templates"]
     characters = sum(map(len, templates.values()))
     sampling = ", ".join(f"{name} {value:g}" for name, value in figures["sampling"].items())
+    checked = figures["checked_files"]
     layers = f", {figures['layers']} layers" if figures["layers"] else ""
     lines = {
         "path": figures["path"],
@@ -127,6 +139,7 @@ def _print(figures: Mapping[str, Any]) -> None:
         "context": figures["context"] and f"{figures['context']:,} tokens",
         "vocabulary": figures["vocabulary"] and f"{figures['vocabulary']:,} tokens",
         "licence": figures["licence"] or "not named in its files",
+        "checksums": f"{checked} files are checked at every start ({NAME})" if checked else "none (penstock manifest)",
         "sampling": sampling or "no values recommended",
         "chat template": f"{characters:,} characters; --template prints it" if templates else "none: completes texts",
     }

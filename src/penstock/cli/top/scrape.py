@@ -69,7 +69,7 @@ def scrape(url: str, api_key: str | None) -> Scrape:
             f"{url}/metrics answers with status {error.code}{remedy or ': is it a Penstock server?'}"
         ) from None
     except (OSError, ValueError) as error:  # a URLError has the reason inside
-        raise NoServer(f"{url} does not answer ({_reason(error)}): is a server running there?") from None
+        raise NoServer(f"{url} does not answer ({why_no_answer(error)}): is a server running there?") from None
     if len(body) > MAX_BYTES:
         raise NoServer(f"{url}/metrics has more than {MAX_BYTES >> 20} MiB: is it a Penstock server?")
     found = parse(body.decode("utf-8", "replace"))
@@ -94,7 +94,8 @@ def parse(text: str) -> Scrape:
     return Scrape(moment, samples)
 
 
-def _reason(error: Exception) -> str:
+def why_no_answer(error: Exception) -> str:
+    """The reason of a request's failure, in a few words."""
     inner = getattr(error, "reason", error)
     code = getattr(inner, "errno", None)
     if isinstance(inner, OSError) and code and code > 0 and not hasattr(inner, "verify_message"):

@@ -53,7 +53,9 @@ def _model(model: str, now: Scrape, before: Scrape | None) -> list["RenderableTy
 
     healthy = now.value("penstock_engine_healthy", model_name=model)
     state = Text(one_line(model), style="bold")
-    state.append("  ready" if healthy else "  the engine does not serve", style="green" if healthy else "bold red")
+    asleep = now.value("penstock_engine_asleep", model_name=model)
+    ready = "  asleep: a request wakes it" if asleep else "  ready"
+    state.append(ready if healthy else "  the engine does not serve", style="green" if healthy else "bold red")
     running, waiting, places, usage = (
         now.value(f"penstock_{name}", model_name=model) or 0.0
         for name in ("num_requests_running", "num_requests_waiting", "max_num_seqs", "kv_cache_usage_perc")

@@ -9,10 +9,11 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from penstock.engine.processors import running_on
 from penstock.engine.signals import group_signals_blocked
 
 if TYPE_CHECKING:
@@ -38,17 +39,30 @@ class EngineChild:
     Leaving the context kills it, unless `take_over` was called.
     """
 
-    def __init__(self, command: Sequence[str] = ENGINE, *, import_runtime: bool = False) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = ENGINE,
+        *,
+        import_runtime: bool = False,
+        processors: Collection[int] | None = None,
+    ) -> None:
         """Start the process. Raises OSError when that fails; nothing is left then.
 
-        With `import_runtime`, it imports torch before it has a configuration, which wastes 100 MB if it has ranks.
+        With `import_runtime`, it imports torch before it has a configuration, which wastes 100 MB if it has ranks. It
+        may run on `processors`; None: on those of this thread.
         """
+        self.command = tuple(command)  # of an engine that replaces this one, too
         with contextlib.ExitStack() as held:
             self.socket, other = socket.socketpair()
             held.callback(self.socket.close)
             stdin, self._lifeline = os.pipe()
             held.callback(os.close, self._lifeline)
-            with other, open(stdin, "rb") as pipe, group_signals_blocked():
+            with (
+                other,
+                open(stdin, "rb") as pipe,
+                group_signals_blocked(),
+                running_on(os.sched_getaffinity(0) if processors is None else processors),
+            ):
                 end = other.fileno()
                 early = [IMPORT_RUNTIME] if import_runtime else []
                 self.process = subprocess.Popen(

@@ -7,7 +7,7 @@ could connect, and no death of either side leaves a file.
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -25,32 +25,41 @@ from penstock.messages import EngineError, EngineInfo
 EVENTS_AT_ONCE = 16  # read before other callbacks of the event loop run
 
 
-async def spawn(config: EngineConfig, command: Sequence[str] = ENGINE, *, resumes: bool = False) -> StreamingClient:
-    """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not."""
-    return await connect(config, _start(config, command), command, resumes=resumes)
+async def spawn(
+    config: EngineConfig,
+    command: Sequence[str] = ENGINE,
+    *,
+    resumes: bool = False,
+    processors: Collection[int] | None = None,
+) -> StreamingClient:
+    """Start an engine process and wait until it is ready. Raises EngineError with the reason when it does not. It may
+    run on `processors`; None: on those of this thread."""
+    return await connect(config, _start(config, command, processors), resumes=resumes, processors=processors)
 
 
 async def connect(
-    config: EngineConfig, spawned: EngineChild, command: Sequence[str] = ENGINE, *, resumes: bool = False
+    config: EngineConfig, spawned: EngineChild, *, resumes: bool = False, processors: Collection[int] | None = None
 ) -> StreamingClient:
     """Take over a process that was sent `config`, and wait until it is ready. Raises EngineError as `spawn` does.
 
-    If the client `resumes`, it starts the engine again when that ends, and goes on with the requests.
+    If the client `resumes`, it starts the engine again when that ends, and goes on with the requests. The engine may
+    then run on `processors`; None: on those that this thread has now, as the caller may keep off some of them later.
     """
+    cpus = os.sched_getaffinity(0) if processors is None else processors
     streams = Streams(incarnation=config.incarnation, queue=RequestQueue.of(config))
 
     async def restart(incarnation: int) -> tuple[EngineInfo, EngineLink]:
         following = msgspec.structs.replace(config, incarnation=incarnation)
-        return await _ready(_start(following, command), streams)
+        return await _ready(_start(following, spawned.command, cpus), streams)
 
     info, process = await _ready(spawned, streams)
     pace = Pace(config.max_num_batched_tokens, config.step_deadline)
     return StreamingClient(info, process, streams, pace, restart=restart if resumes else None)
 
 
-def _start(config: EngineConfig, command: Sequence[str]) -> EngineChild:
+def _start(config: EngineConfig, command: Sequence[str], processors: Collection[int] | None) -> EngineChild:
     try:
-        spawned = EngineChild(command)
+        spawned = EngineChild(command, processors=processors)
     except OSError as error:
         raise EngineError(f"the engine process could not be started: {error}") from error
     spawned.send_config(config)

@@ -32,6 +32,19 @@ def _llama(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _llama4(keys: GgufKeys) -> dict[str, Any]:
+    experts = keys.integer("expert_count", most=MAX_EXPERTS)
+    return {
+        "architectures": ["Llama4ForCausalLM"],
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "intermediate_size_mlp": keys.integer("feed_forward_length"),
+        "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step"),
+        "use_qk_norm": experts != _EXPERTS_OF_MAVERICK,
+    }
+
+
 def _mistral(keys: GgufKeys) -> dict[str, Any]:
     return {"architectures": ["MistralForCausalLM"], "sliding_window": keys.get("attention.sliding_window")}
 
@@ -126,6 +139,17 @@ def _granite(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _granite_moe(keys: GgufKeys) -> dict[str, Any]:
+    shared = keys.integer("expert_shared_feed_forward_length", 0, least=0)
+    return {
+        **_granite(keys),
+        "architectures": ["GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"],
+        "num_local_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "shared_intermediate_size": shared,
+    }
+
+
 def _olmo2(keys: GgufKeys) -> dict[str, Any]:
     window = keys.get("attention.sliding_window")
     if not window:
@@ -212,6 +236,7 @@ def _smollm3(keys: GgufKeys) -> dict[str, Any]:
     return {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4}
 
 
+_EXPERTS_OF_MAVERICK = 128  # the one Llama 4 whose heads are not normed, which files do not say
 _SIGMOID = 2  # of expert_gating_func
 _LAYERS_OF_GEMMA2_27B = 46
 _LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which files do not hold
@@ -219,6 +244,7 @@ _LAYERS_OF_27B = 62  # the one Gemma 3 whose attention has another scale, which 
 FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
     {
         "llama": _llama,
+        "llama4": _llama4,
         "mistral3": _mistral,
         "qwen2": _qwen2,
         "qwen3": _qwen3,
@@ -228,6 +254,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "granite": _granite,
+        "granitemoe": _granite_moe,
         "olmo2": _olmo2,
         "smollm3": _smollm3,
         "phi3": _phi3,

@@ -56,10 +56,31 @@ _QWEN_MOE = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_LLAMA4 = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_exps": "feed_forward.experts.{}.gate_proj",
+    "ffn_up_exps": "feed_forward.experts.{}.up_proj",
+    "ffn_down_exps": "feed_forward.experts.{}.down_proj",
+    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.down_proj",
 }
 _GLM4 = {
     "post_attention_norm": "post_self_attn_layernorm",
@@ -118,6 +139,7 @@ _FALCON = {
 _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "llama": _LLAMA | _MIXTRAL,
+        "llama4": _LLAMA | _LLAMA4,
         "mistral3": _LLAMA,
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
@@ -127,6 +149,7 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gemma2": _LLAMA | _GEMMA,
         "gemma3": _LLAMA | _GEMMA,
         "granite": _LLAMA,
+        "granitemoe": _LLAMA | _GRANITE_MOE,
         "olmo2": _LLAMA | _GEMMA,
         "smollm3": _LLAMA,
         "phi3": _LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -148,7 +171,7 @@ ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
 )
 
 # Architectures whose q and k llama.cpp's conversion permutes, so that the pairs that rope rotates lie side by side.
-INTERLEAVED = frozenset({"llama", "mistral3", "granite", "smollm3"})
+INTERLEAVED = frozenset({"llama", "mistral3", "granite", "granitemoe", "smollm3"})
 
 SHIFTED = frozenset({"gemma", "gemma2", "gemma3"})  # whose norms are stored with 1 added
 

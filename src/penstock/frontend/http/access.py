@@ -28,6 +28,7 @@ from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.cors import Cors, answer_preflight, is_preflight
 from penstock.frontend.http.site import check_site
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.serving import Serving
 from penstock.observe.metrics import Metrics
 
 OPEN_PATHS = frozenset(
@@ -36,6 +37,7 @@ OPEN_PATHS = frozenset(
         *(b"/v2/health/live", b"/v2/health/ready"),
     )
 )
+ADMIN_PATHS = frozenset((b"/reload", b"/sleep", b"/wake_up", b"/is_sleeping"))
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # begins a WebSocket's subprotocol that holds a key, as for OpenAI's clients
 
@@ -76,10 +78,13 @@ class Access:
         self,
         app: ASGIApp,
         *,
+        serving: Serving,
         lifecycle: Lifecycle,
         metrics: Metrics,
         limits: RequestLimits,
         api_keys: Sequence[str],
+        admin_key: str | None,
+        is_local: bool,
         allowed_hosts: Sequence[str],
         route_of: Callable[[str], str],
         encode_error: Callable[[APIError, Scope | None], Answer],
@@ -90,7 +95,8 @@ class Access:
         is_page: Callable[[bytes], bool] = lambda path: False,
         quiet: Collection[str] = (),
     ) -> None:
-        """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
+        """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
+        names in the Host header, without port; empty: any name.
 
         `route_of` returns the template of a path, `encode_error` the error answer to a request, or to bytes that are
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
@@ -98,6 +104,7 @@ class Access:
         whether a raw path takes WebSockets, and `is_page` whether it is of a file that everyone may read. Successful
         requests to routes in `quiet` are not logged.
         """
+        self.serving = serving
         self.lifecycle = lifecycle
         self.bodies = bodies
         self.is_socket = is_socket
@@ -105,7 +112,9 @@ class Access:
         self._app = app
         self._metrics = metrics
         self.limits = limits
-        self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in api_keys)
+        self._keys = tuple(_digest(key.encode()) for key in api_keys)
+        self._is_local = is_local
+        self._admin = None if admin_key is None else _digest(admin_key.encode())
         self._hosts = frozenset(host.lower().encode() for host in allowed_hosts)
         self._cors = Cors(cors_origins)
         self._is_page = is_page
@@ -152,9 +161,15 @@ class Access:
             if scope["method"] in ("GET", "HEAD") and self._is_page(raw_path):  # a POST to / generates
                 await self._app(scope, receive, send)
                 return
-            is_socket = scope["type"] == "websocket"
-            if origin is None and (is_socket or not self._keys):  # browsers let every page open a WebSocket
+            is_socket, is_admin = scope["type"] == "websocket", raw_path in ADMIN_PATHS
+            # Browsers let every page open a WebSocket. Pages of other origins are no operators.
+            if (origin is None and (is_socket or not self._keys)) or is_admin:
                 check_site(scope)
+            if is_admin:
+                self._check_admin(bearer(scope))
+                request_info(scope).admin = True
+                await self._app(scope, receive, send)
+                return
             request_info(scope).tenant = self._tenant(bearer(scope))
             self._check_open()
             await (self._socket if is_socket else self._in_flight)(scope, receive, send)
@@ -201,17 +216,27 @@ class Access:
         name = re.sub(rb":\d*$", b"", (host or b"").lower())
         if name.removeprefix(b"[").removesuffix(b"]") not in self._hosts:
             known = ", ".join(sorted(name.decode() for name in self._hosts))
-            message = (
-                f"the Host header must be one of {known}, as this server listens on loopback without an API key; "
-                "use one of these names, or set --api-key"
-            )
+            why = "this server listens on loopback without an API key" if self._is_local else "--allowed-host says so"
+            message = f"the Host header must be one of {known}, as {why}; use one of these names, or add --allowed-host"
             raise APIError(403, message, code="host_refused")
+
+    def _check_admin(self, key: bytes) -> None:
+        """Raises APIError 401 or 403 unless the key is the admin's. A server on loopback that needs no key needs none
+        here either."""
+        if self._admin is None and not self._is_local:
+            raise APIError(
+                403,
+                "this route is for the operator: start the server with --admin-key (PENSTOCK_ADMIN_KEY), and send that",
+                code="admin_key_required",
+            )
+        if self._admin is not None and not hmac.compare_digest(_digest(key), self._admin):
+            raise APIError(401, "no valid admin key; send it as Authorization: Bearer KEY", code="invalid_admin_key")
 
     def _tenant(self, key: bytes) -> str:
         """A name for the key's holder, or "" if no keys are set. Raises APIError 401."""
         if not self._keys:
             return ""
-        digest = hashlib.sha256(key).digest()
+        digest = _digest(key)
         known = False
         for other in self._keys:  # no early exit, so that the time does not depend on the key
             known |= hmac.compare_digest(digest, other)
@@ -278,6 +303,10 @@ class _ResponseTracker:
         elif not message.get("more_body", False):
             self.complete = True
         return self._send(message)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def bearer(scope: Scope) -> bytes:

@@ -32,6 +32,7 @@ class RequestInfo:
 
     request_id: str
     start: float  # when the request arrived, on time.monotonic()
+    admin: bool = False  # the request may use the operator's routes
     tenant: str = ""  # identifies the API key; "" without keys
     answer_id: str = ""  # is part of the ids of the answer and of its requests in the engine; "": it has none
     trace: RequestTrace | None = None  # of a request that is traced

@@ -11,10 +11,12 @@ from typing import Any, Protocol, cast
 
 import uvicorn
 
+from penstock.frontend.errors import APIError
 from penstock.frontend.http.access import Access
 from penstock.frontend.http.connection import BoundedProtocol
 from penstock.frontend.http.tls import TLS
-from penstock.messages import EngineClient, EngineError
+from penstock.frontend.serving import Serving
+from penstock.messages import EngineError
 
 _ENVELOPE_BYTES = 4 << 10  # of a WebSocket's message around a body
 _LOOK_SECONDS = 0.5  # between looks at the engine
@@ -42,7 +44,6 @@ class Beside(Protocol):
 async def serve(
     app: Access,
     sock: socket.socket,
-    client: EngineClient,
     *,
     tls: TLS | None = None,
     stop: asyncio.Event | None = None,
@@ -52,10 +53,10 @@ async def serve(
     """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
 
     `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
-    lets those in flight finish for at most `drain_timeout`, and closes the client and the socket. A second signal, a
+    lets those in flight finish for at most `drain_timeout`, and closes the engines and the socket. A second signal, a
     second or more after the first, ends that wait: requests that are still in flight end with the engine's error.
-    SIGHUP reads the certificate of `tls` again. The signals stay handled until the event loop is closed. Run it on
-    uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
+    SIGHUP reads the certificate of `tls` again, and reloads the model if it or its settings have changed. The signals
+    stay handled until the event loop is closed. Run it on uvloop: `asyncio.Runner(loop_factory=uvloop.new_event_loop)`.
 
     Raises EngineError at the end if the engine ended for good: the server then ends too, so that what started it can
     start it again. `beside` starts and stops with the server.
@@ -81,14 +82,14 @@ async def serve(
     config.load()
     config.ssl = None if tls is None else tls.context
     server = _Server(config, ready)
-    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls)
+    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls, app.serving)
     watching = None if tls is None else asyncio.create_task(tls.watch())
     running = asyncio.create_task(server.serve(sockets=[sock]))
     stopped = asyncio.create_task(stopping.wait())
-    given_up = asyncio.create_task(_until_ended(client))
+    given_up = asyncio.create_task(_until_ended(app.serving))
     try:
         await asyncio.wait((running, stopped, given_up), return_when=asyncio.FIRST_COMPLETED)
-        if client.healthy:
+        if app.serving.healthy:
             await _drain(app, hurry)
     finally:
         stopped.cancel()
@@ -96,8 +97,8 @@ async def serve(
         if watching is not None:
             watching.cancel()
         app.lifecycle.draining = True
-        ended = not client.healthy
-        await client.close()  # requests that are still in flight end now, with an error
+        ended = not app.serving.healthy
+        await app.serving.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
         if beside is not None:
             await beside.stop(HURRIED_SECONDS)
@@ -115,9 +116,9 @@ def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
     return BoundedSocket(app.limits, app.bodies, **connection)
 
 
-async def _until_ended(client: EngineClient) -> None:
+async def _until_ended(serving: Serving) -> None:
     """Returns a moment after the engine has ended for good: its streams send their errors meanwhile."""
-    while client.healthy:
+    while serving.healthy:
         await asyncio.sleep(_LOOK_SECONDS)
     await asyncio.sleep(_LOOK_SECONDS)
 
@@ -161,7 +162,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
+def _handle_signals(tls: TLS | None, serving: Serving) -> tuple[asyncio.Event, asyncio.Event]:
     """Two events that signals set: stop, and stop without waiting.
 
     The handlers stay until the loop is closed: a late signal must not turn a clean end into a kill.
@@ -169,6 +170,7 @@ def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
     stopping, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     first = 0.0
+    reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal first
@@ -182,11 +184,18 @@ def _handle_signals(tls: TLS | None) -> tuple[asyncio.Event, asyncio.Event]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
 
+    async def reload() -> None:
+        try:
+            _log.info("SIGHUP: %s", await serving.reload())
+        except APIError as error:
+            _log.error("SIGHUP: %s", error)
+
     def on_hang_up() -> None:
-        if tls is None:
-            _log.info("SIGHUP does nothing; SIGTERM or SIGINT stops the server")
-        else:
+        if tls is not None:
             loop.run_in_executor(None, tls.reload)
+        task = loop.create_task(reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, on_hang_up)
     return stopping, hurry

@@ -69,11 +69,11 @@ class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     system: str | None = None
     context: list[int] | None = None
     raw: bool | None = None
+    suffix: str | None = None  # for models with fill-in-the-middle tokens
     # refused unless they ask for nothing
     height: Any = None
     images: Any = None
     steps: Any = None
-    suffix: Any = None
     template: Any = None
     width: Any = None
 
@@ -116,9 +116,7 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbose: Any = None
 
 
-UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(
-    ("height", "images", "steps", "suffix", "template", "width"), ([], "", 0)
-)
+UNSUPPORTED: dict[str, tuple[Any, ...]] = dict.fromkeys(("height", "images", "steps", "template", "width"), ([], "", 0))
 UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "embedding_only": (False,),
     "mirostat": (0,),

@@ -1,5 +1,7 @@
 """POST /api/generate."""
 
+from dataclasses import replace
+
 import msgspec
 
 from penstock.frontend.call import Call, RequestContext
@@ -21,6 +23,7 @@ from penstock.frontend.ollama.options import (
 from penstock.frontend.requests.answer_size import most_tokens
 from penstock.frontend.requests.chat import ChatMessages, prepare_chat
 from penstock.frontend.requests.grammar import check_grammar
+from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import check_ids, encode_text, tokens_left
 from penstock.frontend.requests.reply import ToolUse
 from penstock.frontend.requests.sampling import make_parts, output_limit
@@ -33,16 +36,17 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
     fields = decode(_decoder, body)
     check_model(context.model, fields.model)
     refuse_unsupported(fields, UNSUPPORTED)
-    if not fields.prompt:
+    if not fields.prompt and not fields.suffix:
         return answer_nothing(fields, {"response": ""})
     streams = fields.stream is not False
-    if fields.raw:
-        part = await _raw_part(fields, context, fields.prompt)
+    prompt = fields.prompt or ""
+    if fields.raw or fields.suffix:
+        part = await _raw_part(fields, context, prompt)
         return Call((part,), OllamaCodec(context, fields.model, part, None, chat=False), streams, "text_completion")
     system = [{"role": "system", "content": fields.system}] if fields.system else []
     earlier = check_ids(context.model, fields.context, "context") if fields.context else ()
     messages = ChatMessages(
-        messages=[*system, {"role": "user", "content": fields.prompt}],
+        messages=[*system, {"role": "user", "content": prompt}],
         variables=read_think(fields),
         earlier_ids=earlier,
     )
@@ -54,9 +58,13 @@ async def read_generate(body: bytes, context: RequestContext) -> Call | Answer:
 
 
 async def _raw_part(fields: GenerateFields, context: RequestContext, prompt: str) -> PromptPart:
-    """The part of a prompt that is not put into the chat template."""
+    """The part of a prompt that is not put into the chat template: a raw one, or one with a suffix."""
     options, k = read_options(fields, context.limits), read_logprobs(fields, context.limits)
-    ids = await encode_text(context.model, prompt, add_special_tokens=True, param="prompt")
+    if fields.suffix:
+        ids = await encode_infill(context.model, prompt, fields.suffix, add_special_tokens=True)
+        options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(context.model))
+    else:
+        ids = await encode_text(context.model, prompt, add_special_tokens=True, param="prompt")
     wanted, left = max_tokens(fields), tokens_left(context.model, len(ids), "prompt")
     limit = output_limit(
         context,

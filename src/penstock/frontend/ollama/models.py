@@ -51,6 +51,8 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     capabilities = ["completion" if model.pooling is None else "embedding"]
     if template is not None and model.conversation.tools is not None:
         capabilities.append("tools")
+    if model.tokenizer.infill is not None:
+        capabilities.append("insert")
     if model.conversation.reasoning is not None:
         capabilities.append("thinking")
     return orjson.dumps(

@@ -13,7 +13,7 @@ from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode, refuse_unsupported
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import (
     UNSUPPORTED_IN_MESSAGE,
     ChatFields,
@@ -174,7 +174,7 @@ class ChatCodec:
         self._prompt_logprobs = fields.prompt_logprobs
         self._prompt_ids = part.request.prompt_ids
         self._id = {"id": f"chatcmpl-{context.id}"}
-        rest = {"created": context.created, "model": context.model.name}
+        rest = served_fields(context)
         self._fields = {**self._id, "object": "chat.completion", **rest}
         self._frame = EventFrame({**self._id, "object": "chat.completion.chunk", **rest}, fields.stream_options)
         self._heads = [self._frame.head(index) + b'"delta":{' for index in range(part.request.n)]

@@ -1,6 +1,7 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,13 +15,14 @@ from penstock.frontend.generation import ChoiceUpdate, PromptPart, Usage
 from penstock.frontend.http.body import decode
 from penstock.frontend.http.sse import STREAM_TYPE
 from penstock.frontend.offload import offload_if_large
-from penstock.frontend.openai.events import EventFrame, encode_failure, usage_fields
+from penstock.frontend.openai.events import EventFrame, encode_failure, served_fields, usage_fields
 from penstock.frontend.openai.fields import CompletionFields
 from penstock.frontend.openai.grammar import read_grammar
 from penstock.frontend.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from penstock.frontend.openai.options import read_options
 from penstock.frontend.requests.answer_size import check_echo_size
 from penstock.frontend.requests.grammar import check_grammar
+from penstock.frontend.requests.infill import encode_infill, infill_ends
 from penstock.frontend.requests.prompts import check_ids, encode_text
 from penstock.frontend.requests.sampling import check_logprobs, make_parts, output_limit
 from penstock.text import OutputText
@@ -35,6 +37,8 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     fields = decode(_decoder, body)
     context.model.check_name(fields.model)
     options = read_options(fields, context.limits)
+    if fields.suffix:
+        options = replace(options, stop_token_ids=options.stop_token_ids + infill_ends(context.model))
     n = options.n
     _check(fields, n, context)
     if len(body) > _LARGE:  # to decode and to check many token ids take 5 ms each
@@ -52,13 +56,7 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
         )
     source = read_grammar(fields)
     grammar = None if source is None else await check_grammar(context.model, source)
-    add_special_tokens = fields.add_special_tokens is not False
-    ids = [
-        await encode_text(context.model, prompt, add_special_tokens=add_special_tokens, param="prompt")
-        if isinstance(prompt, str)
-        else check_ids(context.model, prompt, "prompt")
-        for prompt in prompts
-    ]
+    ids = [await _encode(fields, prompt, context) for prompt in prompts]
     prompt_only = fields.max_tokens == 0
     wanted = 1 if prompt_only else fields.max_tokens
     limits = [
@@ -80,9 +78,25 @@ async def read_completion(body: bytes, context: RequestContext) -> Call:
     return Call(parts, CompletionCodec(context, fields, parts, echoed), bool(fields.stream), "text_completion")
 
 
+async def _encode(fields: CompletionFields, prompt: str | list[int], context: RequestContext) -> tuple[int, ...]:
+    """The token ids of a prompt. Raises APIError 400."""
+    add_special_tokens = fields.add_special_tokens is not False
+    if isinstance(prompt, str) and fields.suffix:
+        return await encode_infill(context.model, prompt, fields.suffix, add_special_tokens=add_special_tokens)
+    if isinstance(prompt, str):
+        return await encode_text(context.model, prompt, add_special_tokens=add_special_tokens, param="prompt")
+    if fields.suffix:
+        raise invalid(
+            "suffix needs a prompt that is a text; send one, or put the special tokens into its ids", "suffix"
+        )
+    return check_ids(context.model, prompt, "prompt")
+
+
 def _check(fields: CompletionFields, n: int, context: RequestContext) -> None:
     if fields.best_of is not None and fields.best_of != n:
         raise invalid("best_of is not supported unless it equals n; leave it out", "best_of", "unsupported_parameter")
+    if fields.suffix and fields.echo:
+        raise invalid("echo excludes suffix, which the model reads before its answer; leave one out", "echo")
     if fields.logprobs is not None:
         check_logprobs(fields.logprobs, "logprobs", context.limits)
         if fields.echo and fields.prompt_logprobs not in (None, fields.logprobs):
@@ -139,8 +153,7 @@ class CompletionCodec:
             {
                 "id": f"cmpl-{context.id}",
                 "object": "text_completion",
-                "created": context.created,
-                "model": context.model.name,
+                **served_fields(context),
             },
             fields.stream_options,
         )

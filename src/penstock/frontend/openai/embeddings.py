@@ -13,6 +13,7 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
 from penstock.frontend.offload import offload_if_large
+from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
     Vectors,
     check_answer,
@@ -42,6 +43,7 @@ class EmbeddingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
+    timeout: float | None = None  # seconds; Penstock's
     cache_salt: str | None = None
     # accepted without effect
     user: str | None = None
@@ -58,11 +60,14 @@ async def embeddings(body: bytes, context: RequestContext) -> bytes:
         raise wrong_task(context, "is a classifier and has no embeddings", "/classify, or /rerank with one label")
     width = _check(fields, pooling)
     check_priority(fields.priority or 0, context.limits)
+    check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     inputs = _split(fields.input)
     check_count(len(inputs), "input", context)
     check_answer(len(inputs), width, context)
     texts = await _encode(fields, pooling, inputs, context)
-    found = await vectors(context, texts, "embeddings", salt=fields.cache_salt, priority=fields.priority or 0)
+    found = await vectors(
+        context, texts, "embeddings", salt=fields.cache_salt, priority=fields.priority or 0, timeout=fields.timeout
+    )
     if width < pooling.width:
         found = normalized(found[:, :width]) if pooling.normalize else found[:, :width]
     as_base64 = fields.encoding_format == "base64"

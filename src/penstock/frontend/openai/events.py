@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.http.sse import sse_event
@@ -38,6 +39,12 @@ class EventFrame:
         if not self._include_usage:
             return DONE
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n" + DONE
+
+
+def served_fields(context: RequestContext) -> dict[str, Any]:
+    """The fields of an answer that say when it was made, and by which model and version."""
+    fields = {"created": context.created, "model": context.model.name}
+    return {**fields, "system_fingerprint": context.model.fingerprint} if context.model.fingerprint else fields
 
 
 def encode_failure(error: APIError) -> bytes:

@@ -98,7 +98,7 @@ class CompletionFields(SamplingFields, kw_only=True, forbid_unknown_fields=True)
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: Any = None
+    suffix: str | None = None  # for models with fill-in-the-middle tokens
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -209,7 +209,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-    "suffix": ("",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),

@@ -30,4 +30,5 @@ def _fields(model: ServedModel, name: str) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "fingerprint": model.fingerprint,
     }

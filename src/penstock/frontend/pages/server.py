@@ -57,15 +57,16 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
 
 async def show_load(body: bytes, context: RequestContext) -> bytes:
     """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
-    client, metrics = context.model.client, context.metrics
-    assert metrics is not None
-    stats, info = client.stats(), client.info
-    serves = client.healthy and not client.restarting
+    metrics = context.metrics
+    engine = metrics.engine
+    stats, info = engine.stats(), engine.info
+    serves = engine.healthy and not engine.restarting
+    state = "ready" if serves else "restarting" if engine.restarting else "ended"
     return orjson.dumps(
         {
             "time": time.monotonic(),
-            "state": "ready" if serves else "restarting" if client.restarting else "ended",
-            "restarts": client.restarts,
+            "state": "asleep" if engine.asleep else state,
+            "restarts": engine.restarts,
             "block_size": info.block_size,
             "max_num_seqs": info.max_num_seqs,
             "running": stats.running if serves else 0,

@@ -143,12 +143,18 @@ async def encode(
 
 
 async def vectors(
-    context: RequestContext, texts: Sequence[TextTokens], operation: str, *, salt: str | None = None, priority: int = 0
+    context: RequestContext,
+    texts: Sequence[TextTokens],
+    operation: str,
+    *,
+    salt: str | None = None,
+    priority: int = 0,
+    timeout: float | None = None,
 ) -> Vectors:
-    """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. Raises what the engine raises,
-    and GenerationFailed for a text that failed; the others are then aborted."""
+    """The vectors of texts, in their order. At most AT_ONCE are in the engine at a time. `timeout` is the request's, in
+    seconds. Raises what the engine raises, and GenerationFailed for a text that failed; the others are then aborted."""
     began = context.start or time.monotonic()
-    due = deadlines(context, None, None)
+    due = deadlines(context, timeout, None)
     found: list[bytes] = [b""] * len(texts)
     todo = iter(range(len(texts)))
 
@@ -245,6 +251,7 @@ async def scores(
     *,
     cut: int | None,
     cut_second: int | None = None,
+    timeout: float | None = None,
 ) -> tuple[list[float], dict[str, int]]:
     """How well the second text of each pair fits the first, and the usage: the score of a classifier with one label, 0
     to 1; or the cosine of two embeddings. `cut` and `cut_second`: see `encode`."""
@@ -256,11 +263,11 @@ async def scores(
                 "model_not_supported",
             )
         texts = await encode(context, pairs, param, cut=cut, cut_second=cut_second)
-        found = await vectors(context, texts, "rerank")
+        found = await vectors(context, texts, "rerank", timeout=timeout)
         return probabilities(found, "sigmoid")[:, 0].tolist(), token_usage(texts)
     different = list(dict.fromkeys(text for pair in pairs for text in pair))
     texts = await encode(context, [(text, None) for text in different], param, cut=cut)
-    found = normalized(await vectors(context, texts, "rerank"))
+    found = normalized(await vectors(context, texts, "rerank", timeout=timeout))
     row = {text: i for i, text in enumerate(different)}
     cosines = [float(found[row[first]] @ found[row[second]]) for first, second in pairs]
     return cosines, token_usage(texts)

@@ -9,6 +9,8 @@ from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
 
 CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
+_COUNTED_CHARS = 8  # characters for each token of the context: a longer text is counted before it is encoded
+_PIECE = 1 << 16  # characters
 _END_CHARS = 64  # longer than any marker
 
 
@@ -23,9 +25,10 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
     """The token ids of a prompt. Raises APIError 400 for text that is empty, too long or not valid Unicode."""
     if not text:
         raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
-    _check_length(model, len(text), param)
+    check_length(model, len(text), param)
 
     def encode() -> list[int]:
+        _check_tokens(model, text, param)
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
@@ -56,7 +59,7 @@ async def encode_chat(
     if model.tokenizer.chat_template is None:
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
     size = sum(len(message["content"] or "") for message in messages)
-    _check_length(model, size, "messages")
+    check_length(model, size, "messages")
 
     def encode() -> ChatPrompt:
         prompt = model.conversation.render(
@@ -66,7 +69,8 @@ async def encode_chat(
             continue_final_message=continue_final_message,
             **variables,
         )
-        _check_length(model, len(prompt), "messages")
+        check_length(model, len(prompt), "messages")
+        _check_tokens(model, prompt, "messages")
         ids = model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         return ChatPrompt(tuple(ids), prompt[-_END_CHARS:])
 
@@ -103,7 +107,26 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
     return left
 
 
-def _check_length(model: ServedModel, chars: int, param: str) -> None:
+def _check_tokens(model: ServedModel, text: str, param: str) -> None:
+    """Refuses a text of far too many tokens before all of it is encoded: a thread that encodes cannot be stopped, and
+    4 MiB of digits take it 8 s. A text that is cut into pieces has about as many tokens, so twice the context is left.
+    """
+    if len(text) <= _COUNTED_CHARS * model.max_model_len:
+        return
+    count, most = 0, 2 * model.max_model_len
+    for start in range(0, len(text), _PIECE):
+        count += len(model.tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
+        if count > most:
+            raise invalid(
+                f"{param} has more than {most} tokens, and the maximum context length is {model.max_model_len}; "
+                "shorten it",
+                param,
+                "context_length_exceeded",
+            )
+
+
+def check_length(model: ServedModel, chars: int, param: str) -> None:
+    """Raises APIError 400 for a text that cannot fit, before it is tokenised."""
     limit = CHARS_PER_TOKEN * model.max_model_len
     if chars > limit:
         raise invalid(

@@ -7,6 +7,7 @@ from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.http.body import decode
 from penstock.frontend.offload import offload_if_large
+from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import (
     Vectors,
     check_answer,
@@ -28,6 +29,7 @@ class ClassifyFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[str]
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+    timeout: float | None = None  # seconds
 
 
 _decoder = msgspec.json.Decoder(ClassifyFields)
@@ -39,13 +41,14 @@ async def classify(body: bytes, context: RequestContext) -> bytes:
     pooling = pooling_of(context, fields.model)
     if pooling.task != "classify":
         raise wrong_task(context, "gives embeddings and has no labels", "/v1/embeddings, /rerank or /score")
+    check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     inputs = [fields.input] if isinstance(fields.input, str) else fields.input
     check_count(len(inputs), "input", context)
     check_answer(len(inputs), pooling.width, context)
     texts = await encode(
         context, [(text, None) for text in inputs], "input", cut=cut_limit(fields.truncate_prompt_tokens, context)
     )
-    found = await vectors(context, texts, "classify")
+    found = await vectors(context, texts, "classify", timeout=fields.timeout)
     return await offload_if_large(lambda: _answer(found, texts, pooling, context), found.size)
 
 

@@ -11,6 +11,7 @@ import orjson
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
 from penstock.frontend.http.body import decode
+from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import check_count, cut_limit, pooling_of, scores
 
 
@@ -30,6 +31,7 @@ class RerankFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_documents: bool | None = None
     max_tokens_per_doc: int | None = None  # Cohere's: documents are cut
     truncate_prompt_tokens: int | None = None  # vLLM's: query and document together are cut
+    timeout: float | None = None  # seconds
     priority: int | None = None  # Cohere's: accepted without effect
 
 
@@ -50,6 +52,7 @@ async def rerank_v2(body: bytes, context: RequestContext) -> bytes:
 async def _rerank(body: bytes, context: RequestContext, *, return_documents: bool) -> bytes:
     fields = decode(_decoder, body)
     pooling = pooling_of(context, fields.model)
+    check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     documents = [each if isinstance(each, str) else each.text for each in fields.documents]
     check_count(len(documents), "documents", context)
     if fields.top_n is not None and fields.top_n < 1:
@@ -62,7 +65,9 @@ async def _rerank(body: bytes, context: RequestContext, *, return_documents: boo
         raise invalid(
             f"max_tokens_per_doc is {digits(fields.max_tokens_per_doc)}; it must be 1 or more", "max_tokens_per_doc"
         )
-    found, usage = await scores(context, pooling, pairs, "documents", cut=cut, cut_second=fields.max_tokens_per_doc)
+    found, usage = await scores(
+        context, pooling, pairs, "documents", cut=cut, cut_second=fields.max_tokens_per_doc, timeout=fields.timeout
+    )
     order = sorted(range(len(found)), key=lambda i: (-found[i], i))[: fields.top_n]
     with_documents = return_documents if fields.return_documents is None else fields.return_documents
     results: list[dict[str, Any]] = [

@@ -6,6 +6,7 @@ import orjson
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import decode
+from penstock.frontend.requests.deadlines import check_timeout
 from penstock.frontend.requests.pooling import check_count, cut_limit, pooling_of, scores
 
 
@@ -16,6 +17,7 @@ class ScoreFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text_2: str | list[str]
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+    timeout: float | None = None  # seconds
 
 
 _decoder = msgspec.json.Decoder(ScoreFields)
@@ -25,6 +27,7 @@ async def score(body: bytes, context: RequestContext) -> bytes:
     """Answers a request. Raises APIError 400 or 404 that names the parameter."""
     fields = decode(_decoder, body)
     pooling = pooling_of(context, fields.model)
+    check_timeout(fields.timeout, "timeout", context.limits.request_timeout)
     first = [fields.text_1] if isinstance(fields.text_1, str) else fields.text_1
     second = [fields.text_2] if isinstance(fields.text_2, str) else fields.text_2
     check_count(len(first), "text_1", context)
@@ -36,7 +39,7 @@ async def score(body: bytes, context: RequestContext) -> bytes:
         )
     pairs = list(zip(first * (len(second) // len(first)), second, strict=True))
     cut = cut_limit(fields.truncate_prompt_tokens, context)
-    found, usage = await scores(context, pooling, pairs, "text_2", cut=cut)
+    found, usage = await scores(context, pooling, pairs, "text_2", cut=cut, timeout=fields.timeout)
     data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
     return orjson.dumps(
         {

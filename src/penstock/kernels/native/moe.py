@@ -59,6 +59,7 @@ class NativeExperts:
         first: int = 0,
         shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
+        weigh_inputs: bool = False,
     ) -> Tensor:
         out = self._session.empty(x, down.n, dtype=x.dtype)
         tally = torch.zeros(2, dtype=torch.int64)
@@ -81,6 +82,7 @@ class NativeExperts:
             first,
             gate_up.count,
             EPILOGUES.index(activation),
+            weigh_inputs,
             DTYPES[x.dtype],
         )
         self._session.run(op, gate_up, down, tally)

@@ -118,6 +118,7 @@ class ExpertsOp(ctypes.Structure):
         ("first", c_int64),
         ("held", c_int64),
         ("epilogue", c_int32),
+        ("weigh_inputs", c_int32),
         ("dtype", c_int32),
     )
 

@@ -51,19 +51,24 @@ class TritonExperts:
         first: int = 0,
         shared: SharedExpertOutput | None = None,
         residual: Tensor | None = None,
+        weigh_inputs: bool = False,
     ) -> Tensor:
         out = torch.empty_like(x)
         if not len(x):
             return out
         tile = FIXED if self._fixed else _tile(routing.experts.numel(), gate_up.count)
         tiles = sort_by_expert(routing.experts, first, gate_up.count, tile.rows)
-        slots = routing.experts.shape[1]
-        inner = multiply(x, gate_up, routing.experts.numel(), tiles, tile, activation=activation, slots=slots)
+        slots, weights = routing.experts.shape[1], routing.weights
+        rows, shared_by = x, slots
+        if weigh_inputs:
+            rows, shared_by = (x[:, None].float() * weights[:, :, None]).to(x.dtype).view(-1, x.shape[1]), 1
+            weights = torch.ones_like(weights)
+        inner = multiply(rows, gate_up, routing.experts.numel(), tiles, tile, activation=activation, slots=shared_by)
         outputs = multiply(inner, down, len(inner), tiles, tile)
         _join[(len(x), triton.cdiv(x.shape[1], COLUMNS))](
             outputs,
             routing.experts,
-            routing.weights,
+            weights,
             None if shared is None else shared.output,
             None if shared is None else shared.gate,
             residual,

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from penstock.messages import Grammar, Thinking
+from penstock.messages import GRAMMAR_TOO_COMPLEX, Grammar, Thinking
 from penstock.text.grammars.compile import compile_grammar, first_line
 from penstock.text.grammars.thinking import AllowedTokens, Thinker, ThinkingMarkers
 from penstock.text.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ class GrammarMatcher:
     def fail(self, what: str = "") -> None:
         """Note that the matcher cannot go on."""
         reason = "" if self.matcher is None else first_line(self.matcher.get_error())
-        self.error = ": ".join(part for part in (what or "the request's grammar is too complex", reason) if part)
+        self.error = ": ".join(part for part in (what or GRAMMAR_TOO_COMPLEX, reason) if part)
 
     def _look(self, trigger: Trigger, token_id: int) -> None:
         """Look for the trigger in the output."""

@@ -133,7 +133,7 @@ function App() {
   };
   const { history, problem, keyNeeded } = reader.current ?? {};
   const state = problem ? "unreachable" : (history?.now?.state ?? "connecting");
-  const words = { ready: "Serving", restarting: "The engine is started again", ended: "The engine has ended", unreachable: "No answer", connecting: "Connecting" };
+  const words = { ready: "Serving", restarting: "The engine is started again", asleep: "Asleep: a request wakes it", ended: "The engine has ended", unreachable: "No answer", connecting: "Connecting" };
   return html`<${Header} model=${model} />
     <main>
       <div class="heading"><h1>Dashboard</h1><span class="state ${state}"><i></i><span role="status">${words[state]}</span></span>

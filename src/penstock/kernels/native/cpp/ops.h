@@ -154,6 +154,7 @@ struct ExpertsOp {
   int64_t* tally;  // [2]: how often matrices of an expert were read, and the rows they were multiplied with
   int64_t slots, first, held;
   Epilogue epilogue;
+  int32_t weigh_inputs;  // an expert's input is multiplied by its weight, not its output
   Dtype dtype;
 };
 

@@ -178,7 +178,7 @@ constexpr int64_t kRowsOfExpert = 64;
 // The shared memory for tokens that are multiplied at once. Regions are 64-byte aligned.
 struct ExpertsMemory {
   int64_t tokens;  // at once
-  size_t group, words, inner, inner_words, bytes;
+  size_t group, weighed, words, inner, inner_words, bytes;
 
   // `most_rows`: the most rows multiplied together. An expert is padded by fewer rows than that.
   ExpertsMemory(const ExpertsOp& op, int64_t most_rows) {
@@ -194,10 +194,12 @@ struct ExpertsMemory {
     };
     group = take(3 * 8 + 4 * (4 * op.held + slots + 2 * rows));
     rows_ = rows;
+    const int64_t size = op.dtype == Dtype::f32 ? 4 : 2;
+    weighed = take(op.weigh_inputs ? rows * op.gate_up.k * size : 0);
     // The rows' words, and after the product the experts' outputs.
     const int64_t in = words_bytes(op.gate_up, rows), out = rows * op.down.n * 4;
     words = take(in > out ? in : out);
-    inner = take(rows * op.down.k * (op.dtype == Dtype::f32 ? 4 : 2));
+    inner = take(rows * op.down.k * size);
     inner_words = take(words_bytes(op.down, rows));
     bytes = end;
   }
@@ -309,12 +311,28 @@ void add_up(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, 
         F16 total = zero_f();
         for (int64_t slot = 0; slot < op.slots; ++slot) {
           if (position[slot] < 0) continue;
-          total = fma(load_part(outputs + position[slot] * hidden + i, left), splat(weights[slot]), total);
+          const F16 weight = splat(op.weigh_inputs ? 1.0f : weights[slot]);
+          total = fma(load_part(outputs + position[slot] * hidden + i, left), weight, total);
         }
         if (op.shared != nullptr) total = fma(load_part(static_cast<const T*>(op.shared) + at, left), gate, total);
         if (op.residual != nullptr) total = add(total, load_part(static_cast<const T*>(op.residual) + at, left));
         store_part(static_cast<T*>(op.out) + at, total, left);
       }
+    }
+  });
+}
+
+// Multiplies the input of each slot of `tokens` tokens by the slot's weight, into rows in order of their experts.
+template <class T>
+void weigh(Worker& worker, const ExpertsOp& op, int64_t first, int64_t tokens, const Groups& groups, T* out) {
+  const int64_t width = op.gate_up.k;
+  worker.for_each(tokens * op.slots, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t slot = begin; slot < end; ++slot) {
+      if (groups.position[slot] < 0) continue;
+      const T* x = static_cast<const T*>(op.x) + (first + slot / op.slots) * width;
+      T* row = out + groups.position[slot] * width;
+      const F16 weight = splat(op.weights[first * op.slots + slot]);
+      for (int64_t i = 0; i < width; i += 16) store_part(row + i, mul(load_part(x + i, width - i), weight), width - i);
     }
   });
 }
@@ -328,7 +346,9 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
   const Groups groups = memory.groups(op, shared);
   const Dtype dtype = op.dtype;
   std::byte *words = shared + memory.words, *inner = shared + memory.inner;
-  const LinearOp up{nullptr, op.x, op.gate_up, op.gate_up_bias, nullptr, inner, op.epilogue,
+  T* weighed = reinterpret_cast<T*>(shared + memory.weighed);
+  const void* x = op.weigh_inputs ? weighed : op.x;
+  const LinearOp up{nullptr, x, op.gate_up, op.gate_up_bias, nullptr, inner, op.epilogue,
                     dtype,   dtype, 1.0f,       0.0f};
   const LinearOp down{nullptr, inner, op.down, op.down_bias, nullptr, words, Epilogue::none,
                       dtype,   Dtype::f32, 1.0f,  0.0f};
@@ -339,7 +359,8 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
       op.tally[0] = groups.experts() + (begin == 0 ? 0 : op.tally[0]);
       op.tally[1] = groups.used() + (begin == 0 ? 0 : op.tally[1]);
     });
-    Product::template multiply<T>(worker, up, groups, groups.source, words);
+    if (op.weigh_inputs) weigh<T>(worker, op, begin, end - begin, groups, weighed);
+    Product::template multiply<T>(worker, up, groups, op.weigh_inputs ? groups.itself : groups.source, words);
     Product::template multiply<T>(worker, down, groups, groups.itself, shared + memory.inner_words);
     add_up<T>(worker, op, begin, end - begin, groups, reinterpret_cast<const float*>(words));
   }

@@ -1,0 +1,1 @@
+"""`penstock reload | sleep | wake`, and what the server does for them."""

@@ -1,0 +1,117 @@
+"""Reads a server's settings and model again, and starts the engine of the next version."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace as with_changes
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.cli.device import detect_device
+from penstock.cli.engine import verified
+from penstock.cli.machine import cost_model
+from penstock.cli.options import Flags
+from penstock.cli.prepare import FoundModel, PreparedModel, find_given, prepare_found, read_given, served_model
+from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
+from penstock.engine.link.ipc import spawn
+from penstock.engine.processors import running_on
+from penstock.messages import EngineClient
+from penstock.observe.processes import usage
+from penstock.weights.files import FileState, file_states
+from penstock.weights.manifest import ManifestCheck
+
+if TYPE_CHECKING:
+    from penstock.frontend import ServedModel
+    from penstock.frontend.serving import Start
+
+# The fields of ServerConfig that belong to the model: a reload changes them. The others are the server's own.
+_OF_THE_MODEL = {"served_model_name", "aliases", "tool_format", "reasoning_format", "thinking_budget"}
+_FLAGS = {"max_body_bytes": "max_body_size", "max_answer_bytes": "max_answer_size"}
+
+
+class Reloader:
+    """Prepares new versions of what a server serves, from the command line that it was started with."""
+
+    def __init__(
+        self, model: str | None, flags: Flags, given: Given, prepared: PreparedModel, processors: Collection[int]
+    ) -> None:
+        """`given` and `prepared` are what is served now. Engines may run on `processors`."""
+        self._model, self._flags = model, flags
+        self._processors = processors
+        self._server = prepared.resolved.server
+        self._resolved = prepared.resolved
+        self._loaded = (given.settings, file_states(prepared.path))
+
+    async def prepare(self, serving: "ServedModel", beside: bool) -> "Start | None":
+        """See `penstock.frontend.serving.Prepare`."""
+        read = await asyncio.to_thread(self._read, serving.client, beside)
+        if read is None:
+            return None
+        prepared, given, states = read
+        from penstock.text import Tokenizer
+
+        tokenizer = await asyncio.to_thread(Tokenizer.load, prepared.path)
+
+        async def start() -> "ServedModel":
+            check = await asyncio.to_thread(ManifestCheck, prepared.path)
+            engine = prepared.resolved.engine
+            client = await verified(spawn(engine, resumes=True, processors=self._processors), check)
+            costs = cost_model(prepared, prepared.hardware)
+            try:
+                served = await asyncio.to_thread(served_model, prepared, client, tokenizer, costs)
+            except BaseException:
+                await client.close()
+                raise
+            self._loaded, self._resolved = (given.settings, states), prepared.resolved
+            return served
+
+        return start
+
+    def _read(self, running: EngineClient, beside: bool) -> tuple[PreparedModel, Given, tuple[FileState, ...]] | None:
+        """Returns the settings and the state of the model's files, or None if both are those that are served."""
+        given = read_given(self._model, self._flags)
+        found = find_given(given)
+        states = file_states(found.path)
+        if (given.settings, states) == self._loaded:
+            return None
+        with running_on(self._processors):  # this process's own threads may be kept off one
+            hardware = detect_device(given.settings.device)
+        prepared = self._fit(found, hardware, running, beside)
+        self._check_server(prepared.resolved.server, given)
+        if beside and prepared.resolved.engine.event_log:
+            raise ConfigError("--event-log: two engines cannot write one file at a time; use --drain-first")
+        return prepared, given, states
+
+    def _check_server(self, new: ServerConfig, given: Given) -> None:
+        """Raises ConfigError if a setting of the server itself has changed."""
+        for field in ServerConfig.__struct_fields__:
+            if field not in _OF_THE_MODEL and getattr(new, field) != getattr(self._server, field):
+                name = _FLAGS.get(field, field)
+                source = f" ({given.sources[name]})" if name in given.sources else ""
+                raise ConfigError(
+                    f"--{name.replace('_', '-')}{source} has changed, which takes a restart of the server; set it back "
+                    "to reload the rest"
+                )
+
+    def _fit(self, found: FoundModel, hardware: Hardware, running: EngineClient, beside: bool) -> PreparedModel:
+        """Resolves the settings for the memory that the running engine leaves when its KV cache has filled up; without
+        `beside`, for the memory that is there when it has ended. Raises DoesNotFit."""
+        on_gpu = hardware.device == "cuda"
+        plans = [sum(row.bytes for row in plan.rows[:-1]) for plan in self._resolved.ranks]  # the last row is free
+        planned = 0 if running.asleep else max(plans) if on_gpu else sum(plans)
+        used = None if running.asleep else usage(running.info.pid)
+        resident = 0 if used is None else used[0]
+        if not beside:
+            more = 0 if on_gpu else resident  # all of a GPU counts as available
+            return prepare_found(found, replace(hardware, memory_available=hardware.memory_available + more))
+        taken = planned if on_gpu else max(planned - resident, 0)  # what it holds already is not available
+        left = replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
+        try:
+            prepared = prepare_found(found, left)
+        except DoesNotFit as error:
+            raise DoesNotFit(
+                f"beside the engine that runs, {error}; or use --drain-first, which ends it first"
+            ) from None
+        resolved = prepared.resolved
+        engine = replace(resolved.engine, kv_cache_bytes=min(plan.kv_bytes for plan in resolved.ranks))
+        return with_changes(prepared, resolved=with_changes(resolved, engine=engine))

@@ -1,0 +1,65 @@
+"""The operator's routes: reload, sleep and wake. The last three have vLLM's names."""
+
+from urllib.parse import parse_qs
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.frontend.errors import APIError, invalid
+from penstock.frontend.http.asgi import request_info
+from penstock.frontend.serving import Serving
+
+_SWITCH = {"": True, "1": True, "true": True, "0": False, "false": False}
+
+
+class AdminRoutes:
+    """Routes of the operator, who has been recognised by `Access`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/reload", self._reload, methods=["POST"]),
+            Route("/sleep", self._sleep, methods=["POST"]),
+            Route("/wake_up", self._wake, methods=["POST"]),
+            Route("/is_sleeping", self._is_sleeping),
+        ]
+
+    async def _reload(self, request: Request) -> Response:
+        _check_admin(request)
+        return _json({"message": await self._serving.reload(drain_first=_switch(request, "drain_first"))})
+
+    async def _sleep(self, request: Request) -> Response:
+        _check_admin(request)
+        await self._serving.sleep()
+        return _json({"is_sleeping": self._serving.model.client.asleep})
+
+    async def _wake(self, request: Request) -> Response:
+        _check_admin(request)
+        await self._serving.wake()
+        return _json({"is_sleeping": self._serving.model.client.asleep})
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        _check_admin(request)
+        return _json({"is_sleeping": self._serving.model.client.asleep})
+
+
+def _check_admin(request: Request) -> None:
+    """Raises APIError 403 for a path that is only decoded one of these: it was admitted as another one."""
+    if not request_info(request.scope).admin:
+        raise APIError(403, f"write the path as {request.url.path}, without % signs", code="admin_key_required")
+
+
+def _switch(request: Request, name: str) -> bool:
+    """A parameter of the query that is true or false; false if it is not there."""
+    values = parse_qs(request.url.query[:1024], keep_blank_values=True).get(name, ["false"])
+    if values[-1].lower() not in _SWITCH:
+        raise invalid(f"{name} is {values[-1][:40]!r}; give true or false", name)
+    return _SWITCH[values[-1].lower()]
+
+
+def _json(fields: dict[str, object]) -> Response:
+    return Response(orjson.dumps(fields), media_type="application/json")

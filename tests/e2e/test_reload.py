@@ -1,0 +1,272 @@
+"""A reload under load, of a real server: no request fails, and every answer is of one version from end to end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.weights.packaged import embedded_model
+from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
+from tests.engine.processes import children
+
+FLAGS = ("--seed", "7")
+STREAMS = 24
+PROMPTS = [f"Chapter {i}. " + "The river rose again that night, and" for i in range(STREAMS)]
+
+
+class Settings:
+    """The file that a server was started with."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, model: str, **others: object) -> None:
+        common = {"served-model-name": "ours", "max-num-seqs": 32, "kv-cache-memory": "192MiB"}
+        lines = {"model": model, **common, **others}
+        self.path.write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
+
+
+class Site:
+    """A server, its settings, and two models."""
+
+    def __init__(self, server: Server, settings: Settings, first: str, second: str, long: int) -> None:
+        self.server, self.settings, self.first, self.second = server, settings, first, second
+        self.long = long  # tokens of a stream that outlasts a reload
+        self.served = first
+
+    @property
+    def other(self) -> str:
+        """The model that is not served."""
+        return self.second if self.served == self.first else self.first
+
+    @property
+    def engines(self) -> list[int]:
+        return children(self.server.process.pid)
+
+
+SMALL = str(embedded_model().with_name("python-2m"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("python-8m", SMALL, 600),
+        pytest.param(("smollm2-135m", "python-8m", 250), marks=pytest.mark.rare),
+    ],
+    ids=["python-8m", "smollm2"],
+)
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("reload")
+    settings = Settings(folder / "settings.yaml")
+    first, second, long = request.param
+    settings.write(first)
+    with serving(folder / "log", *FLAGS, "--config", str(settings.path), model=None) as server:
+        yield Site(server, settings, first, second, long)
+
+
+def command(server: Server, *words: str, status: int = 0) -> str:
+    """What `penstock reload`, `sleep` or `wake` prints."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+    line = [sys.executable, "-m", "penstock", words[0], server.url, *words[1:]]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr.splitlines()[-1]
+
+
+def fingerprint(server: Server) -> str:
+    return str(server.get("/v1/models").json()["data"][0]["fingerprint"])
+
+
+class Answer:
+    """A completion: its text and the versions that its events name."""
+
+    def __init__(self, server: Server, prompt: str, max_tokens: int) -> None:
+        body = {"model": "ours", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        body |= {"stream": True, "temperature": 0.8}
+        self.text, self.versions = "", set[str]()
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
+            assert answer.status_code == 200, answer.read()
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        for line in lines[:-1]:
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            self.versions.add(event["system_fingerprint"])
+            self.text += event["choices"][0]["text"]
+
+    @property
+    def version(self) -> str:
+        (only,) = self.versions
+        return only
+
+
+def every(server: Server, max_tokens: int) -> list[str]:
+    """The answers of an undisturbed server to each prompt, not streamed."""
+    body = {"model": "ours", "prompt": PROMPTS, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.8}
+    answer = server.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+class Load:
+    """Open streams, and short requests one after another, from before a reload until after it."""
+
+    def __init__(self, server: Server, long: int, short: int, streams: int = STREAMS) -> None:
+        """Begins when so many `streams` run at once."""
+        self.long: list[Answer | None] = [None] * STREAMS
+        self.short: list[tuple[int, Answer]] = []
+        self.failures: list[str] = []
+        self._server, self._sizes, self._streams, self._stop = server, (long, short), streams, threading.Event()
+        self._threads = [threading.Thread(target=self._stream, args=(i,)) for i in range(STREAMS)]
+        self._threads += [threading.Thread(target=self._ask, args=(start,)) for start in (0, 7)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        try:
+            wait_for(lambda: running(self._server) >= self._streams, 20, "the streams to run")
+        except AssertionError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _stream(self, i: int) -> None:
+        try:
+            self.long[i] = Answer(self._server, PROMPTS[i], self._sizes[0])
+        except Exception as error:
+            self.failures.append(repr(error))
+
+    def _ask(self, start: int) -> None:
+        for i in (n % STREAMS for n in range(start, 10**6)):
+            if self._stop.is_set():
+                return
+            try:
+                self.short.append((i, Answer(self._server, PROMPTS[i], self._sizes[1])))
+            except Exception as error:
+                self.failures.append(repr(error))
+
+
+def running(server: Server) -> float:
+    return gauge(server.get("/metrics").text, "penstock_num_requests_running")
+
+
+@pytest.mark.rare
+def test_streams_end_on_the_version_they_began_with(site: Site) -> None:
+    server, short = site.server, 12
+    first, undisturbed = fingerprint(server), every(server, site.long)
+    steps = gauge(server.get("/metrics").text, "penstock_engine_steps_total")
+    site.settings.write(site.other)
+    with Load(server, site.long, short) as load:
+        said = command(server, "reload")
+        second = fingerprint(server)
+        assert said.startswith(f"ours {second} serves after ") and second != first
+        assert "the version before the last reload still answers" in command(server, "reload", status=1)
+        wait_for(lambda: sum(answer.version == second for _, answer in load.short) >= 8, 60, "answers of the new model")
+    site.served = site.other
+    assert load.failures == []
+    assert [answer and answer.text for answer in load.long] == undisturbed
+    assert {answer and answer.version for answer in load.long} == {first}
+    assert {answer.version for _, answer in load.short} == {first, second}
+    wait_for(lambda: len(site.engines) == 1, 20, "the old engine to end")
+    whole = {first: undisturbed, second: every(server, short)}
+    for i, answer in load.short:
+        assert answer.text and whole[answer.version][i].startswith(answer.text), (i, answer.version)
+    metrics = server.get("/metrics").text
+    assert gauge(metrics, "penstock_engine_steps_total") > steps
+    assert gauge(metrics, 'penstock_reloads_total{result="done"}') >= 1
+    assert f'penstock_model_info{{fingerprint="{second}",model_name="ours"}} 1.0' in metrics
+
+
+def test_sighup_takes_new_flags_and_does_nothing_without_any(site: Site) -> None:
+    server = site.server
+    version, engines, reloads = fingerprint(server), site.engines, server.log.read_text().count("reloaded in")
+    server.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: f"SIGHUP: nothing has changed: ours {version} goes on" in server.log.read_text(), 20, "the line")
+    assert site.engines == engines
+    site.settings.write(site.served, **{"max-model-len": 300})
+    server.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: server.get("/v1/models").json()["data"][0]["max_model_len"] == 300, 60, "the new flag")
+    assert fingerprint(server) == version  # the answers are the same
+    assert server.log.read_text().count("reloaded in") == reloads + 1
+    wait_for(lambda: len(site.engines) == 1, 20, "the old engine to end")
+
+
+def test_new_requests_wait_if_the_old_engine_ends_first(site: Site) -> None:
+    server = site.server
+    version = fingerprint(server)
+    site.settings.write(site.other)
+    most = 0
+    with Load(server, 250, 12, streams=2) as load:
+        thread = threading.Thread(target=command, args=(server, "reload", "--drain-first"))
+        thread.start()
+        while thread.is_alive():
+            most = max(most, len(site.engines))
+            thread.join(0.01)
+    site.served = site.other
+    assert load.failures == [] and most == 1
+    assert {answer and answer.version for answer in load.long} == {version}
+    assert load.short[-1][1].version == fingerprint(server) != version
+
+
+def test_a_reload_that_cannot_be_changes_nothing(site: Site, tmp_path: Path) -> None:
+    server, version, engines = site.server, fingerprint(site.server), site.engines
+    broken = tmp_path / "broken"
+    shutil.copytree(SMALL, broken)
+    (broken / "tokenizer.json").write_text("{}")
+    for model, flags, words in (
+        (
+            site.first,
+            {"max-prompts": 3},
+            f"--max-prompts ({site.settings.path}, line 5) has changed",
+        ),
+        (site.other, {"max-prompt": 3}, "did you mean"),
+        (site.other, {"kv-cache-memory": "900TiB"}, "or use --drain-first"),
+        (str(broken), {}, "tokenizer.json"),
+    ):
+        site.settings.write(model, **flags)
+        said = command(server, "reload", status=1)
+        assert "the old version goes on" in said and words in said
+    assert fingerprint(server) == version and site.engines == engines
+    assert Answer(server, PROMPTS[0], 4).version == version
+
+
+def test_sleep_gives_the_memory_back_and_a_request_wakes(site: Site) -> None:
+    server = site.server
+    before, memory = Answer(server, PROMPTS[0], 8).text, resident(site)
+    assert "asleep" in command(server, "sleep")
+    assert site.engines == [] and server.get("/is_sleeping").json() == {"is_sleeping": True}
+    asleep = resident(site)
+    assert memory - asleep > 150 << 20  # torch alone takes more
+    assert server.get("/readyz").json() == {"status": "asleep"} and server.get("/livez").status_code == 200
+    metrics = server.get("/metrics").text
+    assert gauge(metrics, "penstock_engine_asleep") == gauge(metrics, "penstock_engine_healthy") == 1
+    assert "penstock_engine_resident_memory_bytes{" not in metrics
+    late = {"prompt": "x", "max_tokens": 4, "timeout": 0.05}
+    assert server.post("/v1/completions", late).status_code == 504  # the engine cannot be there by then
+    assert Answer(server, PROMPTS[0], 8).text == before
+    assert gauge(server.get("/metrics").text, "penstock_engine_asleep") == 0
+    command(server, "sleep")
+    assert command(server, "wake") == "awake\n"
+    assert len(site.engines) == 1 and abs(resident(site) - memory) < memory / 4
+    print(f"resident: {memory >> 20} MiB, asleep {asleep >> 20}, awake {resident(site) >> 20}")
+
+
+def resident(site: Site) -> int:
+    """Bytes of the server and its engine."""
+    found = 0
+    for pid in (site.server.process.pid, *site.engines):
+        found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return found
