@@ -135,7 +135,7 @@ def _speculation(inputs: DefaultInputs) -> Default:
     """Of a value that was left out, or is "auto"."""
     if inputs.facts.pooling is not None:
         return Default("off", "a model that gives vectors has no tokens to guess")
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split, inputs.facts.transformers)) is not None:
         return Default("off", reason)
     return Default("suffix", "this engine can verify drafts from every source")
 
