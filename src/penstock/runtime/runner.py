@@ -170,8 +170,9 @@ class ModelRunner:
         )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
+        exact = kernels.session is not None and spec.transformers is None
         self.capacity = measured_capacity(
-            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=kernels.session is not None
+            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=exact
         )
 
     @torch.inference_mode()

@@ -42,7 +42,7 @@ Penstock also serves decoders that are not in the table, with the code of the tr
     pip install 'penstock[transformers]'
 
 It replaces one part of transformers: attention is Penstock's, with its paged KV cache. So these models have continuous
-batching, chunked prompts, the prefix cache, speculation, grammars and all wires like any other. They are slower than
+batching, chunked prompts, the prefix cache, grammars and all wires like any other. They are slower than
 the models of the table, and need transformers' memory and seconds at the start; `plan` and the start say so.
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
@@ -54,8 +54,10 @@ the models of the table, and need transformers' memory and seconds at the start;
 - **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-J, CodeGen, GPT-Neo);
   latent, linear and chunked attention, states, masks of their own; arguments of attention that ours does not have;
   rope of the types dynamic and longrope, whose frequencies depend on the batch.
+- **Rounding**: torch's products may round differently in other batches. Where two tokens score almost the same, either
+  may be chosen, which the models of the table exclude on a CPU.
 - **Code**: only that of the package. Code in a model's folder (`auto_map`) is never run.
-- **Not yet**: GPUs, quantisation, ranks, GGUF.
+- **Not yet**: GPUs, quantisation, ranks, speculation, GGUF.
 
 Your model is not here, or too slow? [Adding a family](adding-a-model.md) takes a short file of data.
 """
