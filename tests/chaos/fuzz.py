@@ -223,7 +223,8 @@ async def send(site: Place, made: tuple[str, str, str, dict[str, str], bytes], f
     found.routes[route] += 1
     events = [line for line in text.split(b"\n") if b'"error"' in line and b'"internal' in line]
     in_time = status == 504 and b"deadline_exceeded" in text  # which the request has asked for
-    if (status >= 500 and not in_time) or events:
+    busy = status == 529  # as Anthropic's API says it
+    if (status >= 500 and not in_time and not busy) or events:
         found.bad.append(f"{route} -> {status}: {text[:300]!r}\n    {headers} {body[:600]!r}")
 
 
