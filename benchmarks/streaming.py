@@ -134,13 +134,13 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, profile:
     listen(sock)
     sys.setswitchinterval(0.0005)  # as `penstock serve`
     if not profile:
-        await serve(app, sock, client, beside=beside)
+        await serve(app, sock, beside=beside)
         return
     import cProfile
 
     profiler = cProfile.Profile()
     profiler.enable()
-    await serve(app, sock, client, beside=beside)
+    await serve(app, sock, beside=beside)
     profiler.dump_stats(profile)
 
 

@@ -110,6 +110,7 @@ EXPERIMENTS = (
         E2E + "test_signals.py",
         E2E + "test_death.py::test_sigterm_lets_what_is_in_flight_finish",
     ),
+    _tests("15", "reload under load: no failure, one version a stream", E2E + "test_reload.py"),
     Experiment("16", "a KV pool of 1.2 times the longest request: the same texts", engine_faults.small_pool),
     Experiment("17", "exceptions, failed allocations, exits, crashes in random steps", engine_faults.faults_at_steps),
     Experiment("17b", "a step that never ends: the engine is replaced", engine_faults.stall),

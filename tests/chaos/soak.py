@@ -374,5 +374,5 @@ def draw(record: Record, path: Path) -> None:
     axes[2].set_xlabel("minutes")
     for one in axes:
         one.set_ylim(bottom=0)
-        one.legend(loc="upper right", frameon=False, ncols=2)
+        one.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, ncols=2)
     figure.savefig(path, dpi=120)
