@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.main import app
 from penstock.cli.options import ENGINE, SERVER
-from penstock.cli.usage import MEANT
+from penstock.cli.usage import DONE_OTHERWISE, MEANT
 from tests.cli.conftest import RunCommand
 from tests.cli.wrong_values import BEFORE, NOT_SHOWN, OWN, SHARED, SWITCH, Wrong
 
@@ -154,6 +154,9 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
         ("benchmark", ("'benchmark'", "did you mean penstock bench?")),
         ("version", ("'version'", "write penstock --version")),
         ("chat", ("'chat'", "write penstock run")),
+        ("ps", ("'ps'", "write penstock top")),
+        ("stop", ("'stop'", "Ctrl-C", "penstock sleep")),
+        ("create mine -f Modelfile", ("'create'", "penstock serve ./model.gguf")),
         ("download smollm2-135m", ("'download'", "write penstock pull")),
         ("frobnicate", ("'frobnicate'", "there are: serve, run, plan")),
         ("./my-model", ("penstock serve ./my-model",)),
@@ -171,6 +174,8 @@ def test_a_flag_without_its_value_and_a_switch_with_one(run_command: RunCommand,
         ("--port 80 serve", ("penstock serve --port",)),
         ("--quantization int8 plan", ("penstock plan --quantization",)),
         ("plan --max-tokens 3", ("--max-tokens", "a flag of penstock run")),
+        ("top --url http://127.0.0.1:8000", ("--url", "write penstock top URL")),
+        ("sleep --url=http://127.0.0.1:8000", ("--url", "write penstock sleep URL")),
         ("plan a b", ("'b'", "try penstock plan --help")),
         ("serve ./a --model ./b", ("./a", "./b", "leave one out")),
         ("replay", ("FILE", "try penstock replay --help")),
@@ -228,4 +233,4 @@ def test_groups_of_commands_show_their_help(run_command: RunCommand) -> None:
 def test_names_of_other_programs_lead_to_commands() -> None:
     flags = {flag for param in typer.main.get_command(app).params for flag in param.opts} | {"--help"}
     assert set(MEANT.values()) <= {*COMMANDS} | flags
-    assert not {*MEANT} & {*COMMANDS}
+    assert not {*MEANT, *DONE_OTHERWISE} & {*COMMANDS}

@@ -22,7 +22,8 @@ from penstock.api.outputs import (
 )
 from penstock.api.params import SamplingParams
 from penstock.cli.engine import verified
-from penstock.cli.prepare import find_model, prepare_found, served_model
+from penstock.cli.prepare import find_given, prepare_found, read_given, served_model
+from penstock.config.wrong_setting import LIBRARY
 from penstock.engine.launch import launch
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import APIError
@@ -57,7 +58,7 @@ class AsyncLLM:
 
         Raises ValueError for a model or a setting that is wrong, and EngineError if the engine does not start.
         """
-        prepared = prepare_found(find_model(model, settings))
+        prepared = prepare_found(find_given(read_given(model, settings, LIBRARY)))
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
         # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.

@@ -25,6 +25,7 @@ from penstock.config import (
     resolve,
 )
 from penstock.config.defaults import Divide
+from penstock.config.wrong_setting import COMMAND_LINE
 from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
@@ -87,13 +88,15 @@ class FoundModel:
         return {**(packaged.generation if packaged else {}), **load_generation_defaults(self.path)}
 
 
-def read_given(model: str | None, flags: Flags) -> Given:
-    """Returns the settings that the user gave, `model` among them. Raises ConfigError."""
+def read_given(model: str | None, flags: Flags, source: str = COMMAND_LINE) -> Given:
+    """Returns the settings that the user gave, `model` among them. Raises ConfigError, which says that flags come from
+    `source`."""
     settings = dict(flags)
     file = settings.pop("config", None)
     if file == "":
         raise ConfigError("--config is '': name a YAML file, or leave it out")
-    return read_settings({**settings, "model": model}, os.environ, None if file is None else Path(file))
+    path = None if file is None else Path(file)
+    return read_settings({**settings, "model": model}, os.environ, path, source)
 
 
 def find_model(model: str | None, flags: Flags, *, weights: bool = True) -> FoundModel:

@@ -221,7 +221,7 @@ def start_report(resolved: "Resolved", info: "EngineInfo") -> list[str]:
     key = "clients must send the API key" if resolved.server.api_key else "no API key is required"
     tokens = (min(info.num_blocks) - 1) * info.block_size  # block 0 is the null page
     return [
-        f"penstock {__version__}: {resolved.engine.name} in {info.dtype}; {key}",
+        f"penstock {__version__}: {resolved.engine.name}, computed in {info.dtype}; {key}",
         f"KV cache: {tokens:,} tokens in {resolved.engine.kv_dtype}; at most {info.max_model_len:,} "
         f"in a request, {info.max_num_seqs} sequences at a time",
     ]

@@ -17,10 +17,16 @@ MEANT = {
     "help": "--help",
     "info": "show",
     "ls": "list",
+    "ps": "top",
     "remove": "rm",
     "start": "serve",
     "stats": "top",
     "version": "--version",
+}
+# What other programs have a command for, and how it is done here.
+DONE_OTHERWISE = {
+    "create": "name the GGUF file or the folder itself: penstock serve ./model.gguf",
+    "stop": "Ctrl-C or SIGTERM ends penstock serve, penstock sleep frees the memory of its model",
 }
 
 
@@ -84,6 +90,9 @@ def _no_such_option(option: str, root: Any, arguments: Sequence[str]) -> str:
     if command is root and others:  # "penstock --port 80 serve"
         named = next((name for name in others if name.split()[-1] in arguments), others[0])
         return f"{option} comes after the command: {named} {option} ..."
+    arguments_of = {f"--{param.name}": _name(param) for param in getattr(command, "params", ()) if _is_argument(param)}
+    if option in arguments_of:
+        return f"{path} has no flag {option}: write {path} {arguments_of[option]}"
     if others:
         return f"{path} has no flag {option}, which is a flag of {' and '.join(others)}; try {path} --help"
     flags = flags_of(command)
@@ -98,6 +107,8 @@ def _no_such_option(option: str, root: Any, arguments: Sequence[str]) -> str:
 def _no_such_command(word: str, path: str, known: Sequence[str]) -> str:
     if path == "penstock" and word in MEANT:
         return f"penstock has no command {word!r}; write penstock {MEANT[word]}"
+    if path == "penstock" and word in DONE_OTHERWISE:
+        return f"penstock has no command {word!r}: {DONE_OTHERWISE[word]}"
     is_path = "/" in word or word.endswith(".gguf")
     near = [] if is_path else difflib.get_close_matches(word, known, n=1)
     if near:

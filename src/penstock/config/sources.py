@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.config.wrong_setting import PREFIX, flag, unknown, wanted
+from penstock.config.wrong_setting import COMMAND_LINE, PREFIX, flag, unknown, wanted
 
 if TYPE_CHECKING:  # pydantic takes longer to import than all else here, and an engine process does not need it
     from penstock.config.settings import Settings
@@ -29,10 +29,13 @@ class Given:
 
 
 def read_settings(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    flags_source: str = COMMAND_LINE,
 ) -> Given:
     """The settings from the command line, else the environment, else the file. `flags` are by setting; None means not
-    given. Only variables that begin with PENSTOCK_ are read.
+    given. Only variables that begin with PENSTOCK_ are read. Errors say that flags come from `flags_source`.
 
     Raises ConfigError, also for a setting that does not exist.
     """
@@ -45,7 +48,7 @@ def read_settings(
         file = Path(environ[FILE_VARIABLE])
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name, value, source in _statements(flags or {}, environ, file):
+    for name, value, source in _statements(flags or {}, environ, file, flags_source):
         if name not in Settings.model_fields:
             raise ConfigError(unknown(name, source, Settings.model_fields))
         if value is not None:
@@ -59,7 +62,7 @@ def read_settings(
 
 
 def _statements(
-    flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None, flags_source: str
 ) -> Iterator[tuple[str, Any, str]]:
     """(setting, value, source), later ones over earlier ones."""
     if file is not None:
@@ -69,7 +72,7 @@ def _statements(
         if variable.startswith(PREFIX) and variable not in {FILE_VARIABLE, *KERNELS}:
             yield variable.removeprefix(PREFIX).lower(), environ[variable], f"environment variable {variable}"
     for name, value in flags.items():
-        yield name, value, "command line"
+        yield name, value, flags_source
 
 
 def _explain(entry: Any, values: Mapping[str, Any], sources: Mapping[str, str]) -> str:

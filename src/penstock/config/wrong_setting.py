@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 PREFIX = "PENSTOCK_"  # of environment variables
+# Sources of settings, as errors name them.
+COMMAND_LINE = "command line"
+LIBRARY = "argument of LLM"
 
 
 def flag(name: str) -> str:
@@ -62,11 +65,13 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def _speller(source: str) -> Any:
-    """How a setting is written where it was found: as a flag, as a variable or as a key."""
+    """How a setting is written where it was found: as a flag, an argument, a variable or a key."""
     if source.startswith("environment"):
         return lambda name: PREFIX + name.upper()
-    if source == "command line":
+    if source == COMMAND_LINE:
         return flag
+    if source == LIBRARY:
+        return str
     return lambda name: name.replace("_", "-")
 
 

@@ -75,7 +75,7 @@ export class Chart extends Component {
       legend: { show: false },
       padding: [8, 10, 0, 0],
       cursor: { y: false, points: { size: 7 }, sync: { key: "dashboard" } },
-      scales: { x: { time: true, range: (plot, min, max) => [min, max] }, y: { range: (plot, min, max) => [0, Math.max(max * 1.15, whole ? 4 : 0.001)] } },
+      scales: { x: { time: true, range: (plot, min, max) => [min, max] }, y: { range: (plot, min, max) => [0, Math.max(max > 0 ? max * 1.15 : 1, whole ? 4 : 0)] } },
       axes: [
         { stroke: muted, font, grid: { show: false }, ticks: { show: false }, size: 24, space: 80, values: "{HH}:{mm}:{ss}" },
         { stroke: muted, font, grid, ticks: { show: false }, size: 40, space: 36, values: (plot, ticks) => ticks.map((tick) => this.short(tick)) },
