@@ -100,6 +100,9 @@ class Settings(BaseModel):
     wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
         None, description="The APIs that the server speaks, with commas between them"
     )
+    state_dir: str | None = Field(
+        None, min_length=1, description="Folder for stored responses, files and batches, or none"
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
     )

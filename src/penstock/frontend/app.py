@@ -17,8 +17,10 @@ from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.local import LocalRequests
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
+from penstock.frontend.storage.database import open_storage
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
@@ -43,9 +45,18 @@ def create_app(
     `tracer`, requests that generate are traced.
     """
     limits = limits or RequestLimits.of(config)
+    storage = open_storage(config, limits)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
-    site = Site(model, limits, metrics.model(model.name, model.client, model.costs), config.seed, bodies, tracer)
-    lifecycle = Lifecycle()
+    model_metrics, lifecycle = metrics.model(model.name, model.client, model.costs), Lifecycle()
+    batches = None
+    if storage is not None:
+        from penstock.frontend.batches.runner import BatchRunner
+
+        local = LocalRequests(model, limits, model_metrics, config.seed, priority=limits.max_priority)
+        most = 2 * model.client.info.max_num_seqs
+        batches = BatchRunner(storage, local, limits, most, lambda: lifecycle.in_flight)
+    wake = (lambda: None) if batches is None else batches.wake
+    site = Site(model, limits, model_metrics, config.seed, bodies, tracer, storage, wake)
     metrics.in_flight = lambda: lifecycle.in_flight
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
@@ -87,6 +98,7 @@ def create_app(
         is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
         quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
         retry_after=model.client.queue.retry_after,
+        background=None if batches is None else batches.run,
     )
 
 

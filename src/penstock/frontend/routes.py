@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -16,23 +16,26 @@ from penstock.frontend.http.asgi import (
     Receive,
     Scope,
     Send,
+    StreamedAnswer,
     header,
     request_info,
     respond,
     trace_headers,
 )
-from penstock.frontend.http.body import read_body
+from penstock.frontend.http.body import read_body, read_upload
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.sockets import serve_socket
+from penstock.frontend.storage.database import Database
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.observe.tracing import Tracer
 
+_UPLOAD_BYTES = 1 << 20  # that an upload buffers, at most
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
 
@@ -46,6 +49,8 @@ class Site:
     seed: int | None
     bodies: BodyBuffers
     tracer: Tracer | None = None
+    storage: Database | None = None
+    wake_batches: Callable[[], None] = lambda: None
 
     def context(self, scope: Scope) -> RequestContext:
         info = request_info(scope)
@@ -61,6 +66,9 @@ class Site:
             metrics=self.metrics,
             seed=self.seed,
             start=request_info(scope).start,
+            query=scope.get("query_string", b""),
+            storage=self.storage,
+            wake_batches=self.wake_batches,
         )
 
 
@@ -120,6 +128,8 @@ def route_app(site: Site, wire: Wire, route: WireRoute) -> ASGIApp:
             return _GenerateRoute(site, wire, route)
         case "answer":
             return _AnswerRoute(site, wire, route)
+        case "upload":
+            return _UploadRoute(site, wire, route)
         case "socket":
             return _SocketRoute(site, wire, route)
 
@@ -157,9 +167,9 @@ class _GenerateRoute(_Route):
                     site.model, call.parts, site.metrics, call.operation, info.start, info.request_id, info.trace
                 )
                 if call.stream:
-                    await stream(generation, call.codec, send, site.limits.retry_after)
+                    await stream(generation, call.codec, send, site.limits.retry_after, call.keep)
                 else:
-                    await respond(send, 200, await collect(generation, call.codec))
+                    await respond(send, 200, await collect(generation, call.codec, call.keep))
         except ClientGone:
             info.client_gone = True
         finally:
@@ -177,7 +187,10 @@ class _AnswerRoute(_Route):
             if _has_body(scope):
                 body = await read_body(scope, receive, self._site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
-                made: bytes | Answer = await answer(body, self._site.context(scope))
+                made: bytes | Answer | StreamedAnswer = await answer(body, self._site.context(scope))
+                if isinstance(made, StreamedAnswer):
+                    await _send_chunks(made, send)
+                    return
         except ClientGone:
             request_info(scope).client_gone = True
             return
@@ -198,6 +211,33 @@ class _SocketRoute(_Route):
         package = self._wire.package
         codec = getattr(package, self._function)()
         await serve_socket(scope, receive, send, codec, self._site.limits, package.encode_error)
+
+
+class _UploadRoute(_Route):
+    """A route whose body is read while it arrives."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        take, site = getattr(self._wire.package, self._function), self._site
+        held = site.bodies.hold()
+        try:
+            held.add(_UPLOAD_BYTES)
+            async with read_upload(scope, receive, site.limits) as chunks:
+                made: bytes = await take(chunks, site.context(scope))
+        except ClientGone:
+            request_info(scope).client_gone = True
+        else:
+            await respond(send, 200, made)
+        finally:
+            held.release()
+
+
+async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    headers += [(b"content-type", answer.content_type), (b"content-length", b"%d" % answer.size)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async for chunk in answer.chunks:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _send_answer(answer: Answer, send: Send) -> None:

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
@@ -89,6 +89,7 @@ class Access:
         is_socket: Callable[[bytes], bool] = lambda path: False,
         is_page: Callable[[bytes], bool] = lambda path: False,
         quiet: Collection[str] = (),
+        background: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`allowed_hosts` are the accepted names in the Host header, without port; empty: any name.
 
@@ -96,7 +97,7 @@ class Access:
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
         `bodies` is the budget of what is being received. Pages of `cors_origins` may send requests. `is_socket` says
         whether a raw path takes WebSockets, and `is_page` whether it is of a file that everyone may read. Successful
-        requests to routes in `quiet` are not logged.
+        requests to routes in `quiet` are not logged. `background` is run as long as the app is served.
         """
         self.lifecycle = lifecycle
         self.bodies = bodies
@@ -113,6 +114,7 @@ class Access:
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
+        self.background = background
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

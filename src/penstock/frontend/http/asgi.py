@@ -1,6 +1,6 @@
 """ASGI types and functions that every route uses."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,6 +23,15 @@ class Answer(NamedTuple):
     body: bytes
     status: int = 200
     content_type: bytes = JSON
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+class StreamedAnswer(NamedTuple):
+    """An answer that is not held in memory as a whole."""
+
+    chunks: AsyncIterator[bytes]
+    size: int  # in bytes
+    content_type: bytes
     headers: Mapping[str, str] = MappingProxyType({})
 
 

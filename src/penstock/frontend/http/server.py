@@ -83,6 +83,7 @@ async def serve(
     server = _Server(config, ready)
     stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls)
     watching = None if tls is None else asyncio.create_task(tls.watch())
+    background = None if app.background is None else asyncio.create_task(app.background())
     running = asyncio.create_task(server.serve(sockets=[sock]))
     stopped = asyncio.create_task(stopping.wait())
     given_up = asyncio.create_task(_until_ended(client))
@@ -96,6 +97,9 @@ async def serve(
         if watching is not None:
             watching.cancel()
         app.lifecycle.draining = True
+        if background is not None:
+            background.cancel()
+            await asyncio.gather(background, return_exceptions=True)
         ended = not client.healthy
         await client.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
