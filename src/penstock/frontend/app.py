@@ -50,7 +50,7 @@ def create_app(
     model_metrics, lifecycle = metrics.model(model.name, model.client, model.costs), Lifecycle()
     batches = None
     if storage is not None:
-        from penstock.frontend.batches.runner import BatchRunner
+        from penstock.frontend.jobs.runner import BatchRunner
 
         local = LocalRequests(model, limits, model_metrics, config.seed, priority=limits.max_priority)
         most = 2 * model.client.info.max_num_seqs

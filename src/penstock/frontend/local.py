@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from penstock.frontend.answer import collect
+from penstock.frontend.batch_lines import PATHS
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
 from penstock.frontend.generation import Generation, PromptPart
@@ -21,7 +22,6 @@ from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
 
 _log = logging.getLogger("penstock.frontend")
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # that `LocalRequests.answer` takes
 RETRY_STATUSES = (429, 503)  # of a request that the engine may take later
 RETRY_SECONDS = 0.5
 _ROUTES = {route.path: route for route in OPENAI.routes if route.path in PATHS}

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import orjson
@@ -13,6 +12,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import StreamedAnswer
 from penstock.frontend.requests.pages import read_page, write_page
 from penstock.frontend.storage import files
+from penstock.frontend.storage.content import read_chunks
 from penstock.frontend.storage.database import Database, storage_of
 
 PURPOSES = ("batch", "user_data")
@@ -63,14 +63,6 @@ async def delete_file(body: bytes, context: RequestContext) -> bytes:
     file = await _find(context)
     await storage_of(context.storage).run(lambda db: files.remove(db, file.id))
     return orjson.dumps({"id": file.id, "object": "file", "deleted": True})
-
-
-async def read_chunks(storage: Database, file_id: str) -> AsyncIterator[bytes]:
-    """Yields the content of a file."""
-    number = -1
-    while (found := await storage.run(partial(files.next_chunk, file_id=file_id, after=number))) is not None:
-        number, data = found
-        yield data
 
 
 def expiry(anchor: Any, seconds: Any, param: str, context: RequestContext) -> int:

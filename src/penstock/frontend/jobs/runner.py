@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-from penstock.frontend.batches.input import InputError, check_input, read_lines
+from penstock.frontend.batch_lines import BatchLine, read_line, write_line
 from penstock.frontend.errors import APIError
+from penstock.frontend.jobs.input import InputError, check_input, read_lines
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
-from penstock.frontend.openai.batch_lines import BatchLine, read_line, write_line
 from penstock.frontend.storage import batches, files, responses
 from penstock.frontend.storage.database import Database
 
@@ -198,18 +198,15 @@ class BatchRunner:
                 batch["finalizing_at"] = now
             if errors:
                 batch["errors"] = {"object": "list", "data": errors}
-            for source, shown, count in (
-                ("output", "output_file_id", "completed"),
-                ("errors_to", "error_file_id", "failed"),
-            ):
+            for source, suffix, count in (("output", "output", "completed"), ("errors_to", "error", "failed")):
                 file_id = batch[source]
                 if file_id is None:
                     continue
                 counts[count] = files.count(connection, file_id)
                 if counts[count]:
-                    name = f"{batch['id']}_{source.partition('_')[0]}.jsonl"
+                    name = f"{batch['id']}_{suffix}.jsonl"
                     files.complete(connection, file_id, name, "batch_output", batch["kept_until"])
-                    batch[shown] = file_id
+                    batch[f"{suffix}_file_id"] = file_id
                 else:
                     files.remove(connection, file_id)
                 batch[source] = None

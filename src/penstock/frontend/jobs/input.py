@@ -5,11 +5,11 @@ import hashlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from penstock.frontend.batches.files import read_chunks
+from penstock.frontend.batch_lines import read_line
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.json_scan import JsonScan
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.openai.batch_lines import read_line
+from penstock.frontend.storage.content import read_chunks
 from penstock.frontend.storage.database import Database
 
 _MAX_ERRORS = 20  # that a batch shows
