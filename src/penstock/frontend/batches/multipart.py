@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.frontend.errors import APIError, invalid
 
 _BOUNDARY = re.compile(
-    rb'multipart/form-data\s*;.*?\bboundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70}))', re.I | re.DOTALL
+    rb'multipart/form-data\s*;.*?\bboundary=(?:"([^"\r\n]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.I | re.DOTALL
 )
 _NAME = re.compile(rb'[;\s]name="([^"\r\n]{0,200})"', re.I)
 _FILENAME = re.compile(rb'[;\s]filename="((?:[^"\\\r\n]|\\.){0,2000})"', re.I)
