@@ -46,6 +46,7 @@ class BatchRunner:
         self._woken = asyncio.Event()
         self._freed = asyncio.Event()
         self._running = 0
+        self._failed = False
 
     def wake(self) -> None:
         """A batch is new, or is to be cancelled."""
@@ -119,7 +120,7 @@ class BatchRunner:
 
         if batch["status"] == "cancelling":
             raise _Ended("cancelled")
-        done = await self._storage.run(read_done)
+        done, self._failed = await self._storage.run(read_done), False
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._start_all(batch, done, tasks)
@@ -140,6 +141,8 @@ class BatchRunner:
                     if number in done:
                         continue
                     await self._slot()
+                    if self._failed:  # Python 3.11's wait_for may swallow the cancellation by the group
+                        return
                     if ended := await self._ended(batch):
                         await self._all_answered()
                         raise _Ended(ended)
@@ -170,6 +173,7 @@ class BatchRunner:
 
     def _free(self, task: "asyncio.Task[None]") -> None:
         self._running -= 1
+        self._failed = self._failed or task.cancelled() or task.exception() is not None
         self._freed.set()
 
     async def _ended(self, batch: batches.Fields) -> str:
