@@ -167,6 +167,7 @@ SHARED: Mapping[str, Wrong] = {
         *_EMPTY,
     ),
     "--tls-key": ((NO_FILE, "there is no certificate; set --tls-certificate"), *_EMPTY),
+    "--state-dir": (("/dev/null", "it is not a folder"), ("", "it is empty; give a value")),
     "--wires": (("grpc", "give different names of openai"), ("openai,openai", "different"), ("", "openai")),
     "--threads": (*_COUNT, ("100000", "set --threads")),
 }

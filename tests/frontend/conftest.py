@@ -130,7 +130,8 @@ def make_site(tokenizers: tuple[Tokenizer, Tokenizer]) -> Callable[..., Site]:
             name=NAME, client=engine, tokenizer=tokenizer, created=1, aliases=aliases, defaults=defaults or {}
         )
         metrics = Metrics(CollectorRegistry())
-        app = create_app(model, ServerConfig(served_model_name=NAME, **config), metrics, limits)
+        settings = ServerConfig(served_model_name=NAME, **{"state_dir": "none", **config})
+        app = create_app(model, settings, metrics, limits)
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
         return Site(app, engine, tokenizer, metrics, http)
 
@@ -213,7 +214,7 @@ def sites(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., Site]]:
             )
             served.append(model)
             metrics = Metrics(CollectorRegistry())
-            app = create_app(model, ServerConfig(served_model_name=NAME), metrics, limits)
+            app = create_app(model, ServerConfig(served_model_name=NAME, state_dir="none"), metrics, limits)
             http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=60)
             made[key] = Site(app, engine, byte_tokenizer, metrics, http)
         return made[key]

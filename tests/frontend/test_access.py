@@ -175,7 +175,7 @@ async def test_errors_have_the_shape_of_their_wire(make_site: Callable[..., Site
                 await open_site.http.request(route.method, path, headers={"origin": "http://evil.test"}),
             ]
             statuses = [401, 405, 403, 403]
-            if route.method == "POST":
+            if route.method == "POST" and route.kind != "upload":  # a file may be large, and is a form
                 answers.append(await site.http.post(path, content=b"[" * 4096, headers=key))
                 answers.append(await site.http.post(path, content=b"{}", headers={**key, "content-encoding": "gzip"}))
                 statuses += [413, 415]

@@ -294,7 +294,7 @@ async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     there = await site.http.post("/v1/embedding", json={"input": "x"})
     assert there.status_code == 404
     assert (
-        "there is no route /v1/embedding; the routes are /v1/chat/completions, /v1/chat/ws, /v1/completions, "
+        "there is no route /v1/embedding; the routes are /v1/batches, /v1/chat/completions, /v1/chat/ws, "
         in (there.json()["error"]["message"])
     )
     got = await site.http.get("/v1/completions")

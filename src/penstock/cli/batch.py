@@ -20,16 +20,14 @@ from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file
 from penstock.cli.prepare import PreparedModel, find_model, prepare_found, served_model
+from penstock.frontend.batch_lines import PATHS, AnswerLine, BatchLine, read_line, write_line
 from penstock.frontend.limits import RequestLimits
-from penstock.frontend.local import PATHS, LocalRequests
-from penstock.frontend.openai.batch_lines import AnswerLine, BatchLine, read_line, write_line
+from penstock.frontend.local import LocalRequests
 from penstock.observe.model_metrics import ModelMetrics
 from penstock.observe.reporting import reporting
 
 MAX_REQUESTS = 10_000_000
 MAX_LINE = 16 << 20  # bytes
-RETRY_STATUSES = (429, 503)  # of a request that the engine may take later
-RETRY_SECONDS = 0.5
 GO_ON = "the same command goes on from here"
 SYNC_SECONDS = 1.0  # between writes to the disk itself
 INTERRUPTED = 130  # exit status
@@ -194,8 +192,7 @@ async def _answer_all(job: _Job, local: LocalRequests, at_once: int, say: Callab
     async def work() -> None:
         for request in pending:
             request_id = secrets.token_hex(12)
-            while (answer := await local.answer(request.url, bytes(request.body), request_id)).status in RETRY_STATUSES:
-                await asyncio.sleep(RETRY_SECONDS)
+            answer = await local.answer_later(request.url, bytes(request.body), request_id)
             job.write(write_line(request.custom_id, request_id, answer), answer.status)
             show()
 

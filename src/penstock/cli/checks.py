@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from penstock.cli.output import check_file
+from penstock.cli.output import check_file, check_folder
 from penstock.config import ConfigError, EngineConfig, Hardware, Resolved, ServerConfig
 from penstock.config.machine.gpu import too_few_gpus
 from penstock.families import ModelSpec
@@ -27,6 +27,8 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     engine = resolved.engine
     check_runs(resolved, hardware)
     check_file("--event-log", engine.event_log or None)
+    if resolved.server.state_dir not in ("auto", "none"):
+        check_folder("--state-dir", resolved.server.state_dir)
     check_tls(resolved.server)
     check_grpc(resolved.server)
     if resolved.server.otlp_endpoint:

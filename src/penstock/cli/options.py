@@ -163,6 +163,13 @@ SERVER: Flags = {
             metavar="NAMES", help="APIs to speak: openai, anthropic, ollama, tgi, kserve, rerank, pages. Default: all."
         ),
     ],
+    "state_dir": Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for stored responses, files and batches, or none. Default: ~/.local/state/penstock/port-PORT.",
+        ),
+    ],
     "seed": Annotated[
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],

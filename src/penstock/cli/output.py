@@ -26,6 +26,17 @@ def check_file(flag: str, path: str | None) -> None:
         raise _unwritable(flag, path, "permission denied")
 
 
+def check_folder(flag: str, path: str) -> None:
+    """Raises ValueError if `path`, or the nearest folder above it that exists, is not a folder that can be written."""
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ValueError(f"{flag} is {path!r}: it is not a folder; name another one")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{flag} is {path!r}: permission denied; name another folder")
+
+
 def write_file(flag: str, path: str | None, text: str) -> None:
     """Writes `text` to `path`; does nothing if `path` is None. Raises ValueError if the write fails."""
     if path is None:

@@ -256,6 +256,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "max_body_size": _constant(4 << 20, "a prompt of a million tokens"),
         "max_answer_size": _constant(32 << 20, "4 million tokens, or 330,000 log-probabilities"),
         "wires": _constant(",".join(WIRE_NAMES), "every client finds its own"),
+        "state_dir": _constant("auto", "penstock/port-N in the user's folder for state"),
         "max_prompts": _constant(64, "a batch of an evaluation harness"),
         "max_choices": _constant(32, "more are better sent as requests"),
         "max_sequences": _constant(256, "what one request may take of the queue"),

@@ -109,6 +109,9 @@ class Settings(BaseModel):
     manage_models: bool | None = Field(
         None, description="Let clients of Ollama's API download and delete models of this machine"
     )
+    state_dir: str | None = Field(
+        None, min_length=1, description="Folder for stored responses, files and batches, or none"
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
     )

@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -72,8 +72,11 @@ class Codec(Protocol):
         ...
 
 
-async def stream(generation: Generation, codec: Codec, send: Send, retry_after: int) -> None:
-    """Sends each update as events.
+Keep = Callable[[], Awaitable[None]]
+
+
+async def stream(generation: Generation, codec: Codec, send: Send, retry_after: int, keep: Keep | None = None) -> None:
+    """Sends each update as events. `keep` is awaited before the end of a complete answer is sent.
 
     The response starts with the first update. Errors before it are raised, so that the answer has an error status.
     Later errors become the wire's error event.
@@ -89,7 +92,7 @@ async def stream(generation: Generation, codec: Codec, send: Send, retry_after: 
         begin = codec.opening(generation.usage) + await _chunk(codec, first, generation.usage)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": begin, "more_body": True})
-        end = await _send_rest(updates, generation, codec, send, retry_after)
+        end = await _send_rest(updates, generation, codec, send, retry_after, keep)
     await send({"type": "http.response.body", "body": end})
 
 
@@ -98,8 +101,8 @@ async def _chunk(codec: Codec, update: ChoiceUpdate, usage: Usage) -> bytes:
     return await offload_if_large(partial(codec.chunk, update, usage), len(update.prompt_logprobs))
 
 
-async def collect(generation: Generation, codec: Codec) -> bytes:
-    """Returns one answer once every choice is complete. Raises what the generation raises."""
+async def collect(generation: Generation, codec: Codec, keep: Keep | None = None) -> bytes:
+    """Returns one answer once every choice is complete, and `keep` is. Raises what the generation raises."""
     answers: dict[int, CollectedChoice] = {}
     updates = generation.updates()
     async with aclosing(updates):
@@ -111,11 +114,19 @@ async def collect(generation: Generation, codec: Codec) -> bytes:
                 answer.add(update)
     ordered = [answers[choice] for choice in sorted(answers)]
     size = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in ordered)
-    return await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
+    whole = await offload_if_large(partial(codec.whole, ordered, generation.usage), size)
+    if keep is not None:
+        await keep()
+    return whole
 
 
 async def _send_rest(
-    updates: AsyncGenerator[ChoiceUpdate, None], generation: Generation, codec: Codec, send: Send, retry_after: int
+    updates: AsyncGenerator[ChoiceUpdate, None],
+    generation: Generation,
+    codec: Codec,
+    send: Send,
+    retry_after: int,
+    keep: Keep | None,
 ) -> bytes:
     """Sends every update after the first. Returns the bytes that end the stream."""
     encode, usage = codec.chunk, generation.usage
@@ -129,4 +140,7 @@ async def _send_rest(
         if failure.code == INTERNAL_ERROR:
             _log.exception("a stream failed", extra={"fields": {"request_id": generation.request_id}})
         return codec.failure(failure)
-    return codec.closing(usage)
+    end = codec.closing(usage)
+    if keep is not None:
+        await keep()
+    return end

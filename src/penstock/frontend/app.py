@@ -18,9 +18,11 @@ from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.local import ServedRequests
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.serving import Prepare, Serving
+from penstock.frontend.storage.database import open_storage
 from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
@@ -49,10 +51,19 @@ def create_app(
     `tracer`, requests that generate are traced. With a `store`, clients may download and delete models.
     """
     limits = limits or RequestLimits.of(config)
+    storage = open_storage(config, limits)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
     serving = Serving(model, metrics, limits.drain_timeout, prepare)
-    site = Site(serving, limits, config.seed, bodies, tracer, store)
     lifecycle = Lifecycle()
+    batches = None
+    if storage is not None:
+        from penstock.frontend.jobs.runner import BatchRunner
+
+        local = ServedRequests(serving, limits, config.seed, priority=limits.max_priority)
+        most = 2 * model.client.info.max_num_seqs
+        batches = BatchRunner(storage, local, limits, most, lambda: lifecycle.in_flight)
+    wake = (lambda: None) if batches is None else batches.wake
+    site = Site(serving, limits, config.seed, bodies, tracer, store, storage, wake)
     metrics.in_flight = lambda: lifecycle.in_flight
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
@@ -100,6 +111,7 @@ def create_app(
         is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
         quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
         retry_after=lambda: serving.model.client.queue.retry_after(),
+        background=batches,
     )
 
 

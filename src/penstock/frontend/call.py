@@ -1,7 +1,7 @@
 """Defines what passes between the server and a wire: the context of a request, and the valid call it becomes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
+from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.observe.model_metrics import ModelMetrics
 
@@ -28,6 +29,9 @@ class RequestContext:
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
     store: ModelStore | None = None  # of models that clients may change; None: they may not
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
+    query: bytes = b""  # of the URL
+    storage: Database | None = None  # None: nothing is stored
+    wake_batches: Callable[[], None] = lambda: None  # called after a batch has been stored or changed
 
     def salt(self, client_salt: str | None) -> str:
         """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It
@@ -42,3 +46,4 @@ class Call(NamedTuple):
     codec: Codec
     stream: bool  # True: the answer is a stream of events
     operation: str  # OpenTelemetry's name for metrics: "chat" or "text_completion"
+    keep: Callable[[], Awaitable[None]] | None = None  # stores a complete answer before its end is sent

@@ -31,6 +31,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int = 128  # in one message
     max_argument_chars: int = 1 << 20  # in the arguments of one tool call
     max_parameter_chars: int = 16_384  # in KServe's tensor sampling_parameters, which is JSON in a string
+    max_response_chain: int = 1024  # responses that each continue the one before
+    max_file_bytes: int = 256 << 20  # of an uploaded file
+    max_stored_bytes: int = 8 << 30  # of all stored responses, files and batches
+    max_batch_requests: int = 100_000
+    max_batch_line_bytes: int = 4 << 20
+    max_batches: int = 64  # of one owner that are not complete
+    storage_seconds: float = 30 * 86_400.0  # until a response or a file expires
     max_id_chars: int = 256  # in a request's id that each part of its answer repeats
     max_in_flight: int = 2048  # requests being answered; the next ones get 429
     max_sockets: int = 256  # WebSockets that are open
@@ -38,6 +45,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     ping_interval: float = 20.0  # between the pings of a WebSocket; a client that does not answer for as long is gone
     header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
     body_timeout: float = 60.0  # from the end of the headers to the end of the body
+    min_upload_rate: int = 256 << 10  # bytes/s: a file that is uploaded has body_timeout and its size / this rate
     write_timeout: float = 120.0  # a client that does not read for this long is disconnected
     keep_alive_timeout: float = 75.0
     request_timeout: float | None = None  # from a request to its last token; None: no limit

@@ -1,31 +1,47 @@
 """Answers requests of a wire that do not come over HTTP: the lines of a batch."""
 
+import asyncio
 import logging
 import secrets
 import time
+from dataclasses import replace
+
+import msgspec
 
 from penstock.frontend.answer import collect
+from penstock.frontend.batch_lines import PATHS
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
-from penstock.frontend.generation import Generation
+from penstock.frontend.generation import Generation, PromptPart
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
+from penstock.frontend.serving import Serving
 from penstock.frontend.wires import OPENAI
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
 
 _log = logging.getLogger("penstock.frontend")
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # that `LocalRequests.answer` takes
+RETRY_STATUSES = (429, 503)  # of a request that the engine may take later
+RETRY_SECONDS = 0.5
 _ROUTES = {route.path: route for route in OPENAI.routes if route.path in PATHS}
 
 
 class LocalRequests:
     """Answers requests of OpenAI's wire with a model."""
 
-    def __init__(self, model: ServedModel, limits: RequestLimits, metrics: ModelMetrics, seed: int | None) -> None:
-        """`seed` is for requests that have none; None: each gets a random one."""
+    def __init__(
+        self,
+        model: ServedModel,
+        limits: RequestLimits,
+        metrics: ModelMetrics,
+        seed: int | None,
+        priority: int | None = None,
+    ) -> None:
+        """`seed` is for requests that have none; None: each gets a random one. `priority` replaces that of every
+        request."""
+        self._priority = priority
         self._model = model
         self._limits = limits
         self._metrics = metrics
@@ -54,7 +70,8 @@ class LocalRequests:
                 return Answer(await function(body, context))
             check_generates(self._model)
             call: Call = await function(body, context)
-            generation = Generation(self._model, call.parts, self._metrics, call.operation, time.monotonic())
+            parts = call.parts if self._priority is None else [self._prioritised(part) for part in call.parts]
+            generation = Generation(self._model, parts, self._metrics, call.operation, time.monotonic())
             return Answer(await collect(generation, call.codec))
         except EngineError:
             raise
@@ -64,3 +81,37 @@ class LocalRequests:
                 _log.exception("a request failed")
             encoded: Answer = OPENAI.package.encode_error(failure)
             return encoded
+
+    async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
+        """Like `answer`, but waits while the queue is full, and while the engine is started again."""
+        while True:
+            try:
+                answer = await self.answer(path, body, request_id, tenant)
+                if answer.status not in RETRY_STATUSES:
+                    return answer
+            except EngineError:
+                if not self._model.client.healthy:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _prioritised(self, part: PromptPart) -> PromptPart:
+        return replace(part, request=msgspec.structs.replace(part.request, priority=self._priority))
+
+
+class ServedRequests:
+    """Answers requests as LocalRequests does, each with the version of the model that new requests get."""
+
+    def __init__(self, serving: Serving, limits: RequestLimits, seed: int | None, priority: int) -> None:
+        self._serving = serving
+        self._limits = limits
+        self._seed = seed
+        self._priority = priority
+
+    async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
+        """See LocalRequests.answer_later."""
+        version = await self._serving.enter()
+        try:
+            local = LocalRequests(version.model, self._limits, version.metrics, self._seed, self._priority)
+            return await local.answer_later(path, body, request_id, tenant)
+        finally:
+            version.leave()

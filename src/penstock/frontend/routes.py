@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -25,7 +25,7 @@ from penstock.frontend.http.asgi import (
     respond,
     trace_headers,
 )
-from penstock.frontend.http.body import read_body
+from penstock.frontend.http.body import read_body, read_upload
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
@@ -33,12 +33,14 @@ from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.serving import Serving, Version
 from penstock.frontend.sockets import serve_socket
+from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
 
 _SHOWS = ("GET", "HEAD")
+_UPLOAD_BYTES = 1 << 20  # that an upload buffers, at most
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
 
 
@@ -52,6 +54,8 @@ class Site:
     bodies: BodyBuffers
     tracer: Tracer | None = None
     store: ModelStore | None = None  # of models that clients may change; None: they may not
+    storage: Database | None = None
+    wake_batches: Callable[[], None] = lambda: None
 
     @asynccontextmanager
     async def version(self, scope: Scope) -> AsyncIterator[Version]:
@@ -93,6 +97,9 @@ class Site:
             seed=self.seed,
             start=request_info(scope).start,
             store=self.store,
+            query=scope.get("query_string", b""),
+            storage=self.storage,
+            wake_batches=self.wake_batches,
         )
 
 
@@ -152,6 +159,8 @@ def route_app(site: Site, wire: Wire, route: WireRoute) -> ASGIApp:
             return _GenerateRoute(site, wire, route)
         case "answer":
             return _AnswerRoute(site, wire, route)
+        case "upload":
+            return _UploadRoute(site, wire, route)
         case "socket":
             return _SocketRoute(site, wire, route)
 
@@ -198,9 +207,9 @@ class _GenerateRoute(_Route):
             version.model, call.parts, version.metrics, call.operation, info.start, info.request_id, info.trace
         )
         if call.stream:
-            await stream(generation, call.codec, send, self._site.limits.retry_after)
+            await stream(generation, call.codec, send, self._site.limits.retry_after, call.keep)
         else:
-            await respond(send, 200, await collect(generation, call.codec))
+            await respond(send, 200, await collect(generation, call.codec, call.keep))
 
 
 class _AnswerRoute(_Route):
@@ -218,7 +227,7 @@ class _AnswerRoute(_Route):
                     made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version))
                 if isinstance(made, StreamedAnswer):
                     held.release()
-                    await _send_parts(made, send)
+                    await _send_chunks(made, send)
                     return
         except ClientGone:
             request_info(scope).client_gone = True
@@ -242,12 +251,33 @@ class _SocketRoute(_Route):
         await serve_socket(scope, receive, send, codec, self._site.limits, package.encode_error)
 
 
-async def _send_parts(answer: StreamedAnswer, send: Send) -> None:
-    headers = [(b"content-type", answer.content_type)]
+class _UploadRoute(_Route):
+    """A route whose body is read while it arrives."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        take, site = getattr(self._wire.package, self._function), self._site
+        held = site.bodies.hold()
+        try:
+            held.add(_UPLOAD_BYTES)
+            async with read_upload(scope, receive, site.limits) as chunks:
+                made: bytes = await take(chunks, site.context(scope, site.serving.version))
+        except ClientGone:
+            request_info(scope).client_gone = True
+        else:
+            await respond(send, 200, made)
+        finally:
+            held.release()
+
+
+async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    headers.append((b"content-type", answer.content_type))
+    if answer.size is not None:
+        headers.append((b"content-length", b"%d" % answer.size))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    async with aclosing(cast(AsyncGenerator[bytes, None], answer.parts)) as parts:
-        async for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+    async with aclosing(cast(AsyncGenerator[bytes, None], answer.chunks)) as chunks:
+        async for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

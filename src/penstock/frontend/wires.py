@@ -10,9 +10,10 @@ from penstock.frontend.http.asgi import Scope, header
 
 # What a route's function does:
 #   generate: async (body: bytes, context: RequestContext) -> Call, or Answer if there is nothing to generate
-#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer; no body is read for GET
+#   answer:   async (body: bytes, context: RequestContext) -> bytes | Answer | StreamedAnswer; no body is read for GET
+#   upload:   async (chunks: AsyncIterator[bytes], context: RequestContext) -> bytes; the body may be large
 #   socket:   () -> SocketCodec, for each WebSocket; the method is GET, and the path has no parameters
-Kind = Literal["generate", "answer", "socket"]
+Kind = Literal["generate", "answer", "upload", "socket"]
 
 
 class WireRoute(NamedTuple):
@@ -71,6 +72,35 @@ OPENAI = Wire(
         WireRoute("POST", "/tokenize", "answer", "tokenize"),
         WireRoute("POST", "/detokenize", "answer", "detokenize"),
         WireRoute("GET", "/tokenizer_info", "answer", "tokenizer_info"),
+    ),
+)
+# Parts of OpenAI's API that few servers are asked for have packages of their own.
+RESPONSES = Wire(
+    "openai",
+    lambda: import_module("penstock.frontend.responses"),
+    (
+        WireRoute("POST", "/v1/responses", "generate", "create_response"),
+        WireRoute("GET", "/v1/responses", "socket", "ResponseSocket"),
+        WireRoute("POST", "/v1/responses/input_tokens", "answer", "count_input_tokens"),
+        WireRoute("GET", "/v1/responses/{id}", "answer", "show_response"),
+        WireRoute("DELETE", "/v1/responses/{id}", "answer", "delete_response"),
+        WireRoute("POST", "/v1/responses/{id}/cancel", "answer", "cancel_response"),
+        WireRoute("GET", "/v1/responses/{id}/input_items", "answer", "list_input_items"),
+    ),
+)
+BATCHES = Wire(
+    "openai",
+    lambda: import_module("penstock.frontend.batches"),
+    (
+        WireRoute("POST", "/v1/files", "upload", "create_file"),
+        WireRoute("GET", "/v1/files", "answer", "list_files"),
+        WireRoute("GET", "/v1/files/{id}", "answer", "show_file"),
+        WireRoute("DELETE", "/v1/files/{id}", "answer", "delete_file"),
+        WireRoute("GET", "/v1/files/{id}/content", "answer", "show_content"),
+        WireRoute("POST", "/v1/batches", "answer", "create_batch"),
+        WireRoute("GET", "/v1/batches", "answer", "list_batches"),
+        WireRoute("GET", "/v1/batches/{id}", "answer", "show_batch"),
+        WireRoute("POST", "/v1/batches/{id}/cancel", "answer", "cancel_batch"),
     ),
 )
 ANTHROPIC = Wire(
@@ -160,4 +190,4 @@ PAGES = Wire(
         WireRoute("GET", "/server_load", "answer", "show_load", logged=False),
     ),
 )
-WIRES = (OPENAI, ANTHROPIC, OLLAMA, TGI, KSERVE, RERANK, PAGES)
+WIRES = (OPENAI, RESPONSES, BATCHES, ANTHROPIC, OLLAMA, TGI, KSERVE, RERANK, PAGES)

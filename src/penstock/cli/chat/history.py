@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.config.state import state_home
+
 MAX_ENTRIES = 1000
 MAX_BYTES = 1 << 20  # read at a start, and kept
 MAX_ENTRY_BYTES = 64 << 10  # a longer prompt is not kept
@@ -14,9 +16,7 @@ MAX_ENTRY_BYTES = 64 << 10  # a longer prompt is not kept
 
 def history_path(environ: Mapping[str, str]) -> Path:
     """Returns the file, in the folder for state of the XDG base directories."""
-    state = environ.get("XDG_STATE_HOME", "")
-    folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return folder / "penstock" / "run_history"
+    return state_home(environ) / "penstock" / "run_history"
 
 
 class HistoryFile:

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
 from penstock.frontend.http.asgi import (
@@ -71,6 +71,18 @@ class Lifecycle:
         await self._idle.wait()
 
 
+class Background(Protocol):
+    """Work beside the requests."""
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """Called when no request is left."""
+        ...
+
+
 class Access:
     """ASGI middleware that admits requests. It checks the raw path, before it is decoded, and denies by default."""
 
@@ -94,6 +106,7 @@ class Access:
         is_socket: Callable[[bytes], bool] = lambda path: False,
         is_page: Callable[[bytes], bool] = lambda path: False,
         quiet: Collection[str] = (),
+        background: Background | None = None,
     ) -> None:
         """`is_local`: only this machine reaches the server, and it needs no API key. `allowed_hosts` are the accepted
         names in the Host header, without port; empty: any name.
@@ -102,7 +115,7 @@ class Access:
         not a request, `retry_after` the seconds after which a request that is one too many may come again.
         `bodies` is the budget of what is being received. Pages of `cors_origins` may send requests. `is_socket` says
         whether a raw path takes WebSockets, and `is_page` whether it is of a file that everyone may read. Successful
-        requests to routes in `quiet` are not logged.
+        requests to routes in `quiet` are not logged. `background` runs as long as the app is served.
         """
         self.serving = serving
         self.lifecycle = lifecycle
@@ -122,6 +135,7 @@ class Access:
         self._route_of = route_of
         self._encode_error = encode_error
         self._retry_after = retry_after
+        self.background = background
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

@@ -27,10 +27,12 @@ class Answer(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """An answer whose parts are made one after another, such as the progress of something."""
+    """An answer that is not held in memory as a whole."""
 
-    parts: AsyncIterator[bytes]
+    chunks: AsyncIterator[bytes]
     content_type: bytes
+    size: int | None = None  # in bytes; None: not known
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)

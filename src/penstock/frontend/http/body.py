@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 _SMALL = 2 << 10  # bytes that are scanned at once
 _SCANNED_AT_ONCE = 16 << 10  # bytes in a turn: 3 ms at worst
+
+_FORM_BYTES = 64 << 10  # of an upload beside its file
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
@@ -48,6 +51,45 @@ async def read_body(
         raise APIError(
             408, f"the body did not arrive within {limits.body_timeout:g} s; send it faster", close=True
         ) from None
+
+
+@asynccontextmanager
+async def read_upload(scope: Scope, receive: Receive, limits: RequestLimits) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Gives the pieces of a body that may be larger than others. The block must end within a time that depends on the
+    body's size. Raises APIError 408, 413 or 415, and ClientGone."""
+    most = limits.max_file_bytes + _FORM_BYTES
+    length = most
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = int(value) if value.isdigit() and len(value) < 20 else most + 1
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise APIError(415, "compressed bodies are not accepted; send it without content-encoding", close=True)
+    if length > most:
+        message = f"the body has {length} bytes; the limit is {limits.max_file_bytes} for a file: divide it"
+        raise APIError(413, message, code="file_too_large", close=True)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            if size > most:
+                text = (
+                    f"the body is larger than {most} bytes; the limit is {limits.max_file_bytes} for a file: divide it"
+                )
+                raise APIError(413, text, code="file_too_large", close=True)
+            more = message.get("more_body", False)
+            yield piece
+
+    seconds = limits.body_timeout + length / limits.min_upload_rate
+    try:
+        async with asyncio.timeout(seconds):
+            yield pieces()
+    except TimeoutError:
+        raise APIError(408, f"the file did not arrive within {seconds:.0f} s; send it faster", close=True) from None
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -96,8 +96,12 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         # A request whose body is not read to its end is closed in a way that lets the client read the answer.
         self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self.transport, self._close))
-        # The app answers 408 after body_timeout. This later limit is for bodies that the app has refused already.
-        self._expect(self._limits.body_timeout + self._limits.header_timeout)
+        # The app answers 408 after body_timeout, or more for an upload. This later limit is for bodies that the app has
+        # refused already.
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        size = min(int(length) if length.isdigit() and len(length) < 20 else 0, self._limits.max_file_bytes)
+        extra = size / self._limits.min_upload_rate
+        self._expect(self._limits.body_timeout + extra + self._limits.header_timeout)
         self._header_bytes = 0
 
     def on_body(self, body: bytes) -> None:

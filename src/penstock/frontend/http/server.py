@@ -84,6 +84,7 @@ async def serve(
     server = _Server(config, ready)
     stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls, app.serving)
     watching = None if tls is None else asyncio.create_task(tls.watch())
+    background = None if app.background is None else asyncio.create_task(app.background.run())
     running = asyncio.create_task(server.serve(sockets=[sock]))
     stopped = asyncio.create_task(stopping.wait())
     given_up = asyncio.create_task(_until_ended(app.serving))
@@ -97,6 +98,9 @@ async def serve(
         if watching is not None:
             watching.cancel()
         app.lifecycle.draining = True
+        if background is not None:
+            background.cancel()
+            await asyncio.gather(background, return_exceptions=True)
         ended = not app.serving.healthy
         await app.serving.close()  # requests that are still in flight end now, with an error
         server.should_exit = True
@@ -105,6 +109,8 @@ async def serve(
         if hurry.is_set():
             config.timeout_graceful_shutdown = HURRIED_SECONDS
         await running
+        if app.background is not None:
+            await app.background.close()
     if ended:
         raise EngineError("the engine ended before the server was stopped; the log above says why")
 

@@ -39,6 +39,7 @@ class ChatRequest:
     grammar: GrammarSource | None = None
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"  # its name in errors
+    prompt_param: str = "messages"  # the same of the prompt
     shorten: bool = False  # a limit beyond the context is lowered, instead of refused
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -59,10 +60,10 @@ async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: in
     prompt = await encode_messages(context, chat.prompt, body_size)
     wanted = chat.max_tokens
     if wanted is not None and chat.shorten:
-        wanted = min(wanted, tokens_left(model, len(prompt.ids), "messages"))
+        wanted = min(wanted, tokens_left(model, len(prompt.ids), chat.prompt_param))
     limit = output_limit(
         context,
-        ("messages", len(prompt.ids)),
+        (chat.prompt_param, len(prompt.ids)),
         wanted,
         most_tokens(options.n, chat.logprobs, limits),
         chat.max_tokens_param,

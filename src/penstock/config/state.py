@@ -1,0 +1,11 @@
+"""Where state is kept that outlives a command."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def state_home(environ: Mapping[str, str]) -> Path:
+    """Returns the user's folder for state, as in the XDG base directories."""
+    state = environ.get("XDG_STATE_HOME", "")
+    return Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"

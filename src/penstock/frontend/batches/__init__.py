@@ -1,0 +1,36 @@
+"""OpenAI's files and batches."""
+
+from penstock.frontend.batches.batches import BatchFields, cancel_batch, create_batch, list_batches, show_batch
+from penstock.frontend.batches.files import create_file, delete_file, list_files, show_content, show_file
+from penstock.frontend.describe import Operation
+from penstock.frontend.openai.errors import encode_error
+
+OPERATIONS = {
+    "create_file": Operation(summary="Upload a file of requests, as multipart/form-data"),
+    "list_files": Operation(summary="List files"),
+    "show_file": Operation(summary="Show a file's name and size"),
+    "show_content": Operation(summary="Download a file", answer="application/octet-stream"),
+    "delete_file": Operation(summary="Delete a file"),
+    "create_batch": Operation(
+        summary="Answer the requests of a file in the background",
+        request=BatchFields,
+        example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+    ),
+    "list_batches": Operation(summary="List batches"),
+    "show_batch": Operation(summary="Show a batch and its counts"),
+    "cancel_batch": Operation(summary="End a batch early"),
+}
+
+__all__ = [
+    "OPERATIONS",
+    "cancel_batch",
+    "create_batch",
+    "create_file",
+    "delete_file",
+    "encode_error",
+    "list_batches",
+    "list_files",
+    "show_batch",
+    "show_content",
+    "show_file",
+]

@@ -1,0 +1,1 @@
+"""Runs batches in the background of a server."""

@@ -1,0 +1,36 @@
+"""OpenAI's Responses API."""
+
+from penstock.frontend.describe import Operation
+from penstock.frontend.openai.errors import encode_error
+from penstock.frontend.responses.create import count_input_tokens, create_response
+from penstock.frontend.responses.fields import PromptFields, ResponseFields
+from penstock.frontend.responses.socket import ResponseSocket
+from penstock.frontend.responses.stored import cancel_response, delete_response, list_input_items, show_response
+
+OPERATIONS = {
+    "create_response": Operation(
+        summary="Answer a text, or the items of a conversation",
+        request=ResponseFields,
+        example={"input": "Why is the sky blue?", "max_output_tokens": 64},
+        stream="text/event-stream",
+    ),
+    "count_input_tokens": Operation(
+        summary="Count the tokens of a response's input", request=PromptFields, example={"input": "Why?"}
+    ),
+    "show_response": Operation(summary="Show a stored response"),
+    "delete_response": Operation(summary="Delete a stored response"),
+    "cancel_response": Operation(summary="Refuse: no response runs in the background"),
+    "list_input_items": Operation(summary="List the input items of a stored response"),
+}
+
+__all__ = [
+    "OPERATIONS",
+    "ResponseSocket",
+    "cancel_response",
+    "count_input_tokens",
+    "create_response",
+    "delete_response",
+    "encode_error",
+    "list_input_items",
+    "show_response",
+]

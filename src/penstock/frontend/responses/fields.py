@@ -1,0 +1,114 @@
+"""The parameters of OpenAI's Responses API. Unknown parameters are refused by name, except in items: clients send back
+the items of earlier answers, with fields of their own."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.frontend.openai.fields import StreamOptions
+
+
+class Part(msgspec.Struct, omit_defaults=True):
+    """A part of an item's content: a text, or a refusal."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(msgspec.Struct, omit_defaults=True):
+    """An item of input, or of an earlier answer. Which of its fields are set depends on `type`."""
+
+    type: str = ""  # a message may leave it out
+    id: str | None = None
+    role: str | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    status: str | None = None
+
+
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    effort: str | None = None
+    summary: str | None = None  # accepted without effect: reasoning is shown as it is
+    generate_summary: str | None = None
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`strict` changes nothing: a schema is always held exactly."""
+
+    type: str
+    name: str | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextFields(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that a response and the count of its input's tokens share."""
+
+    input: str | list[Item] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextFields | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    # refused unless they ask for nothing
+    conversation: Any = None
+    truncation: Any = None
+
+
+class ResponseFields(PromptFields, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of POST /v1/responses."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    # not OpenAI's
+    top_k: int | None = None
+    seed: int | None = None
+    priority: int | None = None
+    # accepted without effect
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # refused unless they ask for nothing
+    background: Any = None
+    context_management: Any = None
+    max_tool_calls: Any = None
+    moderation: Any = None
+    prompt: Any = None
+    service_tier: Any = None
+    top_logprobs: Any = None
+
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+# Reasoning is never encrypted: its items have it as text, and can be sent back.
+INCLUDABLE = ("reasoning.encrypted_content",)

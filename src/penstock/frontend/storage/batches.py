@@ -1,0 +1,87 @@
+"""Batches: their fields as JSON, in the order in which they were created."""
+
+import sqlite3
+import time
+from typing import Any
+
+import orjson
+
+from penstock.frontend.errors import APIError
+from penstock.frontend.limits import RequestLimits
+from penstock.frontend.requests.pages import Page
+from penstock.frontend.storage import files
+
+Fields = dict[str, Any]
+_OWN = ("output", "errors_to", "owner", "kept_until")  # fields that no client sees
+
+
+def add(connection: sqlite3.Connection, owner: str, fields: Fields, expires: int, limits: RequestLimits) -> None:
+    """Stores a new batch. Raises APIError 429 if the owner has too many that are not complete."""
+    query = "SELECT COUNT(*) FROM batches WHERE open = 1 AND owner = ?"
+    (held,) = connection.execute(query, (owner,)).fetchone()
+    if held >= limits.max_batches:
+        raise APIError(
+            429,
+            f"{held} batches are not complete, the limit; wait until one is, or cancel one",
+            code="too_many_batches",
+            retry_after=60,
+        )
+    connection.execute(
+        "INSERT INTO batches (id, owner, open, expires, fields) VALUES (?, ?, 1, ?, ?)",
+        (fields["id"], owner, expires, orjson.dumps(fields)),
+    )
+
+
+def save(connection: sqlite3.Connection, fields: Fields, *, ended: bool = False) -> None:
+    """Replaces the fields of a batch."""
+    connection.execute(
+        "UPDATE batches SET fields = ?, open = ? WHERE id = ?", (orjson.dumps(fields), int(not ended), fields["id"])
+    )
+
+
+def find(connection: sqlite3.Connection, owner: str, batch_id: str, param: str | None = None) -> Fields:
+    """The fields of a batch. Raises APIError 404."""
+    row = connection.execute(
+        "SELECT fields FROM batches WHERE id = ? AND owner = ? AND expires > ?", (batch_id, owner, int(time.time()))
+    ).fetchone()
+    if row is None:
+        raise APIError(404, f"there is no batch {batch_id[:100]!r}; it may have expired", param=param, code="not_found")
+    return _counted(connection, orjson.loads(row[0]))
+
+
+def page_of(connection: sqlite3.Connection, owner: str, page: Page) -> list[Fields]:
+    """The batches of a page, and one more if there are more. Raises APIError 404 for an unknown `after`."""
+    where, values = "owner = ? AND expires > ?", [owner, int(time.time())]
+    if page.after:
+        find(connection, owner, page.after, "after")
+        where += " AND number < (SELECT number FROM batches WHERE id = ?)"
+        values.append(page.after)
+    query = f"SELECT fields FROM batches WHERE {where} ORDER BY number DESC LIMIT {page.limit + 1}"
+    rows = connection.execute(query, values).fetchall()
+    return [_counted(connection, orjson.loads(fields)) for (fields,) in rows]
+
+
+def first_open(connection: sqlite3.Connection) -> Fields | None:
+    """The oldest batch that is not complete."""
+    row = connection.execute("SELECT fields FROM batches WHERE open = 1 ORDER BY number LIMIT 1").fetchone()
+    return None if row is None else orjson.loads(row[0])
+
+
+def expire(connection: sqlite3.Connection) -> int:
+    """Deletes the batches that have expired. Returns how many."""
+    return connection.execute("DELETE FROM batches WHERE open = 0 AND expires <= ?", (int(time.time()),)).rowcount
+
+
+def shown(fields: Fields) -> Fields:
+    """The fields that clients see."""
+    return {name: value for name, value in fields.items() if name not in _OWN}
+
+
+def _counted(connection: sqlite3.Connection, fields: Fields) -> Fields:
+    """The fields with the counts of a batch that runs."""
+    if fields["output"] and fields["status"] in ("in_progress", "cancelling", "finalizing"):
+        fields["request_counts"] |= {
+            "completed": files.count(connection, fields["output"]),
+            "failed": files.count(connection, fields["errors_to"]),
+        }
+    return fields

@@ -1,0 +1,15 @@
+"""Reads the content of a file in constant memory."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+from penstock.frontend.storage import files
+from penstock.frontend.storage.database import Database
+
+
+async def read_chunks(storage: Database, file_id: str) -> AsyncIterator[bytes]:
+    """Yields the content of a file."""
+    number = -1
+    while (found := await storage.run(partial(files.next_chunk, file_id=file_id, after=number))) is not None:
+        number, data = found
+        yield data

@@ -1,0 +1,131 @@
+"""Files: uploaded, or written by batches. Their content is in numbered chunks; a batch numbers them by its lines."""
+
+import secrets
+import sqlite3
+import time
+from typing import Any, NamedTuple
+
+from penstock.frontend.errors import APIError
+from penstock.frontend.requests.pages import Page
+
+CHUNK = 256 << 10  # bytes, of an upload
+_COLUMNS = "id, name, purpose, bytes, created, expires"
+
+
+class StoredFile(NamedTuple):
+    """A complete file, without its content."""
+
+    id: str
+    name: str
+    purpose: str
+    bytes: int
+    created: int
+    expires: int
+
+    def shown(self) -> dict[str, Any]:
+        """The file object of OpenAI's API."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created,
+            "expires_at": self.expires,
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+def begin(connection: sqlite3.Connection, owner: str, name: str, purpose: str, expires: int) -> str:
+    """Adds an empty file, which nobody sees until it is complete. Returns its id."""
+    file_id, now = f"file-{secrets.token_hex(16)}", int(time.time())
+    connection.execute(
+        "INSERT INTO files (id, owner, name, purpose, bytes, created, expires, complete) VALUES (?,?,?,?,0,?,?,0)",
+        (file_id, owner, name, purpose, now, expires),
+    )
+    return file_id
+
+
+def append(connection: sqlite3.Connection, file_id: str, number: int, data: bytes) -> None:
+    """Adds a chunk, which is the only one with its number."""
+    connection.execute("INSERT INTO chunks VALUES (?, ?, ?)", (file_id, number, data))
+    connection.execute("UPDATE files SET bytes = bytes + ? WHERE id = ?", (len(data), file_id))
+
+
+def complete(connection: sqlite3.Connection, file_id: str, name: str, purpose: str, expires: int) -> StoredFile:
+    """Makes a file visible to its owner."""
+    connection.execute(
+        "UPDATE files SET complete = 1, name = ?, purpose = ?, expires = ? WHERE id = ?",
+        (name, purpose, expires, file_id),
+    )
+    row = connection.execute(f"SELECT {_COLUMNS} FROM files WHERE id = ?", (file_id,)).fetchone()
+    return StoredFile(*row)
+
+
+def find(connection: sqlite3.Connection, owner: str, file_id: str, param: str | None = None) -> StoredFile:
+    """Raises APIError 404."""
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND complete = 1 AND expires > ?",
+        (file_id, owner, int(time.time())),
+    ).fetchone()
+    if row is None:
+        message = f"there is no file {file_id[:100]!r}; it may have expired"
+        raise APIError(404, message, param=param, code="not_found")
+    return StoredFile(*row)
+
+
+def page_of(connection: sqlite3.Connection, owner: str, page: Page) -> list[StoredFile]:
+    """The files of a page, and one more if there are more. Raises APIError 404 for an unknown `after`."""
+    sign, order = ("<", "DESC") if page.newest_first else (">", "ASC")
+    where, values = "owner = ? AND complete = 1 AND expires > ?", [owner, int(time.time())]
+    if page.after:
+        find(connection, owner, page.after, "after")
+        where += f" AND number {sign} (SELECT number FROM files WHERE id = ?)"
+        values.append(page.after)
+    if purpose := page.others.get("purpose"):
+        where += " AND purpose = ?"
+        values.append(purpose)
+    query = f"SELECT {_COLUMNS} FROM files WHERE {where} ORDER BY number {order} LIMIT {page.limit + 1}"
+    return [StoredFile(*row) for row in connection.execute(query, values)]
+
+
+def next_chunk(connection: sqlite3.Connection, file_id: str, after: int) -> tuple[int, bytes] | None:
+    """The first chunk with a number above `after`, or None if there is none."""
+    row = connection.execute(
+        "SELECT number, data FROM chunks WHERE file = ? AND number > ? ORDER BY number LIMIT 1", (file_id, after)
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def numbers(connection: sqlite3.Connection, file_id: str) -> list[int]:
+    """The numbers of a file's chunks."""
+    return [row[0] for row in connection.execute("SELECT number FROM chunks WHERE file = ?", (file_id,))]
+
+
+def count(connection: sqlite3.Connection, file_id: str) -> int:
+    """The number of a file's chunks."""
+    return int(connection.execute("SELECT COUNT(*) FROM chunks WHERE file = ?", (file_id,)).fetchone()[0])
+
+
+def remove(connection: sqlite3.Connection, file_id: str) -> None:
+    """Deletes a file with its content."""
+    connection.execute("DELETE FROM chunks WHERE file = ?", (file_id,))
+    connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+
+
+def remove_abandoned(connection: sqlite3.Connection) -> None:
+    """Deletes the files whose upload an earlier server did not complete."""
+    rows = connection.execute("SELECT id FROM files WHERE complete = 0 AND purpose != 'batch_output'").fetchall()
+    for (file_id,) in rows:
+        remove(connection, file_id)
+
+
+def expire(connection: sqlite3.Connection) -> int:
+    """Deletes one file that has expired. Returns how many it has deleted."""
+    row = connection.execute(
+        "SELECT id FROM files WHERE complete = 1 AND expires <= ? LIMIT 1", (int(time.time()),)
+    ).fetchone()
+    if row is None:
+        return 0
+    remove(connection, row[0])
+    return 1

@@ -1,0 +1,293 @@
+"""Files and batches over a scripted engine: forms, owners, each request answered once, a full storage."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai.types import Batch, FileObject
+
+from penstock.frontend import RequestLimits
+from penstock.frontend.batches.multipart import FormPart, read_boundary, read_form
+from penstock.frontend.errors import APIError
+from tests.frontend.conftest import NAME, Site, live
+
+CHAT = "/v1/chat/completions"
+Sites = Callable[..., Site]
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> bytes:
+    messages = [{"role": "user", "content": "hello"}]
+    return json.dumps({"custom_id": custom_id, "url": url, "body": {"messages": messages, **body}}).encode() + b"\n"
+
+
+async def upload(client: httpx.AsyncClient, content: bytes, name: str = "in.jsonl", **fields: str) -> httpx.Response:
+    return await client.post("/v1/files", files={"file": (name, content)}, data={"purpose": "batch", **fields})
+
+
+async def begin(client: httpx.AsyncClient, content: bytes) -> dict[str, Any]:
+    file = (await upload(client, content)).json()
+    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    made = await client.post("/v1/batches", json=body)
+    assert made.status_code == 200, made.text
+    Batch.model_validate(made.json())
+    return made.json()
+
+
+async def ended(client: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        while True:
+            batch = (await client.get(f"/v1/batches/{batch_id}")).json()
+            if batch["status"] not in ("validating", "in_progress", "cancelling"):
+                Batch.model_validate(batch)
+                return batch
+            await asyncio.sleep(0.02)
+
+
+async def answers(client: httpx.AsyncClient, file_id: str) -> dict[str, int]:
+    """The status of each custom id."""
+    text = (await client.get(f"/v1/files/{file_id}/content")).text
+    found = [json.loads(row) for row in text.splitlines()]
+    ids = [row["custom_id"] for row in found]
+    assert len(ids) == len(set(ids))
+    return {row["custom_id"]: row["response"]["status_code"] for row in found}
+
+
+def client_of(port: int, key: str = "") -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize("size", [0, 1, 17, 300_000, 600_000])
+async def test_a_file_comes_back_as_it_was(make_site: Sites, tmp_path: Path, size: int) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    content = bytes(i * 7 % 251 for i in range(size))
+    made = (await upload(site.http, content, "../../etc/passwd\u00e9")).json()
+    FileObject.model_validate(made)
+    assert made["bytes"] == size and made["filename"] == "../../etc/passwd\u00e9"
+    got = await site.http.get(f"/v1/files/{made['id']}/content")
+    assert got.content == content and got.headers["content-type"] == "application/octet-stream"
+    assert (await site.http.get(f"/v1/files/{made['id']}")).json() == made
+    assert [file["id"] for file in (await site.http.get("/v1/files?limit=1")).json()["data"]] == [made["id"]]
+    assert (await site.http.delete(f"/v1/files/{made['id']}")).json()["deleted"]
+    assert (await site.http.get(f"/v1/files/{made['id']}/content")).status_code == 404
+    assert sorted(path.name for path in tmp_path.iterdir() if "sqlite" not in path.name) == ["lock"]
+
+
+FORM = (
+    b'--b--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b--x\r\ncontent-disposition: form-data; name="file"; filename="a\\"b.jsonl"\r\nContent-Type: x/y\r\n\r\n'
+    b"\r\n--b--\r\n--b\r\r\n\r\n--b--x\r\n"
+    b'Content-Disposition: form-data; name="empty"\r\n\r\n\r\n--b--x--\r\n'
+)
+
+
+async def parse(pieces: list[bytes]) -> list[tuple[str, str | None, bytes]]:
+    async def chunks() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    found: list[tuple[str, str | None, bytes]] = []
+    async for event in read_form(chunks(), b"b--x"):
+        if isinstance(event, FormPart):
+            found.append((*event, b""))
+        else:
+            found[-1] = (*found[-1][:2], found[-1][2] + event)
+    return found
+
+
+async def test_a_form_is_read_however_it_is_cut() -> None:
+    whole = await parse([FORM])
+    assert whole == [
+        ("purpose", None, b"batch"),
+        ("file", 'a"b.jsonl', b"\r\n--b--\r\n--b\r\r\n"),
+        ("empty", None, b""),
+    ]
+    assert await parse([bytes([byte]) for byte in FORM]) == whole
+    for cut in range(len(FORM)):
+        assert await parse([FORM[:cut], FORM[cut:]]) == whole
+        if cut < FORM.rindex(b"--b--x--") + 8:
+            with pytest.raises(APIError):
+                await parse([FORM[:cut]])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"x" * 100, "does not begin with its boundary"),
+        (b"--b--x\r\n" + b"a" * 5000, "headers of a part"),
+        (b"--b--x\r\nno: name\r\n\r\n", "Content-Disposition"),
+        (b'--b--x\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n', "UTF-8"),
+        (b'--b--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n' * 17, "more than 16 parts"),
+        (b'--b--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--b--x!!', "has no end"),
+    ],
+)
+async def test_what_is_not_a_form_is_refused(body: bytes, words: str) -> None:
+    with pytest.raises(APIError, match=words):
+        await parse([body])
+
+
+def test_boundaries() -> None:
+    assert read_boundary(b'multipart/form-data; charset=x; boundary="a b"') == b"a b"
+    for wrong in (b"", b"application/json", b"multipart/form-data", b"multipart/form-data; boundary=" + b"a" * 71):
+        with pytest.raises(APIError, match="boundary"):
+            read_boundary(wrong)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "fields", "status"),
+    [
+        (b"x" * 1001, "a", {}, 413),
+        (b"x", "a" * 256, {}, 400),
+        (b"x", "a", {"purpose": "vision"}, 400),
+        (b"x", "a", {"other": "x"}, 400),
+        (b"x", "a", {"purpose": "b" * 300}, 400),
+        (b"x", "a", {"expires_after[anchor]": "created_at", "expires_after[seconds]": "9"}, 400),
+        (b"x", "a", {"expires_after[anchor]": "now", "expires_after[seconds]": "9999"}, 400),
+        (b"x", "a", {"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}, 200),
+    ],
+)
+async def test_uploads_are_checked_and_leave_nothing_behind(
+    make_site: Sites, tmp_path: Path, content: bytes, name: str, fields: dict[str, str], status: int
+) -> None:
+    site = make_site(state_dir=str(tmp_path), limits=RequestLimits(max_file_bytes=1000))
+    answer = await upload(site.http, content, name, **fields)
+    assert answer.status_code == status, answer.text
+    assert len((await site.http.get("/v1/files")).json()["data"]) == (status == 200)
+
+
+async def test_a_batch_answers_each_request_once(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    site.says("hello")
+    lines = [line(f"id-{i}", max_tokens=-1 if i == 3 else 4) for i in range(40)]
+    async with live(site) as port, client_of(port) as client:
+        made = await begin(client, b"\n".join(lines) + b"\n")
+        batch = await ended(client, made["id"])
+        assert batch["status"] == "completed" and batch["request_counts"] == {"total": 40, "completed": 39, "failed": 1}
+        assert len(await answers(client, batch["output_file_id"])) == 39
+        assert await answers(client, batch["error_file_id"]) == {"id-3": 400}
+        assert (await client.post(f"/v1/batches/{made['id']}/cancel")).status_code == 409
+        assert [found["id"] for found in (await client.get("/v1/batches")).json()["data"]] == [made["id"]]
+    lowest = RequestLimits().max_priority
+    assert {request.priority for request in site.engine.requests} == {lowest}
+
+
+async def test_a_batch_goes_on_where_a_server_ended(make_site: Sites, tmp_path: Path) -> None:
+    total, seen = 60, []
+    for attempt in range(4):
+        site = make_site(state_dir=str(tmp_path))
+        site.says("hello world, this is a test")
+        async with live(site) as port, client_of(port) as client:
+            if not attempt:
+                made = await begin(client, b"".join(line(f"id-{i}") for i in range(total)))
+            if attempt == 3:
+                batch = await ended(client, made["id"])
+                assert len(await answers(client, batch["output_file_id"])) == total
+                break
+            with contextlib.suppress(TimeoutError):  # an earlier server may have answered the rest
+                async with asyncio.timeout(1):
+                    while len(site.engine.requests) < 12:
+                        await asyncio.sleep(0)
+        seen.append(len(site.engine.requests))
+    assert batch["request_counts"]["completed"] == total and seen[0] < total
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "empty_file"),
+        (b"\n\n", "empty_file"),
+        (line("a") + line("a"), "duplicate_custom_id"),
+        (line("a", "/v1/completions"), "invalid_line"),
+        (b"not JSON", "invalid_line"),
+        (b'{"custom_id": "a", "url": "/v1/chat/completions", "body": {"x": ' + b"[" * 999, "invalid_line"),
+        (line("a", user="x" * 3000), "line_too_long"),
+        (b"".join(line(f"{i}") for i in range(11)), "too_many_requests"),
+    ],
+)
+async def test_a_wrong_file_fails_its_batch(make_site: Sites, tmp_path: Path, content: bytes, code: str) -> None:
+    limits = RequestLimits(max_batch_line_bytes=2000, max_batch_requests=10)
+    site = make_site(state_dir=str(tmp_path), limits=limits)
+    async with live(site) as port, client_of(port) as client:
+        batch = await ended(client, (await begin(client, content))["id"])
+        assert batch["status"] == "failed" and batch["errors"]["data"][0]["code"] == code
+    assert not site.engine.requests
+
+
+async def test_a_batch_can_be_cancelled(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    site.says("hello")
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, client_of(port) as client:
+        first = await begin(client, b"".join(line(f"id-{i}") for i in range(50)))
+        second = await begin(client, line("x"))
+        while site.engine.running < 16:
+            await asyncio.sleep(0.01)
+        for made in (first, second):
+            assert (await client.post(f"/v1/batches/{made['id']}/cancel")).json()["status"] == "cancelling"
+        site.engine.gate.set()
+        batch = await ended(client, first["id"])
+        assert batch["status"] == "cancelled" and batch["request_counts"]["completed"] == 16
+        assert len(await answers(client, batch["output_file_id"])) == 16
+        assert (await ended(client, second["id"]))["status"] == "cancelled"
+
+
+async def test_clients_go_before_batches(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    site.says("hello")
+    site.engine.gate = asyncio.Event()
+    body = {"model": NAME, "messages": [{"role": "user", "content": "hello"}]}
+    async with live(site) as port, client_of(port) as client:
+        asking = asyncio.create_task(client.post(CHAT, json=body))
+        while not site.engine.running:
+            await asyncio.sleep(0.01)
+        made = await begin(client, b"".join(line(f"id-{i}") for i in range(50)))
+        await asyncio.sleep(0.3)
+        assert site.engine.running == 1 + 16 // 4  # max_num_seqs is 8: at most 16 when no client asks
+        site.engine.gate.set()
+        assert (await asking).status_code == 200
+        assert (await ended(client, made["id"]))["status"] == "completed"
+
+
+async def test_a_full_storage_fails_the_batch_and_nothing_else(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path), limits=RequestLimits(max_stored_bytes=192 << 10))
+    site.says("hello")
+    async with live(site) as port, client_of(port) as client:
+        made = await begin(client, b"".join(line(f"id-{i}") for i in range(400)))
+        batch = await ended(client, made["id"])
+        assert batch["status"] == "failed" and batch["errors"]["data"][0]["code"] == "storage_full"
+        assert 0 < len(await answers(client, batch["output_file_id"])) < 400
+        refused = await upload(client, b"x" * 100_000)
+        assert refused.status_code == 507 and refused.json()["error"]["code"] == "storage_full"
+        assert (await client.post(CHAT, json={"messages": [{"role": "user", "content": "hello"}]})).status_code == 200
+        for file_id in (made["input_file_id"], batch["output_file_id"]):
+            assert (await client.delete(f"/v1/files/{file_id}")).status_code == 200
+        assert (await upload(client, b"x" * 30_000)).status_code == 200
+
+
+async def test_another_key_finds_nothing(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path), api_key="one")
+    site.says("hello")
+    async with live(site) as port, client_of(port, "one") as client:
+        made = await ended(client, (await begin(client, line("a")))["id"])
+        response = (await client.post("/v1/responses", json={"input": "hello"})).json()
+    site = make_site(state_dir=str(tmp_path), api_key="two")
+    async with live(site) as port, client_of(port, "two") as client:
+        for name in ("input_file_id", "output_file_id"):
+            for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+                answer = await client.request(method, f"/v1/files/{made[name]}{path}")
+                assert answer.status_code == 404, path
+        for method, path in (("GET", ""), ("POST", "/cancel")):
+            assert (await client.request(method, f"/v1/batches/{made['id']}{path}")).status_code == 404
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+            assert (await client.request(method, f"/v1/responses/{response['id']}{path}")).status_code == 404
+        body = {"input": "x", "previous_response_id": response["id"]}
+        assert (await client.post("/v1/responses", json=body)).status_code == 400
+        wanted = {"input_file_id": made["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
+        assert (await client.post("/v1/batches", json=wanted)).status_code == 404
+        for path in ("/v1/files", "/v1/batches", f"/v1/files?after={made['input_file_id']}"):
+            assert (await client.get(path)).json().get("data", []) == []

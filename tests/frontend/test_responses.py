@@ -1,0 +1,206 @@
+"""OpenAI's Responses API over a scripted engine: items, events, what is stored and for whom, and the limits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types.responses import Response
+from openai.types.responses.response_item_list import ResponseItemList
+from openai.types.responses.response_stream_event import ResponseStreamEvent
+from pydantic import TypeAdapter
+from websockets.asyncio.client import connect
+
+from penstock.frontend import RequestLimits
+from tests.frontend.conftest import Site, live
+
+PATH = "/v1/responses"
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+Sites = Callable[..., Site]
+
+
+def read_events(body: bytes) -> list[dict[str, Any]]:
+    """The events of a stream, each valid for the client's types."""
+    events = []
+    for number, block in enumerate(body.decode().removesuffix("\n\n").split("\n\n")):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}" and event["sequence_number"] == number
+        EVENTS.validate_python(event, strict=True)
+        events.append(event)
+    return events
+
+
+async def streamed(site: Site, **fields: Any) -> list[dict[str, Any]]:
+    answer = await site.http.post(PATH, json={"stream": True, **fields})
+    assert answer.status_code == 200, answer.text
+    return read_events(answer.content)
+
+
+async def refused(site: Site, status: int, **fields: Any) -> dict[str, Any]:
+    answer = await site.http.post(PATH, json=fields)
+    assert answer.status_code == status, answer.text
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize("cuts", [(1,), (3, 1), (100,)])
+async def test_a_stream_has_every_item_from_its_addition_to_its_end(sites: Sites, cuts: tuple[int, ...]) -> None:
+    site = sites()
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    site.says(f"<think>\nhm\n</think>\n\nYes é.\n{call}", cuts=cuts)
+    events = await streamed(site, input="hello", tools=[TOOL], max_output_tokens=200)
+    kinds = list(dict.fromkeys(event["type"].removeprefix("response.") for event in events))
+    begin = ["created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta"]
+    assert kinds[: len(begin)] == begin and kinds[-1] == "completed"
+    response = events[-1]["response"]
+    reasoning, message, called = response["output"]
+    assert reasoning["content"][0]["text"].strip() == "hm" and message["content"][0]["text"].strip() == "Yes é."
+    assert json.loads(called["arguments"]) == {"a": 1} and called["name"] == "add"
+    for index, item in enumerate(response["output"]):
+        own = [event for event in events if event.get("output_index") == index]
+        assert own[0]["type"] == "response.output_item.added" and own[-1]["type"] == "response.output_item.done"
+        assert own[-1]["item"] == item and own[0]["item"]["id"] == item["id"]
+        deltas = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        assert deltas == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
+    whole = (await site.http.post(PATH, json={"input": "hello", "tools": [TOOL], "max_output_tokens": 200})).json()
+    Response.model_validate(whole)
+
+    def without_ids(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{key: value for key, value in item.items() if "id" not in key} for item in output]
+
+    assert without_ids(whole["output"]) == without_ids(response["output"])
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert "store" in whole and whole["store"] is False  # this server stores nothing
+
+
+async def test_an_answer_that_is_cut_says_so(site: Site) -> None:
+    site.says("hello world", ends=False)
+    (*_, last) = await streamed(site, input="hello", max_output_tokens=3)
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+
+
+async def test_a_stream_that_fails_ends_with_a_failed_response(site: Site) -> None:
+    site.engine.row_error_after = 2
+    (*_, last) = await streamed(site, input="hello")
+    assert last["type"] == "response.failed" and "NaN" in last["response"]["error"]["message"]
+
+
+async def test_a_response_continues_another(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path), max_model_len=256)
+    site.says("hello")
+    first = await site.post(PATH, input="this is", instructions="test")
+    second = await site.post(PATH, input="a test", previous_response_id=first["id"])
+    (prompt, continued) = [site.tokenizer.decode(request.prompt_ids) for request in site.engine.requests]
+    assert "test" in prompt and "this is" in prompt
+    assert "test\n" not in continued.split("this is")[0]  # instructions are of one response
+    assert continued.index("this is") < continued.index("hello") < continued.index("a test")
+    assert (await site.http.get(f"{PATH}/{second['id']}")).json() == second
+    items = (await site.http.get(f"{PATH}/{second['id']}/input_items")).json()
+    ResponseItemList.model_validate(items)
+    assert [item["content"][0]["text"] for item in items["data"]] == ["a test"]
+    for fields in ({"store": False}, {"max_output_tokens": 1, "stream": True, "store": False}):
+        answer = await site.http.post(PATH, json={"input": "x", **fields})
+        found = answer.json() if "stream" not in fields else read_events(answer.content)[-1]["response"]
+        assert (await site.http.get(f"{PATH}/{found['id']}")).status_code == 404
+    assert (await site.http.delete(f"{PATH}/{first['id']}")).json()["deleted"] is True
+    error = await refused(site, 400, input="x", previous_response_id=second["id"])
+    assert error["code"] == "previous_response_not_found" and first["id"] in error["message"]
+
+
+async def test_another_key_finds_nothing(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path), api_key="one")
+    site.http.headers["authorization"] = "Bearer one"
+    made = await site.post(PATH, input="hello")
+    other = make_site(state_dir=str(tmp_path), api_key="two")
+    other.http.headers["authorization"] = "Bearer two"
+    assert (await other.http.get(f"{PATH}/{made['id']}")).status_code == 503  # the first server uses the folder
+
+
+async def test_a_chain_is_bounded_before_it_is_read(make_site: Sites, tmp_path: Path) -> None:
+    limits = RequestLimits(max_response_chain=3)
+    site = make_site(state_dir=str(tmp_path), limits=limits, max_model_len=512)
+    previous = None
+    for _ in range(3):
+        more = {"previous_response_id": previous} if previous else {}
+        previous = (await site.post(PATH, input="hello", max_output_tokens=1, **more))["id"]
+    error = await refused(site, 400, input="hello", previous_response_id=previous)
+    assert error["code"] == "chain_too_long" and "3 responses" in error["message"]
+
+
+async def test_a_full_storage_costs_no_answer(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path), limits=RequestLimits(max_stored_bytes=128 << 10), max_model_len=8192)
+    site.says("hello")
+    stored = []
+    for _ in range(40):
+        made = await site.post(PATH, input="x" * 6000, max_output_tokens=4)
+        stored.append((await site.http.get(f"{PATH}/{made['id']}")).status_code)
+    assert stored[0] == 200 and stored[-1] == 404
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10_000}, "max_output_tokens"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"metadata": {"k": "v" * 600}}, "metadata"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_what_cannot_be_held_is_named(site: Site, fields: dict[str, Any], param: str) -> None:
+    assert (await refused(site, 400, **{"input": "hello", **fields}))["param"] == param
+
+
+async def test_items_become_messages(sites: Sites) -> None:
+    site = sites()
+    site.says("ok")
+    call = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
+    items = [
+        {"type": "message", "role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "input_text", "text": "add 1"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {**call, "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+    ]
+    made = await site.http.post(PATH, json={"input": items, "tools": [TOOL]})
+    assert made.status_code == 200, made.text
+    prompt = site.tokenizer.decode(site.engine.requests[-1].prompt_ids)
+    places = [prompt.index(text) for text in ("be brief", "add 1", "<tool_call>", "tool\n2")]
+    assert places == sorted(places)
+
+
+async def test_a_socket_creates_one_response_after_the_other(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    site.says("hello")
+    async with live(site) as port, connect(f"ws://127.0.0.1:{port}{PATH}") as opened:
+        for _ in range(2):
+            await opened.send(json.dumps({"type": "response.create", "input": "hello"}))
+        ids = []
+        while len(ids) < 2:
+            event = json.loads(await opened.recv())
+            EVENTS.validate_python(event, strict=True)
+            if event["type"] == "response.completed":
+                ids.append(event["response"]["id"])
+        more = {"input": "hello", "previous_response_id": ids[0]}
+        await opened.send(json.dumps({"type": "response.create", **more}))
+        assert json.loads(await opened.recv())["response"]["previous_response_id"] == ids[0]
+        await opened.send("{")
+        while (event := json.loads(await opened.recv()))["type"] != "error":
+            pass
+        assert event["error"]["code"] == "invalid_json"
