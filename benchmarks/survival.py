@@ -242,10 +242,10 @@ def summary(done: list[Trial], load: float) -> dict[str, Any]:
     }
 
 
-async def measure(url: str, server: int, trials: int, pause: float) -> dict[str, Any]:
+async def measure(url: str, server: int, faults: list[str], trials: int, pause: float) -> dict[str, Any]:
     choose, backoff = random.Random(1), Backoff()
     results: dict[str, Any] = {}
-    done: dict[signal.Signals, list[Trial]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
+    done: dict[signal.Signals, list[Trial]] = {signal.Signals[fault]: [] for fault in faults}
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
         await until_ready(http, url)
@@ -277,22 +277,24 @@ async def measure(url: str, server: int, trials: int, pause: float) -> dict[str,
 
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("--faults", default="SIGKILL,SIGSTOP", help="signals (SIGKILL,SIGSTOP)")
     arguments.add_argument("--trials", type=int, default=20, help="of each fault")
     arguments.add_argument("--pause", type=float, default=8.0, help="seconds between trials; fewer mean more backoff")
     arguments.add_argument("--flags", default=FLAGS, help=f"of penstock serve ({FLAGS})")
     given = arguments.parse_args()
+    faults = given.faults.split(",")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "penstock", "serve", "smollm2-135m", "--port", str(port), *given.flags.split()]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        results = asyncio.run(measure(f"http://127.0.0.1:{port}", server.pid, given.trials, given.pause))
+        results = asyncio.run(measure(f"http://127.0.0.1:{port}", server.pid, faults, given.trials, given.pause))
     finally:
         server.terminate()
         server.wait(60)
     write({"benchmark": "survival", "flags": given.flags, **results}, given.json)
-    for fault in ("SIGKILL", "SIGSTOP"):
+    for fault in faults:
         passed, _, count = results[fault]["passed"].partition("/")
         if passed != count:
             sys.exit(1)

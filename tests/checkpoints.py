@@ -114,17 +114,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size_mlp": 96,
             "intermediate_size": 48,
             "head_dim": 48,
+            "use_qk_norm": False,
             "rope_parameters": _LLAMA3_ROPE,
         },
     ),
-    "llama4_plain": (
+    "llama4_normed": (
         "Llama4",
         {
             "num_hidden_layers": 4,
             "num_local_experts": 4,
             "intermediate_size_mlp": 96,
             "head_dim": 16,
-            "use_qk_norm": False,
         },
     ),
     "llama_yarn": ("Llama", {"rope_parameters": _YARN_ROPE, "head_dim": 32, "tie_word_embeddings": False}),

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "olmo2": "olmo2",
     "smollm3": "smollm3",
+    "llama4_text": "llama4",
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
     "phi3": "phi3",
@@ -81,11 +82,21 @@ REPRESENTABLE = (
     "olmo3",
 )
 # And those whose tensors have another form in a file, or whose tensors are part of the configuration.
-REFORMED = ("phi3_long", "gpt2", "gpt_neox", "falcon", "falcon_grouped", "gpt_oss", "granite_moe", "granite_moe_shared")
+REFORMED = (
+    "phi3_long",
+    "gpt2",
+    "gpt_neox",
+    "falcon",
+    "falcon_grouped",
+    "gpt_oss",
+    "granite_moe",
+    "granite_moe_shared",
+    "llama4_normed",
+)
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 _WINDOWS = ("gemma2", "gemma3", "llama", "phi3", "cohere2", "olmo2", "gpt-oss")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
-_WIDTHS = ("ffn_hidden_size", "n_inner", "intermediate_size")
+_WIDTHS = ("intermediate_size_mlp", "ffn_hidden_size", "n_inner", "intermediate_size")
 Named = tuple[str, NDArray[np.float32]]
 
 
@@ -169,8 +180,11 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         "attention.key_length": head_dim if config.get("head_dim") else None,
         "attention.value_length": head_dim if config.get("head_dim") else None,
         "expert_count": config.get("num_local_experts", config.get("num_experts")),
+        "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
         "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get("intermediate_size" if arch == "gpt-oss" else "moe_intermediate_size"),
+        "expert_feed_forward_length": config.get(
+            "intermediate_size" if arch in ("gpt-oss", "llama4") else "moe_intermediate_size"
+        ),
         "expert_shared_feed_forward_length": config.get(
             "shared_expert_intermediate_size", config.get("shared_intermediate_size")
         ),
@@ -312,17 +326,19 @@ def _halves(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -
 
 
 def _of_experts(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
-    """The halves of gpt-oss' experts, one after the other, and a matrix as [out, in]."""
+    """The halves of gpt-oss' and Llama 4's experts, one after the other, and a matrix as [out, in]."""
     if ".experts." not in name:
         yield name + (".weight" if name.endswith("sinks") else ""), tensor
         return
     place, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
     rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
-    if place.endswith("down_proj"):
+    if not place.endswith("gate_up_proj"):
         yield f"{place}.{kind}", rows
         return
-    for first, half in enumerate(("gate_proj", "up_proj")):
-        yield f"{place.replace('gate_up_proj', half)}.{kind}", rows[:, first::2]
+    width = rows.shape[1] // 2
+    halves = (rows[:, ::2], rows[:, 1::2]) if config["model_type"] == "gpt_oss" else (rows[:, :width], rows[:, width:])
+    for name, half in zip(("gate_proj", "up_proj"), halves, strict=True):
+        yield f"{place.replace('gate_up_proj', name)}.{kind}", half
 
 
 _REFORM: Mapping[str, Callable[[str, Any, Mapping[str, Any]], Iterator[Named]]] = {
@@ -331,6 +347,7 @@ _REFORM: Mapping[str, Callable[[str, Any, Mapping[str, Any]], Iterator[Named]]] 
     "gpt2": _turned,
     "granitemoe": _halves,
     "gpt-oss": _of_experts,
+    "llama4": _of_experts,
 }
 
 

@@ -28,9 +28,20 @@ def _tests(number: str, what: str, *names: str, **variables: str) -> Experiment:
     return Experiment(number, what, partial(run_tests, names, variables))
 
 
+def _all_passed(figures: dict[str, Any]) -> bool:
+    passed, _, count = figures["passed"].partition("/")
+    return bool(passed == count)
+
+
+def _sheds_load(figures: dict[str, Any]) -> bool:
+    return bool(
+        figures["refusal_ms_p99"] <= 50 and figures["share_of_peak"] >= 0.9 and figures["resident_growth"] <= 0.05
+    )
+
+
 def _survival(number: str, what: str, fault: str) -> Experiment:
     flags = ("--trials", "2", "--faults", fault, "--flags", "--max-num-seqs 64 --threads 1 --kv-cache-memory 512MiB")
-    return Experiment(number, what, partial(run_benchmark, "survival.py", flags, fault))
+    return Experiment(number, what, partial(run_benchmark, "survival.py", flags, fault, _all_passed))
 
 
 DRILLS = (
@@ -89,7 +100,9 @@ EXPERIMENTS = (
     Experiment(
         "12",
         "ten times the load that fits: refused at once, and the rest is answered",
-        partial(run_benchmark, "overload.py", ("--seconds", "12", "--overload-seconds", "60"), "ten times"),
+        partial(
+            run_benchmark, "overload.py", ("--seconds", "12", "--overload-seconds", "60"), "ten times", _sheds_load
+        ),
     ),
     _tests(
         "14",
@@ -97,6 +110,7 @@ EXPERIMENTS = (
         E2E + "test_signals.py",
         E2E + "test_death.py::test_sigterm_lets_what_is_in_flight_finish",
     ),
+    _tests("15", "reload under load: no failure, one version a stream", E2E + "test_reload.py"),
     Experiment("16", "a KV pool of 1.2 times the longest request: the same texts", engine_faults.small_pool),
     Experiment("17", "exceptions, failed allocations, exits, crashes in random steps", engine_faults.faults_at_steps),
     Experiment("17b", "a step that never ends: the engine is replaced", engine_faults.stall),

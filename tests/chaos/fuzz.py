@@ -223,7 +223,9 @@ async def send(site: Place, made: tuple[str, str, str, dict[str, str], bytes], f
     found.routes[route] += 1
     events = [line for line in text.split(b"\n") if b'"error"' in line and b'"internal' in line]
     in_time = status == 504 and b"deadline_exceeded" in text  # which the request has asked for
-    if (status >= 500 and not in_time) or events:
+    busy = status == 529  # as Anthropic's API says it
+    starting = status == 503 and b"the engine is started again" in text  # as /readyz says in a soak
+    if (status >= 500 and not (in_time or busy or starting)) or events:
         found.bad.append(f"{route} -> {status}: {text[:300]!r}\n    {headers} {body[:600]!r}")
 
 

@@ -121,7 +121,10 @@ class Place:
             await asyncio.sleep(0.05)
 
     async def require_baseline(self, before: Held) -> dict[str, Any]:
-        """Requires that blocks, files and tasks are back to `before` within 2 s. Returns the seconds it took."""
+        """Requires that blocks, files and tasks are back to `before` within 2 s after the last request has ended.
+
+        Returns the seconds since the call, in which the last requests end."""
+        called = time.monotonic()
         await self.idle()
         began = time.monotonic()
         while True:
@@ -129,7 +132,7 @@ class Place:
             # The grammar checker and worker threads are started when first needed.
             back = now.blocks == before.blocks and now.files <= before.files + 4 and now.tasks <= before.tasks + 8
             if back and now.in_flight <= 1:
-                return {"given_back_s": round(time.monotonic() - began, 2)}
+                return {"given_back_s": round(time.monotonic() - called, 2)}
             late = time.monotonic() - began > BACK_SECONDS + 1.0  # the probe reports once a second
             require(not late, f"not back to start: {now}, before {before}")
             await asyncio.sleep(0.1)

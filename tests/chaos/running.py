@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,10 @@ async def run_tests(names: Sequence[str], variables: Mapping[str, str], folder: 
     return {"tests_passed": count["tests"] - count["skipped"], **skipped}
 
 
-async def run_benchmark(script: str, flags: Sequence[str], part: str, folder: Path) -> dict[str, Any]:
-    """Runs a script of benchmarks/, and returns a part of its figures. Raises Failed if it fails."""
+async def run_benchmark(
+    script: str, flags: Sequence[str], part: str, holds: Callable[[dict[str, Any]], bool], folder: Path
+) -> dict[str, Any]:
+    """Runs a script of benchmarks/, and returns a part of its figures. Raises Failed if they do not hold."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / "figures.json"
     output = await _run(
@@ -45,7 +47,7 @@ async def run_benchmark(script: str, flags: Sequence[str], part: str, folder: Pa
     )
     require(figures.exists(), f"{script} did not finish: {output[-2000:]}")
     found: dict[str, Any] = json.loads(figures.read_text())[part]
-    require(found.get("failed", 0) == 0, f"{found}\n{output[-2000:]}")
+    require(holds(found), f"{found}\n{output[-2000:]}")
     return found
 
 

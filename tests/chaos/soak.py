@@ -32,6 +32,7 @@ CHATS = 24  # different conversations, whose answers are known
 ANSWER_SECONDS = 240.0  # for an answer, engines that end meanwhile included
 SETTLED = 0.95, 1.05  # of the resident memory of the first hour
 AVAILABLE = 0.999
+BUSY = (429, 529)  # the second is Anthropic's
 
 _SCHEMA = {
     "type": "object",
@@ -67,7 +68,7 @@ class Record:
     """What became of the requests."""
 
     good: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)  # with 429
+    refused: Counter[str] = field(default_factory=Counter)  # as the server was busy
     left: Counter[str] = field(default_factory=Counter)  # whose clients left on purpose
     bad: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -185,7 +186,7 @@ class Soak:
         )
         async with self._site.http.post(self._site.url + path, json=body) as answer:
             text = await answer.read()
-            if answer.status == 429:
+            if answer.status in BUSY:
                 self.record.refused[path] += 1
             elif answer.status >= 500 or b'"internal' in text:
                 self.record.bad.append(f"{path}: {answer.status} {text[:300]!r}")
@@ -242,7 +243,7 @@ class Soak:
         body = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "seed": seed, "model": self._site.model}
         async with self._site.http.post(self._site.url + "/v1/completions", json=body) as answer:
             self.record.faults[f"row {answer.status}"] += 1
-            if answer.status not in (429, 500):
+            if answer.status not in (*BUSY, 500):
                 self.record.bad.append(f"a row that was not finite: {answer.status} {(await answer.text())[:300]}")
 
     async def _hostile(self, maker: Maker) -> None:
@@ -321,12 +322,13 @@ def memory(points: list[Point], minutes: float) -> dict[str, float]:
 
 async def soak(folder: Path, minutes: float, plot: Path | None = None) -> dict[str, Any]:
     """Runs all traffic for some minutes. Raises Failed unless the server is available and gives all back."""
-    async with place(folder, *FLAGS, model=MODEL) as site, proxied(site.server.port) as proxy:
-        traffic = Soak(site, proxy, time.monotonic() + 60 * minutes)
-        await traffic.learn()
-        before: Held = await site.baseline()
-        began = time.monotonic()
-        await traffic.run()
+    async with place(folder, *FLAGS, model=MODEL) as site:
+        async with proxied(site.server.port) as proxy:
+            traffic = Soak(site, proxy, time.monotonic() + 60 * minutes)
+            await traffic.learn()
+            before: Held = await site.baseline()
+            began = time.monotonic()
+            await traffic.run()
         record = traffic.record
         (folder / "points.json").write_text(json.dumps([vars(point) for point in record.points]))
         (folder / "bad.txt").write_text("\n".join(record.bad))
@@ -337,7 +339,7 @@ async def soak(folder: Path, minutes: float, plot: Path | None = None) -> dict[s
             "availability": round(record.availability, 5),
             "accepted": record.good.total() + len(record.bad),
             "bad": len(record.bad),
-            "refused_429": record.refused.total(),
+            "refused_as_busy": record.refused.total(),
             "left": record.left.total(),
             "faults": dict(record.faults),
             "restarts": int(await site.value("penstock_engine_restarts_total")),
@@ -372,5 +374,5 @@ def draw(record: Record, path: Path) -> None:
     axes[2].set_xlabel("minutes")
     for one in axes:
         one.set_ylim(bottom=0)
-        one.legend(loc="upper right", frameon=False, ncols=2)
+        one.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, ncols=2)
     figure.savefig(path, dpi=120)

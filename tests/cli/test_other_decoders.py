@@ -25,6 +25,8 @@ def test_plan_says_who_executes_it(run_command: RunCommand, folder: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--speculation", "ngram"], "set --speculation auto or off"),
+        (["--device", "cuda", "--hardware", "H100"], "--device cpu"),
         (["--quantization", "int8"], "--quantization none"),
         (["--kv-cache-dtype", "int8"], "--kv-cache-dtype auto"),
         (["--distributed-executor", "ray"], "--distributed-executor auto"),

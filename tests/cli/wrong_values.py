@@ -78,6 +78,7 @@ SHARED: Mapping[str, Wrong] = {
         ("*", "is no host name"),
         ("", "is no host name"),
     ),
+    "--manage-models": SWITCH,
     "--api-key": _KEY,
     "--attention-backend": (
         ("flash", "give auto, triton or flashinfer"),

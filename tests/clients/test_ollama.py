@@ -123,7 +123,7 @@ def test_models(client: ollama.Client, server: Server) -> None:
         (lambda client: client.delete(MODEL), 403, "penstock rm"),
         (lambda client: client.delete("llama3"), 404, "not served"),
         (lambda client: client.generate(MODEL, "x", images=["aGk="]), 400, "images is not supported"),
-        (lambda client: client.generate(MODEL, "x", suffix="y", raw=True), 400, "suffix is not supported"),
+        (lambda client: client.generate(MODEL, "x", suffix="y", raw=True), 400, "does not support insert"),
         (lambda client: client.generate(MODEL, "x", template="{{ .Prompt }}"), 400, "template is not supported"),
         (lambda client: client.chat(MODEL, USER, options={"mirostat": 2}), 400, "options.mirostat is not supported"),
         (lambda client: client.chat(MODEL, USER, options={"tempreature": 2}), 400, "'options.tempreature'"),

@@ -204,6 +204,7 @@ def test_sighup_takes_new_flags_and_does_nothing_without_any(site: Site) -> None
     wait_for(lambda: len(site.engines) == 1, 20, "the old engine to end")
 
 
+@pytest.mark.rare
 def test_new_requests_wait_if_the_old_engine_ends_first(site: Site) -> None:
     server = site.server
     version = fingerprint(server)

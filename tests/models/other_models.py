@@ -33,8 +33,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "n_inner": 112,
         "num_key_value_heads": None,
     },
-    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16},
-    "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Helium": {"head_dim": 16},
     "HunYuanDenseV1": {"head_dim": 16},
     "HunYuanMoEV1": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},

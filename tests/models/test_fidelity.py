@@ -65,7 +65,7 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     ("gpt_oss", {"num_experts_per_tok": 3}),
     ("llama4", {"no_rope_layers": [1, 1, 1, 0]}),
-    ("llama4", {"use_qk_norm": False}),
+    ("llama4_normed", {"use_qk_norm": False}),
     ("granite_4", {"position_embedding_type": "rope"}),
 ]
 ROPES = ("llama_yarn", "olmo3", "phi3_long", "ministral3", "gpt_oss")

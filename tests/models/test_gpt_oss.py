@@ -12,10 +12,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from penstock.config import Split
 from penstock.families import UnsupportedModel, load_spec, shard, spec_from_config
+from penstock.families.checkpoint.stored import CheckpointError
 from penstock.kernels import Needs, detect_platform, elementwise, select_packing
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
-from penstock.weights.stored import CheckpointError
 from tests.checkpoints import tiny_model, write_tokenizer
 from tests.models.logits import Checkpoint, expected_logits, kernels_on, logits_of, make_prompts
 from tests.models.test_split import TORCH

@@ -22,7 +22,8 @@ from tests.models.other_models import OTHERS, other_model, write_other
 from tests.models.serving import Server, make_runner, outputs
 
 ARCHITECTURES = [name for name in OTHERS if f"{name}ForCausalLM" not in FAMILIES]
-FEW = ("Arcee", "Exaone4", "GptOss", "GPTBigCode", "Olmoe")  # plain, windows, sinks, learned positions, experts
+FEW = ("Arcee", "Exaone4", "GPTBigCode", "Olmoe")  # plain, windows, learned positions, experts
+FAR = {"Nemotron": 4e-5}  # transformers' own logprobs are 2.3e-5 from those in float64
 MANY = [pytest.param(name, marks=() if name in FEW else pytest.mark.rare) for name in ARCHITECTURES]
 OUTPUT = 24  # with the longest prompts past the window of 16
 
@@ -87,7 +88,7 @@ def test_logits_in_fp32(name: str, tmp_path: Path) -> None:
     )
     for prompt, ours in zip(prompts, got, strict=True):
         theirs = expected_logits(model, prompt)
-        torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=4e-6, atol=1e-5)
+        torch.testing.assert_close(ours.log_softmax(-1), theirs.log_softmax(-1), rtol=4e-6, atol=FAR.get(name, 1e-5))
 
 
 def test_bf16(tmp_path: Path) -> None:

@@ -31,12 +31,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def assembled(state: dict[str, torch.Tensor], spec: ModelSpec, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """What the parameters should be, from a transformers state dict."""
-    return {p.name: torch.cat([rows_of(state[s.name], s) for s in p.sources]).to(dtype) for p in spec.parameters}
+
+    def rows(source: TensorSource) -> torch.Tensor:
+        stack, part, number = source.name.partition("[")
+        return rows_of(state[stack][int(number[:-1])] if part else state[stack], source)
+
+    return {p.name: torch.cat([rows(s) for s in p.sources]).to(dtype) for p in spec.parameters}
 
 
 def rows_of(tensor: torch.Tensor, source: TensorSource) -> torch.Tensor:
     """What a source takes of its tensor."""
-    rows = (tensor.T if source.transposed else tensor)[source.first_row : source.first_row + source.rows]
+    rows = (tensor.T if source.transposed else tensor)[source.first_row : source.end_row : source.step]
     if not source.order:
         return rows
     head = torch.cat([first + step * torch.arange(count) for first, count, step in source.order])

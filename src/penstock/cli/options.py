@@ -149,6 +149,10 @@ SERVER: Flags = {
         bool | None,
         typer.Option("--allow-insecure-bind", help="Allow other addresses than loopback without an API key."),
     ],
+    "manage_models": Annotated[
+        bool | None,
+        typer.Option("--manage-models", help="Let clients of Ollama's API download and delete models."),
+    ],
     "cors_origin": Annotated[
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Web origin whose pages may use the server; repeatable. Default: none."),

@@ -102,8 +102,8 @@ async def _main(
         from penstock.cli.address import url_of
         from penstock.cli.checks import check_tls
         from penstock.cli.machine import cost_model
-        from penstock.cli.operate.reload import Reloader
-        from penstock.cli.prepare import served_model, text_digest
+        from penstock.cli.operate.reload import Loaded, Reloader
+        from penstock.cli.prepare import served_model
         from penstock.frontend import create_app
         from penstock.frontend import serve as serve_http
         from penstock.observe.metrics import Metrics
@@ -115,8 +115,8 @@ async def _main(
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
-        reloader = Reloader(start.model, start.flags, start.given, prepared, os.sched_getaffinity(0))
-        texts = text_digest(prepared)
+        loaded = Loaded.of(prepared, start.given)
+        reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -124,10 +124,15 @@ async def _main(
     plain = server.log_format == "text"
     with reporting("starting the engine") if plain else contextlib.nullcontext():  # torch alone takes seconds to import
         client = await connecting
-    served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware), texts)
+    served = served_model(prepared, client, tokenizer, cost_model(prepared, prepared.hardware), loaded.texts)
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
-    app = create_app(served, server, metrics, tracer=tracer, prepare=reloader.prepare)
+    store = None
+    if server.manage_models:
+        from penstock.cli.models.store import LocalStore
+
+        store = LocalStore(prepared.path)
+    app = create_app(served, server, metrics, tracer=tracer, store=store, prepare=reloader.prepare)
     tls = check_tls(server)
     if tls is not None:
         metrics.certificate_end = lambda: tls.certificate.not_after

@@ -135,7 +135,7 @@ def _speculation(inputs: DefaultInputs) -> Default:
     """Of a value that was left out, or is "auto"."""
     if inputs.facts.pooling is not None:
         return Default("off", "a model that gives vectors has no tokens to guess")
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split)) is not None:
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split, inputs.facts.transformers)) is not None:
         return Default("off", reason)
     return Default("suffix", "this engine can verify drafts from every source")
 
@@ -218,6 +218,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "tls_certificate": _constant("", "HTTP without TLS"),
         "tls_key": _constant("", "the key is in the certificate's file, if there is one"),
         "allow_insecure_bind": _constant(False, "other machines need a key"),
+        "manage_models": _constant(False, "clients change nothing on this machine"),
         "cors_origin": _constant((), "only pages of the server itself may use it"),
         "seed": _constant(None, "each request draws its own"),
         "generation_config": _constant("model", "the values that the model recommends"),

@@ -62,7 +62,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
             sources[name] = f"default: {reason}"
     _check(values, sources, inputs)
     check_flashinfer_settings(values, sources)
-    check_speculation(values, sources, hardware.device, inputs.split)
+    check_speculation(values, sources, hardware.device, inputs.split, facts.transformers)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
     ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)

@@ -22,6 +22,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""  # PEM file; "": the key is in the certificate's file
     cors_origin: tuple[str, ...] = ()  # web origins that may use the server from a browser
     wires: tuple[str, ...] = WIRE_NAMES  # the APIs that are served
+    manage_models: bool = False  # clients of Ollama's API may download and delete models
     seed: int | None = None  # of requests without one; None: each draws its own
     max_body_bytes: int = 4 << 20
     max_prompts: int = 64  # in one completions request

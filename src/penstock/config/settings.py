@@ -106,6 +106,9 @@ class Settings(BaseModel):
     wires: Annotated[str, BeforeValidator(_wires)] | None = Field(
         None, description="The APIs that the server speaks, with commas between them"
     )
+    manage_models: bool | None = Field(
+        None, description="Let clients of Ollama's API download and delete models of this machine"
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**64 - 1)] | None = Field(
         None, description="Seed of requests without one"
     )

@@ -7,8 +7,10 @@ from penstock.config.sources import ConfigError
 from penstock.config.split import Split
 
 
-def cannot_speculate(device: str, split: Split) -> str | None:
-    """Why an engine cannot verify speculative tokens; None if it can."""
+def cannot_speculate(device: str, split: Split, transformers: str = "") -> str | None:
+    """Why an engine cannot verify speculative tokens; None if it can. `transformers`: see ModelFacts."""
+    if transformers:
+        return f"transformers' code executes {transformers}, and its products round by their number of rows"
     if device == "cuda":
         return "a GPU's next step is planned before the tokens are known that drafts would follow"
     if split.world > 1:
@@ -16,10 +18,12 @@ def cannot_speculate(device: str, split: Split) -> str | None:
     return None
 
 
-def check_speculation(values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split) -> None:
+def check_speculation(
+    values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split, transformers: str = ""
+) -> None:
     """Raise ConfigError if speculation was asked for that this engine has not."""
     method, source = values["speculation"], sources["speculation"]
-    if method != "off" and (reason := cannot_speculate(device, split)) is not None:
+    if method != "off" and (reason := cannot_speculate(device, split, transformers)) is not None:
         raise ConfigError(
             f"--speculation ({source}) is {method}, but there is none here: {reason}; set --speculation auto or off"
         )

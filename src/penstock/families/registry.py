@@ -82,13 +82,10 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     }
 )
 _QUANTIZED = {"GptOssForCausalLM": "mxfp4"}  # quantised weights that a family reads: its method
+ENCODER_KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 _ENCODERS = {"Bert": bert, "Roberta": roberta, "XLMRoberta": roberta, "ModernBert": modernbert}
 ENCODERS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
-    {
-        f"{name}{kind}": family
-        for name, family in _ENCODERS.items()
-        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
-    }
+    {f"{name}{kind}": family for name, family in _ENCODERS.items() for kind in ENCODER_KINDS}
 )
 
 # Decoders without a head: their folders say how they pool.

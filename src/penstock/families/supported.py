@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.families.registry import FAMILIES, spec_from_config
+from penstock.families.registry import ENCODER_KINDS, ENCODERS, FAMILIES, spec_from_config
 from penstock.families.shard import tensor_sizes
 from penstock.families.spec import ModelSpec
 
@@ -50,6 +50,16 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
+# the beginning of an encoder's architecture: models
+_ENCODERS: Mapping[str, str] = MappingProxyType(
+    {
+        "Bert": "BERT: all-MiniLM, BGE, E5, GTE",
+        "Roberta": "RoBERTa",
+        "XLMRoberta": "XLM-RoBERTa: multilingual E5, BGE-M3 (dense), BGE rerankers",
+        "ModernBert": "ModernBERT",
+    }
+)
+
 _SAMPLE: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": 64,
@@ -74,17 +84,20 @@ class SupportedModel:
 
     architecture: str
     models: str
+    gives: str
     gguf: tuple[str, ...]  # values of general.architecture
     tensor_ranks: bool
     expert_ranks: bool
-    prefix_cache: bool
     flashinfer: bool  # whether FlashInfer can compute its attention; Triton always can
 
 
 def supported_models() -> list[SupportedModel]:
     """All rows, in the order of the table."""
     assert _NAMES.keys() == FAMILIES.keys(), "each architecture has its names"
-    return [_row(architecture, *names) for architecture, names in _NAMES.items()]
+    decoders = [_row(architecture, *names) for architecture, names in _NAMES.items()]
+    names = {f"{name}{kind}": models for name, models in _ENCODERS.items() for kind in ENCODER_KINDS}
+    assert names.keys() == ENCODERS.keys(), "each encoder has its names"
+    return decoders + [_row(architecture, models, ()) for architecture, models in names.items()]
 
 
 def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedModel:
@@ -92,11 +105,11 @@ def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedMode
     return SupportedModel(
         architecture,
         models,
+        "text" if spec.encoder is None else "scores" if architecture.endswith("Classification") else "embeddings",
         gguf,
-        tensor_ranks=2 in tensor_sizes(spec),
+        tensor_ranks=spec.encoder is None and 2 in tensor_sizes(spec),
         expert_ranks=any(layer.moe is not None for layer in spec.layers),
-        prefix_cache=all(layer.attention.page.per_token for layer in spec.layers),
-        flashinfer=spec.plain_scores,
+        flashinfer=spec.encoder is None and spec.plain_scores,
     )
 
 

@@ -21,6 +21,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.serving import Prepare, Serving
+from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
@@ -36,6 +37,7 @@ def create_app(
     metrics: Metrics,
     limits: RequestLimits | None = None,
     tracer: Tracer | None = None,
+    store: ModelStore | None = None,
     prepare: Prepare | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model, which its `serving` can exchange by `prepare`.
@@ -44,12 +46,12 @@ def create_app(
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The routes
     of `AdminRoutes` require the admin key or, if the server needs no key at all, loopback. The app's `lifecycle` counts
     requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
-    `tracer`, requests that generate are traced.
+    `tracer`, requests that generate are traced. With a `store`, clients may download and delete models.
     """
     limits = limits or RequestLimits.of(config)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
     serving = Serving(model, metrics, limits.drain_timeout, prepare)
-    site = Site(serving, limits, config.seed, bodies, tracer)
+    site = Site(serving, limits, config.seed, bodies, tracer, store)
     lifecycle = Lifecycle()
     metrics.in_flight = lambda: lifecycle.in_flight
     wires = [wire for wire in WIRES if wire.name in config.wires]

@@ -9,6 +9,7 @@ from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
+from penstock.frontend.store import ModelStore
 from penstock.observe.model_metrics import ModelMetrics
 
 
@@ -25,6 +26,7 @@ class RequestContext:
     metrics: ModelMetrics  # of the model
     start: float = field(default_factory=time.monotonic)  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
+    store: ModelStore | None = None  # of models that clients may change; None: they may not
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed
 
     def salt(self, client_salt: str | None) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -19,6 +19,7 @@ from penstock.frontend.http.asgi import (
     RequestInfo,
     Scope,
     Send,
+    StreamedAnswer,
     header,
     request_info,
     respond,
@@ -32,6 +33,7 @@ from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.serving import Serving, Version
 from penstock.frontend.sockets import serve_socket
+from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
@@ -49,6 +51,7 @@ class Site:
     seed: int | None
     bodies: BodyBuffers
     tracer: Tracer | None = None
+    store: ModelStore | None = None  # of models that clients may change; None: they may not
 
     @asynccontextmanager
     async def version(self, scope: Scope) -> AsyncIterator[Version]:
@@ -89,6 +92,7 @@ class Site:
             metrics=version.metrics,
             seed=self.seed,
             start=request_info(scope).start,
+            store=self.store,
         )
 
 
@@ -209,8 +213,13 @@ class _AnswerRoute(_Route):
             body = b""
             if _has_body(scope):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
-            async with while_connected(receive), site.version(scope) as version:
-                made: bytes | Answer = await answer(body, site.context(scope, version))
+            async with while_connected(receive):
+                async with site.version(scope) as version:
+                    made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version))
+                if isinstance(made, StreamedAnswer):
+                    held.release()
+                    await _send_parts(made, send)
+                    return
         except ClientGone:
             request_info(scope).client_gone = True
             return
@@ -231,6 +240,15 @@ class _SocketRoute(_Route):
         package = self._wire.package
         codec = getattr(package, self._function)()
         await serve_socket(scope, receive, send, codec, self._site.limits, package.encode_error)
+
+
+async def _send_parts(answer: StreamedAnswer, send: Send) -> None:
+    headers = [(b"content-type", answer.content_type)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async with aclosing(cast(AsyncGenerator[bytes, None], answer.parts)) as parts:
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _send_answer(answer: Answer, send: Send) -> None:

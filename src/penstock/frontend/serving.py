@@ -56,6 +56,7 @@ class Engines:
 
     def __init__(self, client: EngineClient) -> None:
         self._clients = [client]  # the newest first; the others answer their last requests
+        self._first: EngineClient | None = client  # until there is a second one
         self._ended = EngineStats()  # what engines counted that have ended
         self._restarts = 0  # of these
         self._last: tuple[EngineStats, EngineStats] | None = None  # stats of the only engine, and its sum with `_ended`
@@ -85,10 +86,10 @@ class Engines:
         return self._clients[0].queue
 
     def stats(self) -> EngineStats:
+        if self._first is not None:  # called for each delta
+            return self._first.stats()
         newest, *others = self._clients
         stats = newest.stats()
-        if not others and not self._ended.steps:
-            return stats
         if not others and self._last is not None and self._last[0] is stats:
             return self._last[1]
         total = stats.after(self._ended)
@@ -104,6 +105,7 @@ class Engines:
         client.queue.refused += self.queue.refused
         client.queue.late += self.queue.late
         self._clients.insert(0, client)
+        self._first = None
 
     def remove(self, client: EngineClient) -> None:
         """Forgets an engine that has ended, but not what it counted."""

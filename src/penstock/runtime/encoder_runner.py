@@ -32,7 +32,15 @@ NOT_FINITE = "the model's numbers overflowed (NaN or infinity) for this text"
 class EncoderRunner:
     """Executes plans in order, one at a time. `result` computes the oldest one."""
 
-    def __init__(self, model: Encoder, config: EngineConfig, spec: ModelSpec, memory: Sequence[MemoryRow]) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        config: EngineConfig,
+        spec: ModelSpec,
+        memory: Sequence[MemoryRow],
+        *,
+        cache_root: str = "",
+    ) -> None:
         self._model = model
         self._new: dict[int, NewSequence] = {}
         self._plans: deque[StepPlan] = deque()
@@ -42,6 +50,7 @@ class EncoderRunner:
         self.capacity = Capacity(
             config.block_size,
             (KVGroup(blocks),),
+            cache_root=cache_root,
             vocab_size=spec.vocabulary,
             memory=rows,
             pools=True,

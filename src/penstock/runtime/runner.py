@@ -20,7 +20,7 @@ from penstock.kernels import Kernels, PlannedAttention
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
-from penstock.models import Decoder, LanguageModel
+from penstock.models.make import make_decoder
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.device import Change, Device, Found, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
@@ -78,7 +78,8 @@ class ModelRunner:
         self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
         self.pages = pages
         self.max_outstanding = 1 if device.shared else config.depth
-        self.model = model = _model(spec, parameters, kernels, config, mesh)
+        shares = collectives(mesh, kernels.session)
+        self.model = model = make_decoder(spec, parameters, kernels, shares, context=config.max_model_len)
         rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
         shared = device.shared
         # Where rows move on, a vector counts as a token after the prompt.
@@ -170,8 +171,9 @@ class ModelRunner:
         )
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
+        exact = kernels.session is not None and spec.transformers is None
         self.capacity = measured_capacity(
-            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=kernels.session is not None
+            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=exact
         )
 
     @torch.inference_mode()
@@ -396,13 +398,3 @@ class ModelRunner:
         refused = work.units.logits - step.gained(found)
         for occupant, drafts in zip(work.occupants, refused.tolist(), strict=True):
             self._batch.take_back_drafts(occupant, drafts)
-
-
-def _model(
-    spec: ModelSpec, parameters: MutableMapping[str, Any], kernels: Kernels, config: EngineConfig, mesh: Mesh | None
-) -> LanguageModel:
-    if spec.transformers is not None:
-        from penstock.models.transformers_decoder import TransformersDecoder  # transformers is optional
-
-        return TransformersDecoder(spec, parameters, kernels)
-    return Decoder(spec, parameters, kernels, collectives(mesh, kernels.session), context=config.max_model_len)

@@ -4,6 +4,7 @@ HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE mean what they mean for huggin
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from penstock.weights.packaged import locate_packaged
 if TYPE_CHECKING:
     from penstock.weights.hub_snapshot import Snapshot
 
+Watch = Callable[[int, int], None]
 _HUB_ID = re.compile(
     r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(:(?P<tag>[^:\s][^:\x00-\x1f\x7f]{0,255}))?"
 )
@@ -49,12 +51,17 @@ def pull_model(
     revision: str | None = None,
     *,
     progress: bool = True,
+    watch: Watch | None = None,
     endpoint: str | None = None,
     cache: Path | None = None,
 ) -> Path:
     """Downloads a model from the hub, or what is new in it. Returns its path in the cache. Raises HubError, also if the
-    hub cannot be reached and a snapshot is in the cache."""
+    hub cannot be reached and a snapshot is in the cache.
+
+    `watch` gets the bytes of large files done and in total, several times a second; what it raises ends the download.
+    """
     snapshot = _snapshot(name, revision, weights=True, endpoint=endpoint, cache=cache)
+    snapshot.watch = watch
     return snapshot.locate(progress, fallback=False)
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
@@ -62,6 +62,7 @@ class Snapshot:
         self.revision = revision
         self.patterns = patterns
         self.cache = cache
+        self.watch: Callable[[int, int], None] | None = None  # gets the bytes of large files done and in total
         self.api: Any = HfApi(endpoint=endpoint, library_name="penstock")
 
     def locate(self, progress: bool, *, fallback: bool = True) -> Path:
@@ -241,8 +242,10 @@ class Snapshot:
             kept = f"; {format_bytes(done)} are there from an earlier run" if done else ""
             print(f"{self.name}: downloading {count}, {format_bytes(total)}{kept}", file=sys.stderr, flush=True)
         shown = download_progress(self.name, total, done) if progress else nullcontext(lambda size: None)
+        watch = self.watch
         with _no_progress_bars(), shown as report:
-            Download(missing, build_hf_headers(library_name="penstock")).run(report)
+            watched = report if watch is None else lambda size: watch(size, total)
+            Download(missing, build_hf_headers(library_name="penstock")).run(watched)
 
     def _gguf_files(self, names: Sequence[str]) -> list[str]:
         """The files of a model in GGUF among a repository's files; none if this is a model of another format."""

@@ -38,14 +38,15 @@ def test_a_routers_logits_are_not_rounded_to_bf16(rows: int, fixed: bool) -> Non
 @pytest.mark.parametrize(("scheme", "group", "dtype"), [*((*case, torch.float32) for case in CASES), BF16])
 def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group: int, dtype: torch.dtype) -> None:
     tried = 0
-    for x, routing, count, gate_up, down, activation, first, shared, residual in EXPERTS.inputs(dtype, 1):
+    for x, routing, count, gate_up, down, _, activation, first, shared, residual, weighed in EXPERTS.inputs(dtype, 1):
         if len(x) != 9 or x.shape[1] != 37:
             continue
         gate_up, down = (pack(there(weight), scheme, group) for weight in (gate_up, down))
         x, routing, shared, residual = there((x, routing, shared, residual))
         experts, linear = TritonExperts(), TritonLinear()
         stacks = experts.pack(gate_up, count, gated=True), experts.pack(down, count)
-        got = experts(x, routing, *stacks, activation, first=first, shared=shared, residual=residual)
+        options = {"first": first, "shared": shared, "residual": residual, "weigh_inputs": weighed}
+        got = experts(x, routing, *stacks, activation, **options)
         want = torch.zeros(x.shape, device=x.device)
         for token, (chosen, weights) in enumerate(zip(routing.experts.tolist(), routing.weights.tolist(), strict=True)):
             for expert, weight in zip(chosen, weights, strict=True):
@@ -54,8 +55,10 @@ def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group:
                         rows_of(stack, (expert - first) * n, (expert - first + 1) * n)
                         for stack, n in ((gate_up, gate_up.shape[0] // count), (down, down.shape[0] // count))
                     ]
-                    inner = linear.gated(x[token : token + 1], own[0], activation)
-                    want[token] += linear(inner, own[1])[0].float() * weight
+                    before, after = (weight, 1.0) if weighed else (1.0, weight)
+                    mine = (x[token : token + 1].float() * before).to(dtype)
+                    inner = linear.gated(mine, own[0], activation)
+                    want[token] += linear(inner, own[1])[0].float() * after
         if shared is not None:
             want += shared.output.float() * (1.0 if shared.gate is None else shared.gate.sigmoid())
         if residual is not None:
@@ -70,7 +73,7 @@ def test_quantised_experts_are_sums_of_products_with_each(scheme: Scheme, group:
 def test_many_tokens_of_quantised_experts(scheme: Scheme, group: int) -> None:
     """Several tiles an expert, in fp32: near the dense mixture of the same weights."""
     cases = [case for case in EXPERTS.inputs(torch.float32, 2) if len(case[0]) > 20]
-    x, routing, count, gate_up, down, activation, first, shared, residual = cases[0]
+    x, routing, count, gate_up, down, _, activation, first, shared, residual, _ = cases[0]
     packed = [pack(there(weight), scheme, group) for weight in (gate_up, down)]
     options = {"first": first, "shared": there(shared), "residual": there(residual)}
     experts = TritonExperts()

@@ -131,6 +131,14 @@ def test_prompts_are_those_of_transformers(path: Path, reference: PreTrainedToke
     assert prompt == expected or (expected is None and path.stem == "llama-cpp-deepseek-r1")
 
 
+@needs_templates
+def test_gpt_oss_takes_a_tool_without_a_description() -> None:
+    conversation = conversation_of(source_of("openai-gpt-oss-120b"))
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+    prompt = conversation.render([{"role": "user", "content": "When?"}], tools=[tool])
+    assert "// \ntype now = () => any;" in prompt
+
+
 def ours(conversation: Conversation, messages: list[Any], tools: Any) -> str | None:
     try:
         return conversation.render(messages, tools=tools)

@@ -18,9 +18,7 @@ def remove(name: str, revision: str | None, yes: bool) -> None:
 
     Raises ValueError for a model that is not in the cache.
     """
-    _refuse_others(name)
-    models = _find(name, revision)
-    strategy = _strategy(models, revision)
+    models, strategy = find_removal(name, revision)
     names = ", ".join(dict.fromkeys(model.name for model in models))
     of = "" if revision is None else f", revision {models[0].revision[:12]}"
     print(f"{names}{of}: {format_bytes(strategy.expected_freed_size)} in {models[0].repository}")
@@ -28,6 +26,14 @@ def remove(name: str, revision: str | None, yes: bool) -> None:
         _confirm()
     strategy.execute()
     print(f"removed; {format_bytes(strategy.expected_freed_size)} are free again")
+
+
+def find_removal(name: str, revision: str | None) -> "tuple[list[LocalModel], DeleteCacheStrategy]":
+    """Returns the models that a name means, and what removes them. Raises ValueError for a model that is not in the
+    cache."""
+    _refuse_others(name)
+    models = _find(name, revision)
+    return models, _strategy(models, revision)
 
 
 def _refuse_others(name: str) -> None:

@@ -11,25 +11,26 @@ _BEFORE = """# Supported models
 
 `penstock models --markdown` prints this page.
 
-Penstock executes decoders of these architectures, as `config.json` names them, from safetensors in float32, bfloat16
-or float16. Where a GGUF architecture is named, GGUF files are served too. Every model is served with continuous
-batching, chunked prompts, speculation, `--quantization int8` and `int4`, and over pipeline ranks. Models that give
-vectors, such as BERT, are in [a table of their own](embeddings.md#models).
+Penstock executes models of these architectures, as `config.json` names them, from safetensors in float32, bfloat16
+or float16, and gpt-oss' in MXFP4. Where a GGUF architecture is named, GGUF files are served too. Every model that gives
+text is served with continuous batching, chunked prompts, the prefix cache, speculation, `--quantization int8` and
+`int4`, and over pipeline ranks. [Embeddings](embeddings.md#models) has what the models that give vectors need.
 """
 _AFTER = """
 - **Tensor ranks**: whether `--tensor-parallel-size` above 1 is possible, for sizes that it divides. It is not
   possible if one norm spans all heads.
 - **Expert ranks**: whether there are experts for `--expert-parallel` to divide.
-- **Prefix cache**: whether requests share the KV cache of equal prefixes.
 - **FlashInfer**: whether `--attention-backend flashinfer` can compute its attention. Penstock's kernels
   always can.
 
-Two limits depend on the length of the context:
+Three limits depend on the length of the context:
 
 - Models with LongRoPE (Phi 3 and 4-mini with long contexts) have one set of frequencies for up to
   `original_max_position_embeddings` tokens, and one for more. `--max-model-len` decides for all requests. With the
   short set, results are those of transformers at every length; with the long set they differ for prompts that would
   fit the short one.
+- Llama 4 is served up to 8191 tokens. From there on, layers with rope see only a part of the context, and the others
+  scale queries by their position.
 - Models with `"rope_type": "dynamic"` are served up to `max_position_embeddings`, where nothing is scaled yet.
 
 ## Other decoders
@@ -41,7 +42,7 @@ Penstock also serves decoders that are not in the table, with the code of the tr
     pip install 'penstock[transformers]'
 
 It replaces one part of transformers: attention is Penstock's, with its paged KV cache. So these models have continuous
-batching, chunked prompts, the prefix cache, speculation, grammars and all wires like any other. They are slower than
+batching, chunked prompts, the prefix cache, grammars and all wires like any other. They are slower than
 the models of the table, and need transformers' memory and seconds at the start; `plan` and the start say so.
 
 - **Which**: classes `...ForCausalLM` of transformers 5 whose attention uses its AttentionInterface and keeps keys and
@@ -53,8 +54,10 @@ the models of the table, and need transformers' memory and seconds at the start;
 - **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-J, CodeGen, GPT-Neo);
   latent, linear and chunked attention, states, masks of their own; arguments of attention that ours does not have;
   rope of the types dynamic and longrope, whose frequencies depend on the batch.
+- **Rounding**: torch's products may round differently in other batches. Where two tokens score almost the same, either
+  may be chosen, which the models of the table exclude on a CPU.
 - **Code**: only that of the package. Code in a model's folder (`auto_map`) is never run.
-- **Not yet**: GPUs, quantisation, ranks, GGUF.
+- **Not yet**: GPUs, quantisation, ranks, speculation, GGUF.
 
 Your model is not here, or too slow? [Adding a family](adding-a-model.md) takes a short file of data.
 """
@@ -87,8 +90,8 @@ def _cells(row: SupportedModel) -> dict[str, str]:
     flags = {
         "Tensor ranks": row.tensor_ranks,
         "Expert ranks": row.expert_ranks,
-        "Prefix cache": row.prefix_cache,
         "FlashInfer": row.flashinfer,
     }
-    texts = {"Models": row.models, "Architecture": row.architecture, "GGUF": ", ".join(row.gguf) or "-"}
+    texts = {"Models": row.models, "Architecture": row.architecture, "Gives": row.gives}
+    texts["GGUF"] = ", ".join(row.gguf) or "-"
     return texts | {name: "yes" if flag else "no" for name, flag in flags.items()}

@@ -1,9 +1,10 @@
 """Reads a server's settings and model again, and starts the engine of the next version."""
 
 import asyncio
+import logging
 from collections.abc import Collection
 from dataclasses import replace as with_changes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,68 +12,88 @@ from penstock.cli.device import detect_device
 from penstock.cli.engine import verified
 from penstock.cli.machine import cost_model
 from penstock.cli.options import Flags
-from penstock.cli.prepare import FoundModel, PreparedModel, find_given, prepare_found, read_given, served_model
+from penstock.cli.prepare import (
+    FoundModel,
+    PreparedModel,
+    find_given,
+    prepare_found,
+    read_given,
+    served_model,
+    text_digest,
+)
 from penstock.config import ConfigError, DoesNotFit, Given, Hardware, ServerConfig
 from penstock.engine.link.ipc import spawn
 from penstock.engine.processors import running_on
-from penstock.messages import EngineClient
+from penstock.messages import EngineClient, EngineInfo
 from penstock.observe.processes import usage
+from penstock.text import Tokenizer
 from penstock.weights.files import FileState, file_states
 from penstock.weights.manifest import ManifestCheck
 
 if TYPE_CHECKING:
+    from penstock.config.settings import Settings
     from penstock.frontend import ServedModel
     from penstock.frontend.serving import Start
+
+_log = logging.getLogger("penstock.serving")
 
 # The fields of ServerConfig that belong to the model: a reload changes them. The others are the server's own.
 _OF_THE_MODEL = {"served_model_name", "aliases", "tool_format", "reasoning_format", "thinking_budget"}
 _FLAGS = {"max_body_bytes": "max_body_size", "max_answer_bytes": "max_answer_size"}
 
 
+class Loaded(NamedTuple):
+    """What a version was loaded from."""
+
+    prepared: PreparedModel
+    settings: "Settings"
+    states: tuple[FileState, ...]
+    texts: str  # of `text_digest`
+
+    @classmethod
+    def of(cls, prepared: PreparedModel, given: Given) -> "Loaded":
+        return cls(prepared, given.settings, file_states(prepared.path), text_digest(prepared))
+
+
 class Reloader:
     """Prepares new versions of what a server serves, from the command line that it was started with."""
 
-    def __init__(
-        self, model: str | None, flags: Flags, given: Given, prepared: PreparedModel, processors: Collection[int]
-    ) -> None:
-        """`given` and `prepared` are what is served now. Engines may run on `processors`."""
+    def __init__(self, model: str | None, flags: Flags, loaded: Loaded, processors: Collection[int]) -> None:
+        """`loaded` is what is served now. Engines may run on `processors`."""
         self._model, self._flags = model, flags
         self._processors = processors
-        self._server = prepared.resolved.server
-        self._resolved = prepared.resolved
-        self._loaded = (given.settings, file_states(prepared.path))
+        self._loaded = loaded
 
     async def prepare(self, serving: "ServedModel", beside: bool) -> "Start | None":
         """See `penstock.frontend.serving.Prepare`."""
-        read = await asyncio.to_thread(self._read, serving.client, beside)
-        if read is None:
+        new = await asyncio.to_thread(self._read, serving.client, beside)
+        if new is None:
             return None
-        prepared, given, states = read
-        from penstock.text import Tokenizer
-
-        tokenizer = await asyncio.to_thread(Tokenizer.load, prepared.path)
+        # To make a tokenizer holds Python's lock, and with it all streams, for 0.1 s or more.
+        same = new.texts == self._loaded.texts
+        tokenizer = serving.tokenizer if same else await asyncio.to_thread(Tokenizer.load, new.prepared.path)
+        prepared, engine = new.prepared, new.prepared.resolved.engine
 
         async def start() -> "ServedModel":
             check = await asyncio.to_thread(ManifestCheck, prepared.path)
-            engine = prepared.resolved.engine
             client = await verified(spawn(engine, resumes=True, processors=self._processors), check)
-            costs = cost_model(prepared, prepared.hardware)
             try:
-                served = await asyncio.to_thread(served_model, prepared, client, tokenizer, costs)
+                _warn_of_less(serving.client.info, client.info)
+                costs = cost_model(prepared, prepared.hardware)
+                served = await asyncio.to_thread(served_model, prepared, client, tokenizer, costs, new.texts)
             except BaseException:
                 await client.close()
                 raise
-            self._loaded, self._resolved = (given.settings, states), prepared.resolved
+            self._loaded = new
             return served
 
         return start
 
-    def _read(self, running: EngineClient, beside: bool) -> tuple[PreparedModel, Given, tuple[FileState, ...]] | None:
-        """Returns the settings and the state of the model's files, or None if both are those that are served."""
+    def _read(self, running: EngineClient, beside: bool) -> Loaded | None:
+        """Returns what a new version would be loaded from, or None if it is what the version served was loaded from."""
         given = read_given(self._model, self._flags)
         found = find_given(given)
-        states = file_states(found.path)
-        if (given.settings, states) == self._loaded:
+        if (given.settings, file_states(found.path)) == (self._loaded.settings, self._loaded.states):
             return None
         with running_on(self._processors):  # this process's own threads may be kept off one
             hardware = detect_device(given.settings.device)
@@ -80,12 +101,13 @@ class Reloader:
         self._check_server(prepared.resolved.server, given)
         if beside and prepared.resolved.engine.event_log:
             raise ConfigError("--event-log: two engines cannot write one file at a time; use --drain-first")
-        return prepared, given, states
+        return Loaded.of(prepared, given)
 
     def _check_server(self, new: ServerConfig, given: Given) -> None:
         """Raises ConfigError if a setting of the server itself has changed."""
+        old = self._loaded.prepared.resolved.server
         for field in ServerConfig.__struct_fields__:
-            if field not in _OF_THE_MODEL and getattr(new, field) != getattr(self._server, field):
+            if field not in _OF_THE_MODEL and getattr(new, field) != getattr(old, field):
                 name = _FLAGS.get(field, field)
                 source = f" ({given.sources[name]})" if name in given.sources else ""
                 raise ConfigError(
@@ -97,7 +119,8 @@ class Reloader:
         """Resolves the settings for the memory that the running engine leaves when its KV cache has filled up; without
         `beside`, for the memory that is there when it has ended. Raises DoesNotFit."""
         on_gpu = hardware.device == "cuda"
-        plans = [sum(row.bytes for row in plan.rows[:-1]) for plan in self._resolved.ranks]  # the last row is free
+        ranks = self._loaded.prepared.resolved.ranks
+        plans = [sum(row.bytes for row in plan.rows[:-1]) for plan in ranks]  # the last row is free memory
         planned = 0 if running.asleep else max(plans) if on_gpu else sum(plans)
         used = None if running.asleep else usage(running.info.pid)
         resident = 0 if used is None else used[0]
@@ -115,3 +138,15 @@ class Reloader:
         resolved = prepared.resolved
         engine = replace(resolved.engine, kv_cache_bytes=min(plan.kv_bytes for plan in resolved.ranks))
         return with_changes(prepared, resolved=with_changes(resolved, engine=engine))
+
+
+def _warn_of_less(old: EngineInfo, new: EngineInfo) -> None:
+    """Logs that the KV cache is smaller than the one before."""
+    before, now = ((min(info.num_blocks) - 1) * info.block_size for info in (old, new))
+    if now < before:
+        _log.warning(
+            "the KV cache has %s tokens; before the reload it had %s. It gets a share of what the old engine "
+            "leaves: --kv-cache-memory sets its size, and a reload with --drain-first gives it all",
+            f"{now:,}",
+            f"{before:,}",
+        )

@@ -1,6 +1,6 @@
 """ASGI types and functions that every route uses."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,6 +24,13 @@ class Answer(NamedTuple):
     status: int = 200
     content_type: bytes = JSON
     headers: Mapping[str, str] = MappingProxyType({})
+
+
+class StreamedAnswer(NamedTuple):
+    """An answer whose parts are made one after another, such as the progress of something."""
+
+    parts: AsyncIterator[bytes]
+    content_type: bytes
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ from penstock.frontend.ollama.embed import EmbeddingsFields, EmbedFields, embed,
 from penstock.frontend.ollama.errors import encode_error
 from penstock.frontend.ollama.fields import ChatFields, GenerateFields, ModelFields
 from penstock.frontend.ollama.generate import read_generate
-from penstock.frontend.ollama.models import delete, greet, list_models, list_running, pull, show_model, show_version
+from penstock.frontend.ollama.models import greet, list_models, list_running, show_model, show_version
+from penstock.frontend.ollama.store import delete, pull
 
 _NDJSON = "application/x-ndjson"
 OPERATIONS = {

@@ -1,5 +1,6 @@
 """Ollama's routes about models. The server has one model, which is always loaded."""
 
+import asyncio
 import hashlib
 from datetime import UTC, datetime
 from typing import Any
@@ -11,10 +12,10 @@ from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
-from penstock.frontend.ollama.codec import NDJSON
 from penstock.frontend.ollama.fields import ModelFields
 from penstock.frontend.ollama.options import SAMPLING_NAMES, check_model
 from penstock.frontend.served import ServedModel
+from penstock.frontend.store import StoredModel
 
 VERSION = "0.12.6"  # of the Ollama whose API this is: clients compare it
 _NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded
@@ -31,9 +32,12 @@ async def show_version(body: bytes, context: RequestContext) -> bytes:
 
 
 async def list_models(body: bytes, context: RequestContext) -> bytes:
-    """The model's names."""
+    """The model's names, and the other models of the machine if clients may change them."""
     model = context.model
-    return orjson.dumps({"models": [_fields(model, name) for name in (model.name, *model.aliases)]})
+    names = (model.name, *model.aliases)
+    stored = [] if context.store is None else await asyncio.to_thread(context.store.models)
+    others = [_stored_fields(one) for one in stored if one.name not in names]
+    return orjson.dumps({"models": [*(_fields(model, name) for name in names), *others]})
 
 
 async def list_running(body: bytes, context: RequestContext) -> bytes:
@@ -46,7 +50,8 @@ async def list_running(body: bytes, context: RequestContext) -> bytes:
 async def show_model(body: bytes, context: RequestContext) -> bytes:
     """What is known about the model. Raises APIError 404 for another one."""
     model = context.model
-    _check(body, context)
+    _, name = read_model(body)
+    check_model(model, name)
     template = model.tokenizer.chat_template
     capabilities = ["completion" if model.pooling is None else "embedding"]
     if template is not None and model.conversation.tools is not None:
@@ -70,33 +75,27 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     )
 
 
-async def pull(body: bytes, context: RequestContext) -> Answer:
-    """Success for the served model. Raises APIError 403 for another one."""
-    fields = _fields_of(body)
-    try:
-        _check(body, context)
-    except APIError as error:
-        raise APIError(403, f"{error.message}; download others with penstock pull", param="model") from None
-    done = orjson.dumps({"status": "success"})
-    return Answer(done) if fields.stream is False else Answer(done + b"\n", content_type=NDJSON)
-
-
-async def delete(body: bytes, context: RequestContext) -> bytes:
-    """Raises APIError 403 for the served model, and 404 for another one."""
-    _check(body, context)
-    raise APIError(403, f"model {context.model.name!r} is in use; delete models with penstock rm", param="model")
-
-
-def _check(body: bytes, context: RequestContext) -> None:
-    fields = _fields_of(body)
+def read_model(body: bytes) -> tuple[ModelFields, str]:
+    """The parameters of a request about a model, and the model's name. Raises APIError 400."""
+    fields = decode(_decoder, body)
     name = fields.model or fields.name
     if name is None:
         raise invalid("model is missing", "model", "missing_parameter")
-    check_model(context.model, name)
+    return fields, name
 
 
-def _fields_of(body: bytes) -> ModelFields:
-    return decode(_decoder, body)
+def check_served(context: RequestContext, name: str) -> APIError | None:
+    """Returns the error for a model that is not the served one, None if it is."""
+    try:
+        check_model(context.model, name)
+    except APIError as error:
+        return error
+    return None
+
+
+def stored_name(name: str) -> str:
+    """A model's name as commands take it: Ollama's clients add :latest."""
+    return name.removesuffix(":latest")
 
 
 def _fields(model: ServedModel, name: str) -> dict[str, Any]:
@@ -108,6 +107,20 @@ def _fields(model: ServedModel, name: str) -> dict[str, Any]:
         "size": 0,
         "digest": hashlib.sha256(f"{model.name}@{model.client.info.revision}".encode()).hexdigest(),
         "details": _details(model),
+    }
+
+
+def _stored_fields(model: StoredModel) -> dict[str, Any]:
+    """A model that is not served. Its name is as `penstock serve` takes it."""
+    digest = hashlib.sha256(f"{model.name}@{model.revision}".encode()).hexdigest()
+    details = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": ""}
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": datetime.fromtimestamp(model.modified, UTC).isoformat(),
+        "size": model.size,
+        "digest": digest,
+        "details": {**details, "quantization_level": ""},
     }
 
 

@@ -21,17 +21,22 @@ def cache_root(
 ) -> str:
     """Returns as JSON everything besides the tokens that keys and values depend on: the revision of the weights, dtype
     and layout of the pages, and whatever may change a bit of the results."""
+    root = {
+        "weights": [config.revision, stored_as(config, platform.isa), weights_digest(spec, parameters)],
+        "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
+        "numerics": numerics(platform, kernels),
+    }
+    return json.dumps(root, sort_keys=True)
+
+
+def weights_digest(spec: ModelSpec, parameters: Mapping[str, Any]) -> str:
+    """Returns a digest of the spec, and of the beginning of each weight tensor."""
     digest = hashlib.sha256(repr(spec).encode())
     for name in sorted(parameters):
         for tensor in _tensors(parameters[name]):
             flat = tensor.view(-1)[: SAMPLED_BYTES // tensor.itemsize]
             digest.update(flat.view(torch.uint8).cpu().numpy().tobytes())
-    root = {
-        "weights": [config.revision, stored_as(config, platform.isa), digest.hexdigest()],
-        "kv": [config.kv_dtype, "block,layer,kv,head,token,dim", config.block_size],
-        "numerics": numerics(platform, kernels),
-    }
-    return json.dumps(root, sort_keys=True)
+    return digest.hexdigest()
 
 
 def numerics(platform: Platform, kernels: Kernels) -> list[Any]:

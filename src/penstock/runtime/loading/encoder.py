@@ -1,5 +1,6 @@
 """Loads an encoder: reads the weights and packs its matrices."""
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from penstock.messages import MemoryRow, NewSequence, PoolingParams, SamplingPar
 from penstock.models.encoder import Encoder
 from penstock.runtime.encoder_runner import EncoderRunner
 from penstock.runtime.loading.allocator import keep_freed_memory
+from penstock.runtime.loading.cache_root import weights_digest
 from penstock.weights.load import load_parameters
 
 logger = logging.getLogger(__name__)
@@ -35,11 +37,12 @@ def load_encoder(
     torch.set_num_threads(threads)
     keep_freed_memory()
     parameters = load_parameters(Path(config.model), spec, getattr(torch, config.dtype), progress=progress)
+    root = json.dumps([torch.__version__, stored_as(config), weights_digest(spec, parameters)])
     linear: ActivatedLinear = PrepackedLinear() if PrepackedLinear.available() else SeparateActivation(TorchLinear())
     if config.quantization == "int8":
         linear = SeparateActivation(NativeLinear(native_session(threads=threads), quantized=True))
         torch.set_num_threads(1)  # torch's threads would compete with the session's for the processors
-    runner = EncoderRunner(Encoder(spec, parameters, linear), config, spec, memory)
+    runner = EncoderRunner(Encoder(spec, parameters, linear), config, spec, memory, cache_root=root)
     began = time.perf_counter()
     _first_step(runner)
     logger.info(

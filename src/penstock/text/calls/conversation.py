@@ -99,6 +99,8 @@ class Conversation:
         if tools and not self._shows_tools:
             messages = _instructed(messages, tools, self._format)
             tools = None
+        if tools and isinstance(self.tools, ChannelFormat):
+            tools = [_described(tool) for tool in tools]
         return template.render(messages, tools=tools, **options)
 
     @property
@@ -245,6 +247,12 @@ def _flat(
         yield dict(message)
     if results:
         yield {"role": "user", "content": "\n\n".join(results) + remark}
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool with a description: gpt-oss' template refuses those without, which OpenAI's API allows."""
+    function = tool.get("function")
+    return {**tool, "function": {"description": "", **function}} if isinstance(function, Mapping) else tool
 
 
 def _instructed(

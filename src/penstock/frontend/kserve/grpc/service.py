@@ -1,10 +1,12 @@
 """The methods of the gRPC services. Each is a translation of one of KServe's HTTP routes."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import grpc
+import grpc.aio
 import orjson
 from google.protobuf import json_format
 
@@ -91,7 +93,8 @@ class _Infer:
 
         async def write(answer: Any) -> None:
             async with writing:
-                await context.write(answer)
+                with contextlib.suppress(grpc.aio.BaseError):  # the client has gone: this call is cancelled next
+                    await context.write(answer)
 
         async def run(request: Any) -> None:
             try:
