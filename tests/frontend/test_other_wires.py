@@ -190,3 +190,13 @@ async def test_some_clients_name_no_type_but_pages_of_other_sites_are_refused(si
         for path in ("/api/show", f"/v2/repository/models/{NAME}/load"):
             assert (await site.http.post(path, content=body, headers=headers)).status_code == status
     assert (await site.http.post("/v1/messages", content=b"{}")).status_code == 415
+
+
+async def test_ollama_shows_recommended_values_under_its_own_names(make_site: Callable[..., Site]) -> None:
+    site = make_site(defaults={"temperature": 0.5, "repetition_penalty": 1.05})
+    shown = (await site.http.post("/api/show", json={"model": NAME})).json()
+    options = dict(line.split() for line in shown["parameters"].splitlines())
+    assert options == {"temperature": "0.5", "repeat_penalty": "1.05"}
+    body = {"model": NAME, "messages": USER, "stream": False}
+    options = {name: float(value) for name, value in options.items()}
+    assert (await site.http.post("/api/chat", json={**body, "options": options})).status_code == 200

@@ -272,7 +272,7 @@ class _Parser:
         if count > most:
             raise self._error(f"{count} {what}, more than the {most} allowed")
         if count * least_bytes > self.size:
-            raise self._error(f"truncated: {self.size} bytes cannot hold {count} {what}")
+            raise self._error(f"truncated: {self.size} bytes cannot hold {count} {what}; download the file again")
 
     def _count_values(self, count: int, what: str) -> None:
         self.values += count
@@ -283,7 +283,7 @@ class _Parser:
         return self._error(f"{what} has the unknown value type {kind}; expected 0 to 12")
 
     def _truncated(self, what: str) -> GgufError:
-        return self._error(f"truncated: {what} goes beyond the end of the file at byte {self.size}")
+        return self._error(f"truncated: {what} goes beyond the end of the file at byte {self.size}; download it again")
 
     def _error(self, text: str) -> GgufError:
         return GgufError(f"{self.path}: {text}")

@@ -42,6 +42,27 @@ def test_the_models_of_a_new_installation(run_command: RunCommand, cache: Path) 
     assert not cache.exists()
 
 
+@pytest.mark.parametrize(("width", "last"), [(80, "MODIFIED"), (40, "FORMAT"), (5, "NAME"), (200, "WHERE")])
+def test_a_narrow_terminal_shows_whole_columns(tmp_path: Path, width: int, last: str) -> None:
+    head, *_, end = list_in_a_terminal(tmp_path, width)
+    assert head.endswith(last)
+    names = ["NAME", "FORMAT", "SIZE", "CONTEXT", "PARAMETERS", "MODIFIED", "WHERE"]
+    missing = names[names.index(last) + 1 :]
+    assert not missing or end == f"A wider terminal also shows: {', '.join(missing)}"
+
+
+def list_in_a_terminal(home: Path, width: int) -> list[str]:
+    """The lines that `penstock list` writes to a terminal of this width."""
+    ours, theirs = os.openpty()
+    environ = {**os.environ, "COLUMNS": str(width), "HF_HOME": str(home)}
+    try:
+        subprocess.run([sys.executable, "-m", "penstock", "list"], stdout=theirs, env=environ, check=True, timeout=60)
+        return os.read(ours, 1 << 16).decode().splitlines()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_downloaded_models(hub: StandInHub, run_command: RunCommand) -> None:
     for tag in ("Q8_0", "Q4_0"):
         assert run_command("pull", f"{GGUF}:{tag}").returncode == 0

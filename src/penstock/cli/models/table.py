@@ -1,5 +1,7 @@
 """Prints tables that other programs can read: one line a row, and never cut."""
 
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 
 
@@ -9,9 +11,11 @@ def printable(text: str) -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Prints columns as wide as their texts, and none that is empty. Lines are never cut, so that grep finds names."""
-    columns = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
-    width = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    """Prints columns as wide as their texts, and none that is empty. Lines are never cut, so that grep finds names. A
+    terminal that is too narrow shows the first columns alone, and a line says which are missing."""
+    filled = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    width = {name: max(len(name), *(len(row[name]) for row in rows)) for name in filled}
+    columns = _fitting(width, shutil.get_terminal_size().columns) if sys.stdout.isatty() else filled
     texts = (
         "MODELS",
         "ARCHITECTURE",
@@ -27,6 +31,20 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     for row in ({name: name for name in columns}, *rows):
         cells = (row[name].ljust(width[name]) if name in texts else row[name].rjust(width[name]) for name in columns)
         print("  ".join(cells).rstrip())
+    if missing := [name for name in filled if name not in columns]:
+        print(f"\nA wider terminal also shows: {', '.join(missing)}")
+
+
+def _fitting(width: Mapping[str, int], room: int) -> list[str]:
+    """Returns the first columns whose lines are not longer than `room`, at least one."""
+    used = 0
+    columns: list[str] = []
+    for name, chars in width.items():
+        used += chars + (2 if columns else 0)
+        if used > room and columns:
+            break
+        columns.append(name)
+    return columns
 
 
 def count_text(count: int) -> str:

@@ -13,7 +13,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Answer
 from penstock.frontend.http.body import decode
 from penstock.frontend.ollama.fields import ModelFields
-from penstock.frontend.ollama.options import check_model
+from penstock.frontend.ollama.options import SAMPLING_NAMES, check_model
 from penstock.frontend.served import ServedModel
 from penstock.frontend.store import StoredModel
 
@@ -63,7 +63,9 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     return orjson.dumps(
         {
             "modelfile": f"FROM {model.name}",
-            "parameters": "\n".join(f"{name} {value}" for name, value in model.defaults.items()),
+            "parameters": "\n".join(
+                f"{name} {model.defaults[ours]}" for name, ours in SAMPLING_NAMES.items() if ours in model.defaults
+            ),
             "template": "" if template is None else template.source,
             "details": _details(model),
             "model_info": {"general.architecture": "penstock", "penstock.context_length": model.max_model_len},

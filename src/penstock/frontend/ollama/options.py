@@ -18,7 +18,7 @@ from penstock.frontend.requests.sampling import GenerationOptions, check_logprob
 from penstock.frontend.requests.tools import reasoning_variables
 from penstock.frontend.served import ServedModel
 
-_NAMES = {  # Ollama's name: that of SamplingParams
+SAMPLING_NAMES = {  # Ollama's name: that of SamplingParams
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
 }
@@ -36,7 +36,7 @@ def read_options(fields: RequestFields, limits: RequestLimits) -> GenerationOpti
     options = GenerationOptions(
         stop=(given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ()),
         seed=None if given.seed == -1 else given.seed,
-        sampling={ours: value for name, ours in _NAMES.items() if (value := getattr(given, name)) is not None},
+        sampling={ours: value for name, ours in SAMPLING_NAMES.items() if (value := getattr(given, name)) is not None},
     )
     check_options(options, limits)
     return options
