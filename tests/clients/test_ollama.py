@@ -33,7 +33,9 @@ def test_a_chat_and_its_stream_are_the_same(client: ollama.Client) -> None:
     whole = client.chat(MODEL, USER, options=OPTIONS)
     chunks = list(client.chat(f"{MODEL}:latest", USER, options=OPTIONS, stream=True, keep_alive="5m"))
     assert "".join(chunk.message.content for chunk in chunks) == whole.message.content != ""
-    assert [chunk.done for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and len(chunks) > 10
+    assert [chunk.done for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and len(
+        chunks
+    ) > 3  # drafts give several tokens at once
     for last in (whole, chunks[-1]):
         assert last.done_reason == "length" and last.eval_count == 20 and last.prompt_eval_count > 10
         assert last.total_duration == pytest.approx(last.prompt_eval_duration + last.eval_duration, abs=2)

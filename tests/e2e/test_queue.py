@@ -20,7 +20,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that computes two sequences at a time, and lets few requests wait."""
     log: Path = tmp_path_factory.mktemp("queue") / "log"
     flags = ("--max-num-seqs", "2", "--kv-cache-memory", "64MiB", "--max-priority", str(MOST))
-    with serving(log, *flags, "--max-waiting", "12", "--max-waiting-tokens", "2000") as running:
+    with serving(log, *flags, "--max-waiting", "12", "--max-waiting-tokens", "2000", "--speculation", "off") as running:
         yield running
 
 

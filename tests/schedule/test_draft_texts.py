@@ -75,7 +75,7 @@ def test_a_loop_goes_on() -> None:
     assert not drafter.behind()
     candidate = drafter.candidate(Acceptance())
     assert candidate is not None
-    assert candidate.cursor.drafts(7) == [3, 1, 2, 3, 1, 2, 3]
+    assert candidate.source.drafts(7) == [3, 1, 2, 3, 1, 2, 3]
 
 
 def test_recent_outputs_are_bounded_and_end_at_their_ends() -> None:

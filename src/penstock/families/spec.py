@@ -155,8 +155,9 @@ class Parameter:
 
     @property
     def float32(self) -> bool:
-        """Whether a vector is float32 in a model of any dtype: rounded, a bias of scores would choose other experts."""
-        return self.name.endswith(".choice.bias") or (self.precise and len(self.shape) <= 1)
+        """Whether a vector is float32 in a model of any dtype. Rounded, a bias of scores would choose other experts;
+        sinks are added to scores in float32."""
+        return self.name.endswith((".choice.bias", ".sinks.weight")) or (self.precise and len(self.shape) <= 1)
 
     @property
     def stored(self) -> tuple[str, ...]:

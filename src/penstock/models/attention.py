@@ -93,8 +93,8 @@ class GroupedQueryAttention:
 
     @property
     def nbytes(self) -> int:
-        norm = 0 if self.qk_norm is None else self.qk_norm.nbytes
-        return int(self.qkv.nbytes + norm + self.output.nbytes)
+        vectors = (self.qk_norm, self.sinks)
+        return int(self.qkv.nbytes + self.output.nbytes + sum(each.nbytes for each in vectors if each is not None))
 
     @property
     def input_weight(self) -> Any:

@@ -13,7 +13,7 @@ SUFFIXES = {"counter": "_total", "gauge": "", "histogram": ""}
 ONLY_OURS = {
     *("http_requests", "http_requests_in_flight", "log_lines_dropped", "tls_certificate_not_after_seconds"),
     *("engine_resident_memory_bytes", "engine_cpu_seconds"),
-    *("machine_read_bytes_per_second", "machine_flops_per_second"),
+    *("machine_read_bytes_per_second", "machine_flops_per_second", "model_info", "reloads"),
 }
 
 

@@ -15,6 +15,7 @@ from penstock.frontend.requests.tools import check_tools
 
 _tokenize = msgspec.json.Decoder(TokenizeFields)
 _detokenize = msgspec.json.Decoder(DetokenizeFields)
+_COUNTED = 32768  # tokens that may be counted with any context
 
 
 async def tokenize(body: bytes, context: RequestContext) -> bytes:
@@ -26,7 +27,7 @@ async def tokenize(body: bytes, context: RequestContext) -> bytes:
         raise invalid("send either prompt or messages", "prompt", "missing_parameter")
     if fields.prompt is not None:
         special = fields.add_special_tokens is not False
-        ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt")
+        ids = await encode_text(context.model, fields.prompt, add_special_tokens=special, param="prompt", most=_COUNTED)
     else:
         tools = check_tools(fields.tools, context.limits)
         ids = (

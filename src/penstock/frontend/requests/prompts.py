@@ -21,14 +21,17 @@ class ChatPrompt(NamedTuple):
     end: str  # the end of its text, which may begin the model's reasoning
 
 
-async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
-    """The token ids of a prompt. Raises APIError 400 for text that is empty, too long or not valid Unicode."""
+async def encode_text(
+    model: ServedModel, text: str, *, add_special_tokens: bool, param: str, most: int = 0
+) -> tuple[int, ...]:
+    """The token ids of a prompt. Raises APIError 400 for text that is empty, that has clearly too many
+    tokens, or that is not valid Unicode. `most` tokens are encoded, or two contexts if that is more."""
     if not text:
         raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
     check_length(model, len(text), param)
 
     def encode() -> list[int]:
-        _check_tokens(model, text, param)
+        _check_tokens(model, text, param, most)
         return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     try:
@@ -70,7 +73,7 @@ async def encode_chat(
             **variables,
         )
         check_length(model, len(prompt), "messages")
-        _check_tokens(model, prompt, "messages")
+        _check_tokens(model, prompt, "messages", 0)
         ids = model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         return ChatPrompt(tuple(ids), prompt[-_END_CHARS:])
 
@@ -107,13 +110,13 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
     return left
 
 
-def _check_tokens(model: ServedModel, text: str, param: str) -> None:
+def _check_tokens(model: ServedModel, text: str, param: str, most: int) -> None:
     """Refuses a text of far too many tokens before all of it is encoded: a thread that encodes cannot be stopped, and
-    4 MiB of digits take it 8 s. A text that is cut into pieces has about as many tokens, so twice the context is left.
+    4 MiB of digits take it 8 s. A text that is cut into pieces has about as many tokens, so two contexts are left.
     """
     if len(text) <= _COUNTED_CHARS * model.max_model_len:
         return
-    count, most = 0, 2 * model.max_model_len
+    count, most = 0, max(most, 2 * model.max_model_len)
     for start in range(0, len(text), _PIECE):
         count += len(model.tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
         if count > most:
