@@ -44,7 +44,15 @@ def _runs_something(page: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if _runs_something(page)])
+SLOW = ("docs/chat.md", "docs/embeddings.md", "docs/parallelism.md", "docs/quantization.md", "docs/watermarking.md")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.rare if name in SLOW else ())
+    for name, page in PAGES.items()
+    if _runs_something(page)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_a_page_run(
     name: str, stock: Stock, default_server: Callable[[], Served], tmp_path: Path
 ) -> None:

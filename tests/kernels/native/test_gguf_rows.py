@@ -176,6 +176,7 @@ def test_a_read_past_a_row_ends_the_process(dtype: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.rare  # a build takes half a minute
 def test_decoding_is_free_of_undefined_behaviour(sanitized: Path) -> None:
     done = run_guarded(**environment(sanitized))
     assert done.returncode == 0, f"{done.stdout[-300:]}\n{done.stderr[-6000:]}"
