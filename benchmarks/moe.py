@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from affinity import unpinned
 from make_model import SHAPES, write_model
 from op_timing.cost import OpCost
 from op_timing.step_timer import HOST, WHOLE, StepBreakdown, StepPart, StepTimer
@@ -20,6 +19,7 @@ from results import parser, write
 
 from penstock.bench.roofline import MachineRates, measure
 from penstock.config import EngineConfig
+from penstock.engine.processors import running_on
 from penstock.messages import StepPlan
 from penstock.runtime.loading.cpu import load_cpu_runner
 
@@ -76,11 +76,11 @@ def rounds(folder: Path, quantization: str, rows: list[int], count: int, steps: 
     )
     data = torch.ones(BYTES // 8, dtype=torch.int64)
 
-    with unpinned(cpus):
+    with running_on(cpus):
         flops = measure(config.dtype, config.threads, quantization).flops
 
     def reads() -> tuple[float, float]:
-        with unpinned(cpus):
+        with running_on(cpus):
             torch.set_num_threads(config.threads)
             return read_rate(data)
 

@@ -66,7 +66,7 @@ def serve(model: str | None, flags: Flags, engine: EngineChild | None = None) ->
 
 
 class _Start(NamedTuple):
-    """What the server was started with."""
+    """The command line of the server, and what was read from it."""
 
     model: str | None  # as on the command line
     flags: Flags

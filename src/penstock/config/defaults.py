@@ -132,7 +132,7 @@ def _dtype(inputs: DefaultInputs) -> Default:
 
 
 def _speculation(inputs: DefaultInputs) -> Default:
-    """Of a value that was left out, or is "auto"."""
+    """Returns what "auto" stands for, which is also the default."""
     if inputs.facts.pooling is not None:
         return Default("off", "a model that gives vectors has no tokens to guess")
     if (reason := cannot_speculate(inputs.hardware.device, inputs.split, inputs.facts.transformers)) is not None:

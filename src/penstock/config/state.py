@@ -1,4 +1,4 @@
-"""Where state is kept that outlives a command."""
+"""The user's folder for state: files that remain after a command has ended."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What models that transformers' code executes cannot be combined with."""
+"""Refuses settings that models executed by transformers' code do not support."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -43,7 +43,7 @@ _FLAGS = {"max_body_bytes": "max_body_size", "max_answer_bytes": "max_answer_siz
 
 
 class Loaded(NamedTuple):
-    """What a version was loaded from."""
+    """The settings and files from which a version was loaded."""
 
     prepared: PreparedModel
     settings: "Settings"

@@ -116,7 +116,7 @@ def _rope_scaling(keys: GgufKeys) -> dict[str, Any] | None:
 
 
 def _factors(keys: GgufKeys, name: str) -> list[float]:
-    """What the frequencies of rope are divided by."""
+    """The divisors of rope's frequencies."""
     tensor, count = keys.tensors.get(name), keys.integer("rope.dimension_count", keys.head_dim) // 2
     if tensor is None or tensor.type.name != "F32" or tensor.shape != (count,):
         found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"

@@ -32,7 +32,7 @@ _ANSWERED = (b"x-request-id", b"retry-after")  # headers that go into the metada
 
 
 class HTTPAnswer(NamedTuple):
-    """What the app answers."""
+    """The answer of the app."""
 
     status: int
     headers: Mapping[bytes, bytes]
