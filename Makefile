@@ -18,10 +18,10 @@ serve: install
 	@$(VENV)/bin/penstock serve $(ARGS)
 
 test: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 test-all: install-dev
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "" $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m "" $(ARGS)
 
 # Figures in one table (docs/reliability.md). ARGS="--only 32 --minutes 120" runs everything mixed for two hours.
 chaos: install-dev

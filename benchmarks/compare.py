@@ -86,15 +86,15 @@ def medians_of(rows: Mapping[str, Mapping[str, Sequence[Row]]], key: str) -> dic
 def over_best_peer(
     medians: Mapping[str, Mapping[str, float]], mine: Sequence[str], cases: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Our rates over the highest of a peer's, for each of our engines and each case that a peer ran."""
-    best = {
-        case: max((by[case] for name, by in medians.items() if name not in mine and case in by), default=None)
-        for case in cases
-    }
-    return {
-        name: {case: round(value / top, 2) for case, value in medians[name].items() if (top := best.get(case))}
-        for name in mine
-    }
+    """Our rates over the highest of a peer's, for each of our engines and each case that a peer ran. Peers whose name
+    ends with ours, such as OpenVINO-int8 and int8, are of the same precision: then only they count."""
+    ratios: dict[str, dict[str, float]] = {}
+    others = [name for name in medians if name not in mine]
+    for name in mine:
+        peers = [peer for peer in others if peer.endswith(f"-{name}")] or others
+        best = {case: max((medians[peer].get(case, 0) for peer in peers), default=0) for case in cases}
+        ratios[name] = {case: round(rate / best[case], 2) for case, rate in medians[name].items() if best.get(case)}
+    return ratios
 
 
 def sizes_of(rows: Mapping[str, Mapping[str, Sequence[Row]]], parameters: int) -> dict[str, Row]:

@@ -46,21 +46,21 @@ def kernels(
         raise ValueError(f"--isa {isa or '(default)'}: this build and processor have {', '.join(available) or 'none'}")
     if threads > CORES:
         raise ValueError(f"--threads {threads}: this process may use {CORES} cores; set --threads {CORES} or less")
-    threads = threads or CORES
+    isa, threads = isa or available[0], threads or CORES
     with Console(stderr=True).status("measuring this machine's bandwidth and arithmetic") as status:
         torch_reaches = measure("bfloat16", threads)
         torch.set_num_threads(1)
-        session = native_session(isa or "", threads)
+        session = native_session(isa, threads)
         found, machine = measure_kernels(session, torch_reaches, wanted, status.update)
     rows = [msgspec.to_builtins(each) for each in found]
-    show_table(f"Native kernels, {session.engine.isa}, {threads} threads", COLUMNS, rows)
+    show_table(f"Native kernels, {isa}, {threads} threads", COLUMNS, rows)
     Console().print(
         f"[dim]The roofline is the better of torch's rates ({torch_reaches.bandwidth / 1e9:.1f} GB/s, "
         f"{torch_reaches.flops / 1e9:.0f} GFLOP/s) and the best rates in this table, arithmetic by dtype: "
         f"{machine.bandwidth / 1e9:.1f} GB/s, up to {machine.flops / 1e9:.0f} GFLOP/s.[/dim]"
     )
     roofline = {"torch": torch_reaches, "best": machine}
-    figures = {"isa": session.engine.isa, "threads": threads, "machine": roofline, "kernels": found}
+    figures = {"isa": isa, "threads": threads, "machine": roofline, "kernels": found}
     save({"benchmark": "kernels", **figures}, json_file)
 
 

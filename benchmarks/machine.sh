@@ -41,7 +41,7 @@ bench() {
     measure "$limit" "$name" "$python" "benchmarks/$script.py" "$@" --json "$out/$name.json"
 }
 
-measure 240 kernel_tests env OMP_NUM_THREADS=1 "$python" -m pytest -q -p no:cacheprovider tests/kernels/native
+measure 240 kernel_tests env OMP_NUM_THREADS=1 "$python" -m pytest -q tests/kernels/native
 
 model="$models/qwen3-0.6b"
 [ -d "$model" ] || measure 60 make_model "$python" benchmarks/make_model.py "$model" --shape qwen3-0.6b
@@ -72,7 +72,7 @@ if [ -n "${LLAMA:-}" ]; then
     for type in Q8_0 Q4_K_M; do
         file="$models/qwen3-0.6b.$type.gguf"
         [ -f "$file" ] || measure 60 "make_$type" "$LLAMA" $peers/llama_cpp_quantize.py "$dense" "$models" --types "$type"
-        bench 240 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases 1x256/64,8x128/32,32x64/16,1x1024/1 \
+        bench 300 "gguf_qwen3_${type,,}" compare "$file" --runs 1 --cases 1x256/64,8x256/64,32x256/64,1x1024/1 \
             --peer "llama.cpp $version=env -u PYTHONPATH $LLAMA $peers/llama_cpp_bench.py $file"
     done
     measure 240 quality "$python" benchmarks/quality.py --llama-python "$LLAMA" --types Q8_0,Q4_K_M --work "$models" --json "$out/quality.json"
@@ -80,9 +80,10 @@ fi
 
 bench 120 step step "$model"
 bench 300 host host --model "$model"
+bench 60 first_token first_token
 bench 60 startup startup "$model"
 bench 60 schedule schedule
-bench 60 sampler sampler
+bench 120 sampler sampler
 bench 60 prefix_cache prefix_cache
 bench 90 chunked_prefill chunked_prefill
 bench 240 long_context long_context "$model"

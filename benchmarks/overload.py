@@ -38,7 +38,8 @@ from penstock.bench.workload import percentile
 from penstock.weights.packaged import SMOLLM2
 
 PROMPT, OUTPUT, DEADLINE = 128, 16, 2.0
-FLAGS = "--threads 1 --max-num-seqs 16 --kv-cache-memory 256MiB --max-waiting 256"
+FLAGS = "--threads 1 --max-num-seqs 16 --kv-cache-memory 256MiB --max-waiting 256 --speculation off"
+TOKEN = "500"  # the one that is sampled: the first event comes with the first text, which random weights may not give
 AFTER = 8.0  # seconds after the last request, in which answers still count
 BUCKET = 2.0  # seconds of a point of the plot
 
@@ -104,7 +105,13 @@ class Load:
         self.answers: list[Answer] = []
         self._http = http
         self._url = server.url + "/v1/completions"
-        self._fields = {"max_tokens": OUTPUT, "ignore_eos": True, "stream": True, "temperature": 0.0, **fields}
+        self._fields = {
+            "max_tokens": OUTPUT,
+            "ignore_eos": True,
+            "stream": True,
+            "logit_bias": {TOKEN: 100.0},
+            **fields,
+        }
         self._random = random.Random(0)
 
     async def send(self) -> None:

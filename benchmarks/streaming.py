@@ -5,7 +5,8 @@
 A simulated engine, in a process of its own behind the real link, gives each of the streams a token at a fixed pace.
 The tokens are those of a text, and the tokenizer is the default model's. The clients are in this process. CPU time is
 that of all threads of the API process, as the kernel counts it. `core_share` is the part of one core that the streams
-take at the pace if every token is an event; on a busy machine an event may have several.
+take at the pace if every token is an event; on a busy machine an event may have several. With --api-processes N, the
+time is that of the supervisor and of the N processes together, and `cores` has the part of a core that each one took.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from results import parser, write
@@ -105,7 +107,7 @@ def run_engine() -> None:
 # -- the API's process ------------------------------------------------------------------------------------------------
 
 
-async def run_api(port: int, grpc_port: int, streams: int, pace: float, profile: str) -> None:
+async def run_api(port: int, grpc_port: int, streams: int, pace: float, processes: int, profile: str) -> None:
     from prometheus_client import CollectorRegistry
 
     from penstock.cli.address import bind, listen
@@ -116,13 +118,17 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, profile:
     from penstock.text import Tokenizer
     from penstock.weights.packaged import PACKAGED
 
-    tokenizer = Tokenizer.load(next(package.locate() for package in PACKAGED if package.name == "smollm2-135m"))
+    path = next(package.locate() for package in PACKAGED if package.name == "smollm2-135m")
+    tokenizer = Tokenizer.load(path)
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
     given = {"ids": ids, "pace": pace, "vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos_token_id}
     config = EngineConfig(
         model=json.dumps(given), name="simulated", max_num_seqs=streams, max_num_batched_tokens=8192, max_model_len=4096
     )
     client = await spawn(config, (sys.executable, __file__, "--engine"))
+    if processes > 1:
+        await run_supervisor(client, str(path), port, grpc_port, processes)
+        return
     model = ServedModel(name="simulated", client=client, tokenizer=tokenizer, created=0)
     app = create_app(model, ServerConfig(served_model_name="simulated"), Metrics(CollectorRegistry()))
     beside = None
@@ -142,6 +148,23 @@ async def run_api(port: int, grpc_port: int, streams: int, pace: float, profile:
     profiler.enable()
     await serve(app, sock, beside=beside)
     profiler.dump_stats(profile)
+
+
+async def run_supervisor(client: Any, path: str, port: int, grpc_port: int, processes: int) -> None:
+    from penstock.cli.address import bind, listen
+    from penstock.cli.prepare import AnswerSettings
+    from penstock.cli.serving.api_process import ApiStart
+    from penstock.cli.serving.supervisor import Supervisor, shared_port
+    from penstock.config import ServerConfig
+
+    sockets = shared_port(bind("127.0.0.1", port), processes)
+    for sock in sockets:
+        listen(sock)
+    server = ServerConfig(served_model_name="simulated", api_processes=processes, state_dir="none")
+    answers = AnswerSettings(path=path, server=server, generation={}, pooling=None)
+    grpc = ("127.0.0.1", grpc_port) if grpc_port else None
+    start = ApiStart(answers=answers, texts="", created=0, grpc=grpc)
+    await Supervisor(start, sockets, -1).run(client, None, lambda: 0, lambda: None)
 
 
 # -- the clients ------------------------------------------------------------------------------------------------------
@@ -228,6 +251,13 @@ def cpu_seconds(pid: int) -> float:
     return total / 1e9
 
 
+def api_pids(pid: int) -> list[int]:
+    """The process that speaks HTTP, or the supervisor and those that do."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = [int(child) for child in file.read().split()]
+    return [pid, *(child for child in children if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes())]
+
+
 async def fetch(port: int, path: str) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
@@ -245,6 +275,7 @@ async def tokens(port: int) -> float:
 async def api(args: Any, port: int, grpc_port: int) -> AsyncIterator[int]:
     """The API process and its engine, as long as the block lasts. Gives the pid."""
     command = [sys.executable, __file__, "--api", str(port), str(grpc_port), str(args.streams), str(args.pace)]
+    command.append(str(args.api_processes))
     process = await asyncio.create_subprocess_exec(*command, args.profile or "")
     try:
         for _ in range(600):
@@ -272,10 +303,12 @@ async def measure(args: Any, wire: str, pid: int, port: int, grpc_port: int) -> 
                 break
             await asyncio.sleep(0.2)
         await asyncio.sleep(WARM_SECONDS)
-        first, received, cpu, wall = await tokens(port), events.count, cpu_seconds(pid), time.monotonic()
+        pids = api_pids(pid)
+        first, received, before, wall = await tokens(port), events.count, [*map(cpu_seconds, pids)], time.monotonic()
         await asyncio.sleep(args.seconds)
         count, received = await tokens(port) - first, events.count - received
-        cpu, wall = cpu_seconds(pid) - cpu, time.monotonic() - wall
+        used = [cpu_seconds(pid) - seconds for pid, seconds in zip(pids, before, strict=True)]
+        cpu, wall = sum(used), time.monotonic() - wall
         for task in tasks:
             if task.done():
                 task.result()
@@ -291,6 +324,7 @@ async def measure(args: Any, wire: str, pid: int, port: int, grpc_port: int) -> 
         "tokens_per_event": round(count / received, 2),
         "tokens_per_second": round(count / wall),
         "core_share": round(micros * args.streams * args.pace / 1e6, 3),  # if every token is an event
+        "cores": [round(seconds / wall, 3) for seconds in used],  # as it was
     }
 
 
@@ -318,11 +352,13 @@ def main() -> None:
     arguments.add_argument("--wires", help="names of the table, comma-separated; default: all")
     arguments.add_argument("--streams", type=int, default=256)
     arguments.add_argument("--pace", type=float, default=20.0, help="tokens a second of each stream")
+    arguments.add_argument("--api-processes", type=int, default=1)
     arguments.add_argument("--seconds", type=float, default=5.0, help="of a measurement")
     arguments.add_argument("--runs", type=int, default=1, help="of each wire, interleaved; the cheapest is reported")
     arguments.add_argument("--profile", help="file for a cProfile of the API process, which makes it slower")
     args = arguments.parse_args()
-    result = {"benchmark": "streaming", "streams": args.streams, "pace": args.pace, "wires": asyncio.run(run(args))}
+    given = {name: getattr(args, name) for name in ("streams", "pace", "api_processes")}
+    result = {"benchmark": "streaming", **given, "wires": asyncio.run(run(args))}
     write(result, args.json)
 
 
@@ -334,6 +370,6 @@ if __name__ == "__main__":
         import uvloop
 
         own_port, own_grpc_port, own_streams = map(int, sys.argv[2:5])
-        uvloop.run(run_api(own_port, own_grpc_port, own_streams, float(sys.argv[5]), sys.argv[6]))
+        uvloop.run(run_api(own_port, own_grpc_port, own_streams, float(sys.argv[5]), int(sys.argv[6]), sys.argv[7]))
     else:
         main()

@@ -35,6 +35,14 @@ _LLAMA3_ROPE = {  # with this head size, frequencies fall below, into and above 
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 _GEMMA = {"hidden_size": 72, "num_hidden_layers": 6, "head_dim": 48, "query_pre_attn_scalar": 20, "sliding_window": 16}
 
+_GEMMA4 = {
+    "hidden_size": 72,
+    "num_hidden_layers": 6,
+    "head_dim": 48,
+    "sliding_window": 16,
+    "hidden_size_per_layer_input": 0,
+}
+
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 
 _YARN_ROPE = {
@@ -44,6 +52,15 @@ _YARN_ROPE = {
     "original_max_position_embeddings": 64,
     "beta_fast": 8.0,
     "beta_slow": 1.0,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-3,  # not that of the norms within attention
 }
 _DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 _LONG_ROPE = {
@@ -67,6 +84,17 @@ _GRANITE = {
     "attention_multiplier": 0.2,
     "residual_multiplier": 0.4,
     "logits_scaling": 1.7,
+}
+
+_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 3e-2,  # the norm of a state's output raises rounding errors where it is small
 }
 
 # variant: the class's prefix in transformers, and what differs from SIZES
@@ -100,6 +128,52 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4_moe": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            **_EXPERTS,
+            "num_experts_per_tok": None,
+            "top_k_experts": 3,
+            "enable_moe_block": True,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 64,
+        },
+    ),
+    "gemma4_shared": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 307,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4_separate": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "global_head_dim": 32,
+            "attention_bias": True,
             "tie_word_embeddings": False,
         },
     ),
@@ -217,6 +291,60 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_heads": 16,
         },
     ),
+    "granite_4_hybrid": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 6,
+            "shared_intermediate_size": 56,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 24,
+            "mamba_n_groups": 2,
+        },
+    ),
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 16,
+            "n_groups": 2,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "layer_norm_epsilon": 1e-2,
+            "num_hidden_layers": 2,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+            "head_dim": 20,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 24,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "layer_norm_epsilon": 1e-2,
+        },
+    ),
+    "granite_4_mamba": (
+        "GraniteMoeHybrid",
+        {
+            **_GRANITE,
+            "layer_types": ["linear_attention"] * 3,
+            "use_cache": False,  # transformers' cache needs a layer of attention
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 88,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "cohere2": ("Cohere2", {"logit_scale": 0.7, "num_hidden_layers": 4, "sliding_window": 16}),
     "glm": ("Glm", {"head_dim": 24}),
@@ -242,6 +370,65 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
             "n_shared_experts": 2,
             "first_k_dense_replace": 2,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {**_YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v2_grouped": (
+        "DeepseekV2",
+        {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek_v3_halves": (
+        "DeepseekV3",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
             "attention_bias": True,
         },
     ),
@@ -292,8 +479,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**_EXPERTS, "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 56,
+            "decoder_sparse_step": 2,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {**_DELTA_NET, "layer_types": None, "linear_num_value_heads": 6, "tie_word_embeddings": True},
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**_DELTA_NET, **_EXPERTS, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "qwen3_moe_sparse": ("Qwen3Moe", {**_EXPERTS, "decoder_sparse_step": 2, "head_dim": 32}),
 }
+
+WITH_OFFSET = ("Gemma", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # their norms store weight - 1
+# Variants whose layers keep states: on one CPU only.
+STATES = ("mamba2", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_4_hybrid", "granite_4_mamba")
+DIVISIBLE = tuple(name for name in VARIANTS if name not in STATES)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -326,11 +537,11 @@ def tiny_model(family_variant: str, *, seed: int = 0) -> Any:
     import transformers
 
     family, changes = VARIANTS[family_variant]
-    text = "Text" if family in ("Gemma3", "Llama4") else ""
+    text = "Text" if family in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{family}{text}Config")(**{**SIZES, **changes})
     name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
-    randomise(model, seed, norm_mean=0.0 if family.startswith("Gemma") else 1.0)
+    randomise(model, seed, norm_mean=0.0 if family in WITH_OFFSET else 1.0)
     return model
 
 
@@ -351,6 +562,9 @@ def randomise(model: Any, seed: int, *, norm_mean: float) -> None:
             if name.endswith("e_score_correction_bias"):
                 generator = torch.Generator().manual_seed(seed * 1000 + len(name))
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                generator = torch.Generator().manual_seed(seed * 1000 + sum(name.encode()))
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
 
 
 def split_checkpoint(folder: Path, shards: int) -> None:

@@ -1,5 +1,6 @@
 """Fixtures for every room. Tiny checkpoints are written by tests.checkpoints."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,13 @@ def any_processor() -> Iterator[None]:
     os.sched_setaffinity(0, PROCESSORS)
     yield
     os.sched_setaffinity(0, PROCESSORS)
+
+
+@pytest.fixture(autouse=True)
+def garbage_collected() -> Iterator[None]:
+    """A command that is refused leaves the collector off, as its process would end. A worker would grow by GB."""
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

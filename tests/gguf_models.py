@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,6 +21,7 @@ from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 
 from tests.gguf.blocks import random_rows
+from tests.gguf_forms import REFORM, kv_heads
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -50,6 +51,8 @@ ARCHITECTURES = {
     "falcon": "falcon",
     "gpt_oss": "gpt-oss",
     "olmo3": "olmo2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 # Variants that a GGUF file can describe: llama.cpp fixes what the others change (windows of Qwen, dense layers).
 REPRESENTABLE = (
@@ -92,12 +95,13 @@ REFORMED = (
     "granite_moe",
     "granite_moe_shared",
     "llama4_normed",
+    "deepseek_v2",
+    "deepseek_v3",
 )
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 _WINDOWS = ("gemma2", "gemma3", "llama", "phi3", "cohere2", "olmo2", "gpt-oss")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 _WIDTHS = ("intermediate_size_mlp", "ffn_hidden_size", "n_inner", "intermediate_size")
-Named = tuple[str, NDArray[np.float32]]
 
 
 Written = Callable[..., Path]
@@ -165,7 +169,7 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         "embedding_length": hidden,
         "feed_forward_length": next(config[name] for name in _WIDTHS if config.get(name)),
         "attention.head_count": heads,
-        "attention.head_count_kv": _kv_heads(config) if arch not in ("gpt2", "gptneox") else None,
+        "attention.head_count_kv": kv_heads(config) if arch not in ("gpt2", "gptneox") else None,
         f"attention.layer_norm_{'rms_' if rms else ''}epsilon": float(eps),
         "rope.freq_base": float(rope["rope_theta"]) if rope else None,
         "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
@@ -200,6 +204,8 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
             "expert_weights_scale": config["routed_scaling_factor"],
             "expert_gating_func": 2,
         }
+    if arch == "deepseek2":
+        own |= latent_metadata(config)
     if rope.get("rope_type") == "yarn":
         own |= {
             "rope.scaling.type": RopeScalingType.YARN.value,
@@ -225,6 +231,32 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     if arch == "llama":
         own["vocab_size"] = config["vocab_size"]
     return {f"{arch}.{key}": value for key, value in own.items()}
+
+
+def latent_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a model with latent attention, in place of those of keys and values."""
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    is_v3 = config["model_type"] == "deepseek_v3"
+    multiplier = config["rope_parameters"].get("mscale_all_dim")
+    return {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "rope.scaling.yarn_log_multiplier": 0.1 * multiplier if multiplier else None,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_count": config.get("n_routed_experts") or config["num_local_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "expert_weights_norm": config.get("norm_topk_prob") or None,
+        "expert_gating_func": 2 if is_v3 else 1,
+    }
 
 
 def tokenizer_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +295,8 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
     by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
     names = get_tensor_name_map(MODEL_ARCH(by_name[arch]), config.get("num_hidden_layers") or config["n_layer"])
     rope = config.get("rope_parameters") or {}
-    if arch in _REFORM:
-        stored = dict(each for name, tensor in stored.items() for each in _REFORM[arch](name, tensor, config))
+    if arch in REFORM:
+        stored = dict(each for name, tensor in stored.items() for each in REFORM[arch](name, tensor, config))
     found: dict[str, NDArray[np.float32]] = {}
     experts: dict[str, dict[int, NDArray[np.float32]]] = {}
     for name, tensor in stored.items():
@@ -289,66 +321,6 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
     if rope.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(rope, config.get("head_dim") or found_head_dim(config))
     return found
-
-
-def _kv_heads(config: Mapping[str, Any]) -> int:
-    if "multi_query" in config:  # Falcon
-        return int(config["num_kv_heads"] if config["new_decoder_architecture"] or not config["multi_query"] else 1)
-    return int(config["num_key_value_heads"])
-
-
-def _by_kind(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
-    """q, k and v of each KV head together: all of q first, then k, then v."""
-    if "query_key_value" in name:
-        heads = config["num_attention_heads"]
-        kv_heads = _kv_heads(config) if "multi_query" in config else heads
-        rows = tensor.reshape(kv_heads, heads // kv_heads + 2, -1, *tensor.shape[1:])
-        tensor = np.concatenate(
-            [part.reshape(-1, *tensor.shape[1:]) for part in (rows[:, :-2], rows[:, -2], rows[:, -1])]
-        )
-    yield name, tensor
-
-
-def _turned(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
-    yield name, tensor.T if name.split(".")[-2] in ("c_attn", "c_proj", "c_fc") else tensor
-
-
-def _halves(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
-    """Granite's fused gate and up, one after the other."""
-    kind = "exps" if "block_sparse_moe" in name else "shexp"
-    layer = f"blk.{name.split('.')[2]}.ffn_" if ".layers." in name else ""
-    if ".input_linear." in name:
-        gate, up = np.split(tensor, 2, axis=-2)
-        yield f"{layer}gate_{kind}.weight", gate
-        yield f"{layer}up_{kind}.weight", up
-    else:
-        yield (f"{layer}down_{kind}.weight" if ".output_linear." in name else name), tensor
-
-
-def _of_experts(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
-    """The halves of gpt-oss' and Llama 4's experts, one after the other, and a matrix as [out, in]."""
-    if ".experts." not in name:
-        yield name + (".weight" if name.endswith("sinks") else ""), tensor
-        return
-    place, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
-    rows = tensor if kind == "bias" else tensor.swapaxes(1, 2)
-    if not place.endswith("gate_up_proj"):
-        yield f"{place}.{kind}", rows
-        return
-    width = rows.shape[1] // 2
-    halves = (rows[:, ::2], rows[:, 1::2]) if config["model_type"] == "gpt_oss" else (rows[:, :width], rows[:, width:])
-    for name, half in zip(("gate_proj", "up_proj"), halves, strict=True):
-        yield f"{place.replace('gate_up_proj', name)}.{kind}", half
-
-
-_REFORM: Mapping[str, Callable[[str, Any, Mapping[str, Any]], Iterator[Named]]] = {
-    "gptneox": _by_kind,
-    "falcon": _by_kind,
-    "gpt2": _turned,
-    "granitemoe": _halves,
-    "gpt-oss": _of_experts,
-    "llama4": _of_experts,
-}
 
 
 def found_head_dim(config: Mapping[str, Any]) -> int:

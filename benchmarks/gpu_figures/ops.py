@@ -155,7 +155,7 @@ def _elementwise(sizes: Sizes, device: torch.device) -> Iterator[Op]:
         def norms(quantized: bool, rows: int = rows) -> Callable[[], object]:
             x, residual, factor = (_normal(device, *shape) for shape in ((rows, hidden), (rows, hidden), (hidden,)))
             if quantized:
-                return lambda: norm.quantized(x, residual, factor, 1e-5, 0.0, FP8)
+                return lambda: norm.quantized(x, residual, factor, 1e-5, 0.0, dtype=FP8)
             return lambda: norm(x, residual, factor, 1e-5, 0.0)
 
         def gates(quantized: bool, rows: int = rows) -> Callable[[], object]:

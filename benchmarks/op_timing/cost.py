@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import WeightFormat
+from penstock.kernels.native.step_structs import AdvanceOp, FillOp, FiniteOp, SampleOp
 from penstock.kernels.native.structs import (
     CODES,
     EPILOGUES,
@@ -17,19 +18,18 @@ from penstock.kernels.native.structs import (
     I8,
     SCALES,
     SCHEMES,
-    AdvanceOp,
     AttentionOp,
     CacheOp,
     EmbeddingOp,
     ExpertsOp,
-    FillOp,
-    FiniteOp,
+    GateOp,
+    LatentOp,
     LinearOp,
     Matrix,
     NormOp,
+    RecurrenceOp,
     RotationOp,
     RouteOp,
-    SampleOp,
 )
 
 
@@ -57,7 +57,8 @@ def op_cost(op: Any) -> OpCost:
             out = width * (4 if op.out_dtype == F32 else 2)
             residual = width * size if op.residual else 0
             return OpCost(
-                weight_bytes(weight) + rows * (weight.k * size + out + residual), 2.0 * rows * weight.n * weight.k
+                weight_bytes(weight) + rows * (op.heads * weight.k * size + out + residual),
+                2.0 * rows * weight.n * weight.k,
             )
         case EmbeddingOp():
             rows, table = _cell(op.rows), op.table
@@ -85,6 +86,13 @@ def op_cost(op: Any) -> OpCost:
             return OpCost(_cell(op.sequences) * 8.0 * 9, 0.0)
         case FiniteOp():
             return OpCost(_cell(op.rows) * (op.width * size + 1.0), 0.0)
+        case RecurrenceOp():
+            return _recurrence(op, size)
+        case LatentOp():
+            moved = op.heads * (op.rank + op.rope) + op.rank + op.rope
+            return OpCost(_cell(op.rows) * (2 * moved * size + 4 * op.rope), 0.0)
+        case GateOp():
+            return OpCost(_cell(op.rows) * op.width * size * 3.0, 0.0)
     raise TypeError(f"{type(op).__name__} has no cost here: add a case to op_cost")
 
 
@@ -129,8 +137,17 @@ def _attention(op: AttentionOp, size: int) -> OpCost:
         read += int(seen[0]) + length - 1
         pairs += int(seen.sum())
         queries += length
-    kept = 2 * op.kv_heads * _page_bytes(op)
-    return OpCost(read * kept + 2 * queries * op.heads * op.head_dim * size, 4.0 * pairs * op.heads * op.head_dim)
+    kept, widths = (2 if op.values else 1) * op.kv_heads * _page_bytes(op), op.head_dim + op.value_dim
+    return OpCost(read * kept + queries * op.heads * widths * size, 2.0 * pairs * op.heads * widths)
+
+
+def _recurrence(op: RecurrenceOp, size: int) -> OpCost:
+    """Reads and writes the state of each sequence once."""
+    rows, values = _cell(op.rows), op.heads * op.value_dim
+    channels = 2 * op.key_heads * op.key_dim + values
+    states = 2.0 * _cell(op.sequences) * (values * op.key_dim + (op.taps - 1) * channels) * 4
+    moved = rows * (channels + 2 * values) * size + op.taps * channels * 4
+    return OpCost(states + moved, rows * (6.0 * values * op.key_dim + 2.0 * op.taps * channels))
 
 
 def _page_bytes(op: CacheOp | AttentionOp) -> int:

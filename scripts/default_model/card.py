@@ -92,7 +92,6 @@ or method of a top-level class whose body has at least three statements after th
 
 _PURPOSE = {
     "main": "The small model that Penstock serves when it is given no other, so that nothing need be downloaded first.",
-    "draft": "A smaller sibling of Penstock's embedded model, with the same tokenizer, to draft tokens for it.",
 }
 
 

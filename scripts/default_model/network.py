@@ -28,7 +28,6 @@ class Shape:
 
 SHAPES = {
     "main": Shape(hidden=256, layers=8, intermediate=768, heads=4, kv_heads=2),
-    "draft": Shape(hidden=128, layers=4, intermediate=384, heads=2, kv_heads=1),
 }
 
 

@@ -10,8 +10,10 @@ TERMINATED = 143
 
 
 def main() -> None:
-    """Ctrl-C and SIGTERM end it quietly from its first moment on: while it imports, it holds nothing that must be let
-    go, as an engine's process ends with the one that started it."""
+    """Runs the command line. Ctrl-C and SIGTERM end it without a traceback, also during the imports.
+
+    There is nothing to clean up then: the engine process ends with the process that started it.
+    """
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as held:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import jsonschema
 import pytest
@@ -105,6 +106,12 @@ def test_what_is_wrong_is_a_value_error(llm: LLM, prompts: list[str], params: Sa
     with pytest.raises(ValueError, match=words):
         llm.generate(prompts, params)
     assert llm.generate("still there", GREEDY)[0].finished
+
+
+def test_a_dictionary_is_no_sampling_params(llm: LLM) -> None:
+    wrong: Any = {"temperature": 0}
+    with pytest.raises(TypeError, match=r"SamplingParams\(\*\*values\)"):
+        llm.generate("a", wrong)
 
 
 def test_a_stream_that_is_left_early_is_aborted(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""The committed model folders: their sizes, tokenizer, cards, and that they compress unseen code better than xz."""
+"""The committed model folder: its size, tokenizer, card, and that it compresses unseen code better than xz."""
 
 import importlib.util
 import json
@@ -8,13 +8,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ASSETS = Path(__file__).parents[2] / "src" / "penstock" / "assets"
-MAIN, DRAFT = ASSETS / "python-8m", ASSETS / "python-2m"
+MAIN = ASSETS / "python-8m"
 ODD_TEXTS = [
     "",
     " ",
@@ -40,31 +39,24 @@ def tensor_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-@pytest.mark.parametrize(("folder", "least", "most"), [(MAIN, 8e6, 12e6), (DRAFT, 1e6, 2e6)])
-def test_parameters_are_bf16_and_as_many_as_promised(folder: Path, least: float, most: float) -> None:
-    header = tensor_header(folder)
+def test_parameters_are_bf16_and_as_many_as_promised() -> None:
+    header = tensor_header(MAIN)
     assert {entry["dtype"] for entry in header.values()} == {"BF16"}
     count = sum(math.prod(entry["shape"]) for entry in header.values())
-    assert least <= count <= most
-    assert json.loads((folder / "training.json").read_text())["parameters"] == count
+    assert 8e6 <= count <= 12e6
+    assert json.loads((MAIN / "training.json").read_text())["parameters"] == count
 
 
-def test_both_folders_together_take_at_most_26_mb() -> None:
-    assert sum(file.stat().st_size for folder in (MAIN, DRAFT) for file in folder.iterdir()) <= 26e6
+def test_the_folder_takes_at_most_22_mb() -> None:
+    assert sum(file.stat().st_size for file in MAIN.iterdir()) <= 22e6
 
 
-@pytest.mark.parametrize("folder", [MAIN, DRAFT])
-def test_config_is_qwen3_with_tied_embeddings(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
+def test_config_is_qwen3_with_tied_embeddings() -> None:
+    config = json.loads((MAIN / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["tie_word_embeddings"] is True
-    assert "lm_head.weight" not in tensor_header(folder)
-    assert tensor_header(folder)["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
-
-
-def test_the_models_share_their_tokenizer() -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (MAIN / name).read_bytes() == (DRAFT / name).read_bytes()
+    assert "lm_head.weight" not in tensor_header(MAIN)
+    assert tensor_header(MAIN)["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
 
 
 def test_tokenizer_is_lossless_and_adds_nothing() -> None:
@@ -100,16 +92,15 @@ def test_chat_is_a_commented_program() -> None:
     assert text == "# Plain code.\n# The sum\n#\n# of a list\ntotal = sum(xs)\n# again\n"
 
 
-@pytest.mark.parametrize("folder", [MAIN, DRAFT])
-def test_card_states_the_recorded_figures_and_the_held_out_modules(folder: Path) -> None:
-    card = (folder / "README.md").read_text()
-    figures = json.loads((folder / "evaluation.json").read_text())
+def test_card_states_the_recorded_figures_and_the_held_out_modules() -> None:
+    card = (MAIN / "README.md").read_text()
+    figures = json.loads((MAIN / "evaluation.json").read_text())
     compression, completions = figures["compression"], figures["completions"]
     assert all(f"`{module}`" in card for module in compression["modules"])
     assert f"**{compression['model_bits_per_byte']:.3f}**" in card
     assert f"{completions['parsed']} of {completions['headers']}" in card
     assert "not** a chat model" in " ".join(card.split())
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE-PSF.txt").read_text()
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (MAIN / "LICENSE-PSF.txt").read_text()
 
 
 def test_recorded_figures_beat_xz_and_add_up() -> None:

@@ -32,6 +32,11 @@ def test_engines_take_turns_and_medians_are_over_runs() -> None:
     assert over_best_peer(medians, ["ours"], ["2x8/10", "2x50/1"]) == {"ours": {"2x8/10": 2.5, "2x50/1": 2.5}}
 
 
+def test_a_ratio_is_to_peers_of_the_same_precision() -> None:
+    medians = {"bf16": {"a": 6.0}, "int8": {"a": 9.0}, "x-bf16": {"a": 3.0}, "x-int8": {"a": 4.5}, "y": {"a": 9.0}}
+    assert over_best_peer(medians, ["bf16", "int8"], ["a", "b"]) == {"bf16": {"a": 2.0}, "int8": {"a": 2.0}}
+
+
 def test_sizes_are_bits_of_a_weight_and_peak_memory() -> None:
     ours = {"weights_bytes": 1000, "peak_memory_bytes": 70}
     rows = {

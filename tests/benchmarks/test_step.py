@@ -44,6 +44,16 @@ def test_every_op_of_every_layer_is_timed(tiny_checkpoint: Callable[..., Path], 
         assert found.host_us == pytest.approx(sum(line.us for line in parts[-len(HOST) :]))
 
 
+def test_products_around_latents_are_told_apart(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Of three layers, the first of which is dense."""
+    small = runner(tiny_checkpoint("deepseek_v3"))
+    (found,) = StepTimer(small, context=40, rows=[2], steps=2).measure(MACHINE)
+    calls = {line.name: line.calls for line in found.lines}
+    counts = {"latent": 3, "attention": 3, "by_head": 6, "output": 3, "latents": 5 * 3, "experts": 2, "router": 2}
+    assert counts.items() <= calls.items()
+    assert (calls["gate_up"], calls["down"], calls["head"]) == (3, 3, 1)
+
+
 def multiplied(steps: StepTimer, rows: int, name: str) -> list[float]:
     """Floating-point operations of each of one step's ops of that name."""
     return [done.flops for label, _, done in steps._step(rows).ops if label == name]

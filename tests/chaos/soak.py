@@ -339,6 +339,7 @@ async def soak(folder: Path, minutes: float, plot: Path | None = None) -> dict[s
             "availability": round(record.availability, 5),
             "accepted": record.good.total() + len(record.bad),
             "bad": len(record.bad),
+            "first_bad": record.bad[:5],
             "refused_as_busy": record.refused.total(),
             "left": record.left.total(),
             "faults": dict(record.faults),

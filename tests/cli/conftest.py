@@ -4,11 +4,14 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import pytest
+import typer
 
 from penstock.cli.main import main
 
+made_once = cache(typer.main.get_command)  # typer makes all commands anew whenever one is run, which takes longest
 RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -16,6 +19,7 @@ RunCommand = Callable[..., subprocess.CompletedProcess[str]]
 def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunCommand:
     """run_command(*arguments) runs `penstock` with them, and gives what it and its engine printed and how it ended.
     Nothing is piped into it, unless the test sets sys.stdin."""
+    monkeypatch.setattr(typer.main, "get_command", made_once)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

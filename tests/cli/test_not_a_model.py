@@ -43,7 +43,7 @@ FOLDERS: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
         {"config.json": config(architectures=["Gemma3nForConditionalGeneration"])},
         ("nearest", "is Gemma3ForCausalLM"),
     ),
-    "next": ({"config.json": config(architectures=["Qwen3NextForCausalLM"])}, ("nearest", "is Qwen3")),
+    "vision": ({"config.json": config(architectures=["Qwen3VLForConditionalGeneration"])}, ("nearest", "is Qwen3")),
     "bert": (
         {"config.json": config(architectures=["DebertaV2ForMaskedLM"])},
         ("'DebertaV2ForMaskedLM'", "fills gaps in a text", "supported of these: BertModel"),

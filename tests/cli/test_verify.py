@@ -42,7 +42,7 @@ def test_a_good_model(run_command: RunCommand, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(file.read_text())
     assert {finding["status"] for finding in result["findings"]} == {"ok"}
-    assert "Paris" in result["answers"][0]["text"] and result["answers"][0]["reason"] == "stop"
+    assert "Berlin" in result["answers"][0]["text"] and result["answers"][0]["reason"] == "stop"
     assert "12 checks: 12 ok, 0 warning, 0 problem" in done.stdout
 
 
@@ -55,7 +55,7 @@ def test_a_model_that_does_not_chat(run_command: RunCommand) -> None:
 def test_random_weights_are_a_problem(run_command: RunCommand, tiny_checkpoint: Callable[..., Path]) -> None:
     done = run_command("verify", str(tiny_checkpoint("qwen3")), *SMALL[2:], "--max-model-len", "64")
     assert done.returncode == 1
-    assert "bits for a byte of English" in done.stdout and "problem" in done.stdout
+    assert "bits per byte of English" in done.stdout and "problem" in done.stdout
 
 
 def test_a_stop_token_that_the_template_does_not_write(tokenizer: Tokenizer) -> None:

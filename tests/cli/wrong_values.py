@@ -136,6 +136,12 @@ SHARED: Mapping[str, Wrong] = {
     "--max-waiting-tokens": _COUNT,
     "--pipeline-parallel-size": (*_RANKS, ("1000", "use")),
     "--port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
+    "--api-processes": (
+        ("two", "from 1 to 64"),
+        ("0", "from 1 to 64"),
+        ("65", "from 1 to 64"),
+        ("1.5", "whole number"),
+    ),
     "--grpc-port": (("http", "from 0 to 65535"), ("65536", "from 0 to 65535"), ("-1", "from 0 to 65535")),
     "--quantization": (("int6", "give none, int8, int4 or fp8"), ("", "give none"), ("fp8", "--quantization int8")),
     "--quantization-group": (
@@ -208,7 +214,11 @@ OWN: Mapping[str, Mapping[str, Wrong]] = {
     },
     "verify": {"MODEL": _MODEL, "--json": _OUTPUT},
     "embed": {
-        "MODEL": (*_MODEL, ("smollm2-135m", "name an embedding model")),
+        "MODEL": (
+            *_MODEL,
+            ("smollm2-135m", "an embedding model, such as all-minilm-l6-v2"),
+            ("hello", "penstock embed all-minilm-l6-v2 TEXT"),
+        ),
         "TEXT": (("", "must have 1 to"), (" ", "not only blanks")),
     },
     "list": {"--json": SWITCH},

@@ -26,6 +26,17 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ollama": ("/api/chat", {"messages": _QUESTION, "options": {"num_predict": 10, "temperature": 0}}),
     "openai": ("/v1/chat/completions", {"messages": _QUESTION, "max_tokens": 8, "temperature": 0}),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": "Greet with an emoji: 🌧 é",
+            "tools": [{"type": "function", "name": "weather", "parameters": _SCHEMA}],
+            "tool_choice": "required",
+            "max_output_tokens": 40,
+            "temperature": 0,
+            "store": False,
+        },
+    ),
     "tgi": ("/generate_stream", {"inputs": "A cloud: 🌧 é. Rain: 🌧", "parameters": {"max_new_tokens": 8}}),
     "kserve": ("/v2/models/smollm2/generate_stream", {"text_input": "Rain: 🌧", "max_tokens": 8, "temperature": 0}),
 }
@@ -34,7 +45,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 def stream(url: str, wire: str) -> bytes:
     """The bytes of a wire's stream."""
     path, body = STREAMS[wire]
-    if wire in ("anthropic", "ollama", "openai"):
+    if wire in ("anthropic", "ollama", "openai", "responses"):
         body = {"model": "smollm2", "stream": True, **body}
     return httpx.post(url + path, json=body, timeout=60).raise_for_status().content
 

@@ -138,7 +138,12 @@ def test_a_request_as_claude_code_sends_it(server: Server) -> None:
 
 
 def test_an_answer_holds_to_a_schema(client: anthropic.Anthropic) -> None:
-    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
     answer = client.messages.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Name a colour."}],

@@ -1,6 +1,6 @@
 """KServe's gRPC service with SmolLM2 and unmodified tritonclient and grpcio-health-checking.
 
-CLIENTS/wires/bin/pip install "tritonclient[grpc]" grpcio-health-checking, as test_others.py says.
+They are in the environment of tritonclient that matrix.py makes.
 """
 
 import signal
@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.test_others import HERE, WIRES
-from tests.e2e.server import Server, free_port, gauge, serving, wait_for
+from tests.clients.matrix import CLIENTS, PROGRAMS
+from tests.clients.test_matrix import FOLDER
+from tests.e2e.server import PATIENCE, Server, free_port, gauge, serving, wait_for
 from tests.smollm2 import smollm2
 
 pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
+_TRITON = next(client for client in CLIENTS if client.package == "tritonclient")
+PYTHON = FOLDER / _TRITON.folder / "bin" / "python"
 pytestmark = [
     pytest.mark.rare,
-    pytest.mark.skipif(not WIRES.exists(), reason="TEST_CLIENTS has no wires/ with tritonclient[grpc]"),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"TEST_CLIENTS has no {_TRITON.folder}"),
 ]
 FLAGS = ("--max-num-seqs", "8", "--kv-cache-memory", "256MiB", "--served-model-name", "smollm2")
 
@@ -35,7 +38,7 @@ def served(port: int, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
 
 
 def client(port: int, shows: str) -> subprocess.Popen[str]:
-    command = [str(WIRES), str(HERE / "grpc_clients.py"), f"127.0.0.1:{port}", "smollm2", shows]
+    command = [str(PYTHON), str(PROGRAMS / "grpc_clients.py"), f"127.0.0.1:{port}", "smollm2", shows]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -47,7 +50,9 @@ def ends(process: subprocess.Popen[str]) -> None:
 def test_tritonclient(served: Server, port: int) -> None:
     ends(client(port, "all"))
     running = "penstock_num_requests_running"
-    wait_for(lambda: gauge(served.get("/metrics").text, running) == 0, 30, "what was cancelled to end in the engine")
+    wait_for(
+        lambda: gauge(served.get("/metrics").text, running) == 0, PATIENCE, "what was cancelled to end in the engine"
+    )
 
 
 @pytest.mark.parametrize("served", [("--api-key", "secret")], indirect=True)

@@ -108,6 +108,7 @@ def test_models(client: ollama.Client, server: Server) -> None:
     (model,) = client.list().models
     (running,) = client.ps().models
     assert model.model == running.name == f"{MODEL}:latest" and model.digest == running.digest
+    assert model.size == 98_362_432 and model.details is not None and model.details.format == "gguf"
     shown = client.show(model.model)
     assert "completion" in shown.capabilities and "im_start" in shown.template
     assert shown.modelinfo["penstock.context_length"] == running.context_length

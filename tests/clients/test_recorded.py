@@ -28,6 +28,7 @@ READERS: dict[str, Read] = {
     "anthropic": sse(anthropic._streaming.SSEDecoder),
     "ollama": lambda chunks: [json.loads(line) for line in lines(chunks)],  # as ollama.Client does
     "openai": sse(openai._streaming.SSEDecoder),
+    "responses": sse(openai._streaming.SSEDecoder),
     "tgi": lambda chunks: list(huggingface._stream_text_generation_response(lines(chunks), True)),
     "kserve": sse(openai._streaming.SSEDecoder),
 }

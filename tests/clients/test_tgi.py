@@ -58,7 +58,12 @@ def test_the_end_of_sequence_is_a_special_token(server: Server) -> None:
 
 
 def test_an_answer_matches_a_grammar(client: InferenceClient) -> None:
-    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
     for grammar in (
         {"type": "json", "value": schema},
         {"type": "json_schema", "value": {"name": "a", "schema": schema}},

@@ -37,6 +37,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         served_model_name="mine",
         host="::1",
         port=0,
+        api_processes=1,
         grpc_port=8001,
         api_key="secret",
         admin_key="operator",
@@ -126,6 +127,7 @@ def test_what_is_said_reaches_engine_and_server() -> None:
         served_model_name="mine",
         host="::1",
         port=0,
+        api_processes=1,
         grpc_port=8001,
         api_key="secret",
         admin_key="operator",
@@ -163,6 +165,12 @@ def test_what_is_said_reaches_engine_and_server() -> None:
     assert set(said.values()) == {"command line"}
     assert resolved.provenance["api_key"][0] == "(hidden)"
     assert resolved.provenance["kv_cache_memory"] == (100 << 20, "command line")
+
+
+def test_models_are_managed_by_one_api_process() -> None:
+    assert resolve(manage_models=True).server.manage_models
+    with pytest.raises(ConfigError, match=r"--manage-models .* works with one API process.* is 3"):
+        resolve(manage_models=True, api_processes=3)
 
 
 def test_defaults_of_the_server_are_its_own() -> None:

@@ -95,9 +95,9 @@ def formats(*settings: str) -> tuple[WeightFormat, WeightFormat]:
     return matrix, vocabulary
 
 
-def test_a_cpu_multiplies_integers_where_it_has_no_tiles() -> None:
+def test_a_cpu_multiplies_integers_where_it_cannot_multiply_bf16() -> None:
     assert formats("bfloat16", "none", "avx2") == formats("bfloat16", "none", "avx512") == (INT16, BF16)
-    assert formats("bfloat16", "none", "amx") == (BF16, BF16)
+    assert formats("bfloat16", "none", "amx") == formats("bfloat16", "none", "avx512_bf16") == (BF16, BF16)
     assert formats("float32", "none", "avx2") == (F32, F32)
     assert formats("bfloat16", "int8", "avx2") == formats("float32", "int8", "amx") == (INT8, INT8)
     assert formats("bfloat16", "int4", "avx2") == (int4_format(64), INT8)

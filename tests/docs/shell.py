@@ -24,6 +24,7 @@ SMALL = {
     "PENSTOCK_THREADS": "1",
     "PENSTOCK_KV_CACHE_MEMORY": "512MiB",
 }  # for what makes an engine: tests share a machine
+SHORT = {"PENSTOCK_MAX_MODEL_LEN": "1024"}  # for servers: an example without max_tokens gets thousands at times
 
 _SERVE = re.compile(r"(?:\S*/)?penstock serve\b")
 _SERVES = re.compile(r"(?:\w+=\S+ +)*(?:(?:\S*/)?penstock|make) serve\b")
@@ -57,7 +58,7 @@ class Served:
             self.process = subprocess.Popen(
                 bound(["bash", "-c", command]),
                 cwd=folder,
-                env={**environment, **SMALL},
+                env={**environment, **SMALL, **SHORT},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -78,7 +79,7 @@ class Served:
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             _kill(self.process)
             raise ExampleFailed(f"the server did not end on SIGTERM:\n{self.log.read_text()}") from None

@@ -44,9 +44,10 @@ def _runs_something(page: Path) -> bool:
     )
 
 
-SLOW = ("docs/chat.md", "docs/embeddings.md", "docs/parallelism.md", "docs/quantization.md", "docs/watermarking.md")
+# Each takes from 10 to 60 seconds, and other tests make the same requests (python.md: tests/api).
+SLOW = ("chat", "embeddings", "parallelism", "python", "quantization", "serving", "watermarking")
 NAMES = [
-    pytest.param(name, marks=pytest.mark.rare if name in SLOW else ())
+    pytest.param(name, marks=pytest.mark.rare if Path(name).stem in SLOW else ())
     for name, page in PAGES.items()
     if _runs_something(page)
 ]
@@ -138,9 +139,9 @@ def _inline() -> list[tuple[str, list[str]]]:
 
 def test_commands_within_a_line_exist() -> None:
     """Their commands and flags; they are not run."""
-    unknown = []
+    unknown, root = [], typer.main.get_command(app)
     for where, words in _inline():
-        path, command = command_of(typer.main.get_command(app), words)
+        path, command = command_of(root, words)
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         if getattr(command, "commands", None) and not flags:
             unknown += [f"{where}: {path} {word}" for word in words[len(path.split()) - 1 :]]

@@ -73,7 +73,7 @@ class Terminal:
         return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
 
     def wait(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def __enter__(self) -> "Terminal":
         return self

@@ -23,9 +23,9 @@ def test_a_session(tmp_path: Path) -> None:
         assert "smollm2-135m: temperature 0, repetition_penalty 1.05." in terminal.until(READY)
 
         for prompt, word in (
-            ("What is the capital of France?", "Paris"),
-            ("What is the population of that city?", "Paris"),
-            ("Name one museum there.", "Louvre"),
+            ("What is the capital of Germany?", "Berlin"),
+            ("What is the population of that city?", "Berlin"),
+            ("Name one museum there.", "Berlin"),
         ):
             terminal.press(prompt + ENTER)
             answer = terminal.until(READY)
@@ -102,9 +102,9 @@ def test_a_pipe() -> None:
     done = penstock("run", "What is the capital of the country below?", *short, stdin="Country: France\n")
     assert done.returncode == 0, done.stderr  # which may say what is waited for
     assert "Paris" in done.stdout and done.stdout.endswith("\n") and "\x1b" not in done.stdout
-    told = penstock("run", "smollm2-135m", "--system", "Answer in French.", "--stats", *short, stdin="Hello\n")
+    told = penstock("run", "smollm2-135m", "--system", "Answer in Spanish.", "--stats", *short, stdin="Hello\n")
     assert told.returncode == 0 and re.fullmatch(r"\d+ tokens, .* s\n", without_waiting(told.stderr))
-    assert "Bonjour" in told.stdout
+    assert "Hola" in told.stdout
 
 
 def test_ctrl_c_ends_one_answer_with_130() -> None:

@@ -63,7 +63,7 @@ class Clients:
 
 def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(narrow: Server) -> None:
     with Clients(narrow, 12, prompt="def f(", max_tokens=24, ignore_eos=True, priority=-MOST) as clients:
-        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_waiting") >= 8, 30, "a queue")
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_waiting") >= 8, PATIENCE, "a queue")
         start = time.monotonic()
         answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "priority": MOST})
         waited = time.monotonic() - start
@@ -71,6 +71,34 @@ def test_twelve_clients_of_the_highest_priority_do_not_starve_one_of_the_lowest(
     assert clients.statuses == {200}
     # 2 MOST seconds for those that came later, and the time of those that were due before them.
     assert waited < 2 * MOST + PATIENCE / 2
+
+
+def test_a_request_of_higher_priority_takes_a_place_that_is_taken(narrow: Server) -> None:
+    fields: dict[str, object] = {"max_tokens": 900, "ignore_eos": True, "temperature": 0, "priority": MOST}
+
+    def ask(texts: dict[int, str]) -> list[threading.Thread]:
+        def one(number: int) -> None:
+            answer = narrow.post("/v1/completions", {**fields, "prompt": f"def f{number}("})
+            texts[number] = answer.json()["choices"][0]["text"]
+
+        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, 30, "both to run")
+        return threads
+
+    undisturbed: dict[int, str] = {}
+    texts: dict[int, str] = {}
+    for thread in ask(undisturbed):
+        thread.join(PATIENCE)
+    preempted = gauge(narrow.get("/metrics").text, "penstock_num_preemptions_total")
+    threads = ask(texts)
+    hurried = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 2, "priority": -MOST})
+    assert hurried.status_code == 200 and not texts
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert texts == undisturbed
+    assert gauge(narrow.get("/metrics").text, "penstock_num_preemptions_total") == preempted + 1
 
 
 def test_a_priority_out_of_range_is_refused_by_name(narrow: Server) -> None:
@@ -106,7 +134,7 @@ def test_a_queue_is_bounded_in_tokens(narrow: Server) -> None:
         return answers[-1].status_code == 429
 
     with Clients(narrow, 4, prompt=[7] * 900, max_tokens=24, ignore_eos=True, seed=1) as clients:
-        wait_for(refused, 30, "a refusal")
+        wait_for(refused, PATIENCE, "a refusal")
     assert 200 in clients.statuses
     assert {answer.status_code for answer in answers[:-1]} <= {200}
     assert "--max-waiting-tokens" in answers[-1].json()["error"]["message"]
@@ -150,7 +178,9 @@ def test_a_stream_that_has_begun_ends_with_an_event(narrow: Server) -> None:
 
 def test_what_waits_too_long_for_its_first_token_is_given_up(narrow: Server) -> None:
     with Clients(narrow, 2, **LONG, timeout=4.0) as clients:
-        wait_for(lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, 10, "two to run")
+        wait_for(
+            lambda: gauge(narrow.get("/metrics").text, "penstock_num_requests_running") == 2, PATIENCE, "two to run"
+        )
         start = time.monotonic()
         answer = narrow.post("/v1/completions", {"prompt": "1 +", "max_tokens": 4, "first_token_timeout": 0.5})
         waited = time.monotonic() - start

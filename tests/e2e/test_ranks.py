@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.server import Server, serving, status, wait_for
+from tests.e2e.server import PATIENCE, Server, serving, status, wait_for
 from tests.e2e.test_death import started, texts
 from tests.engine.processes import alive, children
 
@@ -57,12 +57,13 @@ def test_ranks_say_what_one_says_and_end_together(tmp_path: Path, one_rank: list
 
 def test_streams_go_on_after_a_rank_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path / "log", *FLAGS, *SPLITS["tensor"], "--seed", "7") as server:
-        undisturbed = texts(started(server, 8, max_tokens=400))
-        streams = started(server, 8, max_tokens=400)
+        undisturbed = texts(started(server, 8, max_tokens=200))
+        streams = started(server, 8, max_tokens=200)
         engine = server.engine_pid
         ranks = sorted(children(engine))
         os.kill(ranks[1], signal.SIGKILL)
-        wait_for(lambda: status(server.url + "/readyz") == 503, 3, "readiness to turn false")
+        assert all(stream.is_alive() for stream in streams)
+        wait_for(lambda: status(server.url + "/readyz") == 503, PATIENCE, "readiness to turn false")
         assert texts(streams) == undisturbed
         assert f"rank 1 (pid {ranks[1]}) was killed by SIGKILL" in server.log.read_text()
-        wait_for(lambda: not any(map(alive, [engine, *ranks])), 2, "every process to end")
+        wait_for(lambda: not any(map(alive, [engine, *ranks])), PATIENCE, "every process to end")

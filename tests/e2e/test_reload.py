@@ -52,13 +52,20 @@ class Site:
         return children(self.server.process.pid)
 
 
-SMALL = str(embedded_model().with_name("python-2m"))
+def another_version(folder: Path) -> Path:
+    """The model with other weights: half of a matrix is zero."""
+    copy = folder / "another"
+    shutil.copytree(embedded_model(), copy)
+    with (copy / "model.safetensors").open("r+b") as weights:
+        weights.seek(-100_000, os.SEEK_END)
+        weights.write(bytes(50_000))
+    return copy
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        ("python-8m", SMALL, 600),
+        ("python-8m", "", 600),
         pytest.param(("smollm2-135m", "python-8m", 250), marks=pytest.mark.rare),
     ],
     ids=["python-8m", "smollm2"],
@@ -67,6 +74,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("reload")
     settings = Settings(folder / "settings.yaml")
     first, second, long = request.param
+    second = second or str(another_version(folder))
     settings.write(first)
     with serving(folder / "log", *FLAGS, "--config", str(settings.path), model=None) as server:
         yield Site(server, settings, first, second, long)
@@ -132,7 +140,7 @@ class Load:
         for thread in self._threads:
             thread.start()
         try:
-            wait_for(lambda: running(self._server) >= self._streams, 20, "the streams to run")
+            wait_for(lambda: running(self._server) >= self._streams, PATIENCE, "the streams to run")
         except AssertionError:
             self.__exit__()
             raise
@@ -174,13 +182,15 @@ def test_streams_end_on_the_version_they_began_with(site: Site) -> None:
         second = fingerprint(server)
         assert said.startswith(f"ours {second} serves after ") and second != first
         assert "the version before the last reload still answers" in command(server, "reload", status=1)
-        wait_for(lambda: sum(answer.version == second for _, answer in load.short) >= 8, 60, "answers of the new model")
+        wait_for(
+            lambda: sum(answer.version == second for _, answer in load.short) >= 8, PATIENCE, "answers of the new model"
+        )
     site.served = site.other
     assert load.failures == []
     assert [answer and answer.text for answer in load.long] == undisturbed
     assert {answer and answer.version for answer in load.long} == {first}
     assert {answer.version for _, answer in load.short} == {first, second}
-    wait_for(lambda: len(site.engines) == 1, 20, "the old engine to end")
+    wait_for(lambda: len(site.engines) == 1, PATIENCE, "the old engine to end")
     whole = {first: undisturbed, second: every(server, short)}
     for i, answer in load.short:
         assert answer.text and whole[answer.version][i].startswith(answer.text), (i, answer.version)
@@ -194,14 +204,16 @@ def test_sighup_takes_new_flags_and_does_nothing_without_any(site: Site) -> None
     server = site.server
     version, engines, reloads = fingerprint(server), site.engines, server.log.read_text().count("reloaded in")
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: f"SIGHUP: nothing has changed: ours {version} goes on" in server.log.read_text(), 20, "the line")
+    wait_for(
+        lambda: f"SIGHUP: nothing has changed: ours {version} goes on" in server.log.read_text(), PATIENCE, "the line"
+    )
     assert site.engines == engines
     site.settings.write(site.served, **{"max-model-len": 300})
     server.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: server.get("/v1/models").json()["data"][0]["max_model_len"] == 300, 60, "the new flag")
+    wait_for(lambda: server.get("/v1/models").json()["data"][0]["max_model_len"] == 300, PATIENCE, "the new flag")
     assert fingerprint(server) == version  # the answers are the same
     assert server.log.read_text().count("reloaded in") == reloads + 1
-    wait_for(lambda: len(site.engines) == 1, 20, "the old engine to end")
+    wait_for(lambda: len(site.engines) == 1, PATIENCE, "the old engine to end")
 
 
 @pytest.mark.rare
@@ -225,7 +237,7 @@ def test_new_requests_wait_if_the_old_engine_ends_first(site: Site) -> None:
 def test_a_reload_that_cannot_be_changes_nothing(site: Site, tmp_path: Path) -> None:
     server, version, engines = site.server, fingerprint(site.server), site.engines
     broken = tmp_path / "broken"
-    shutil.copytree(SMALL, broken)
+    shutil.copytree(embedded_model(), broken)
     (broken / "tokenizer.json").write_text("{}")
     for model, flags, words in (
         (

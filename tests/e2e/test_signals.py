@@ -48,14 +48,14 @@ def started(server: Server, count: int, tokens: int) -> list[Stream]:
         with urllib.request.urlopen(server.url + "/metrics", timeout=PATIENCE) as answer:
             return gauge(answer.read().decode(), "penstock_num_requests_running") >= count
 
-    wait_for(run, 30, "the streams to run")
+    wait_for(run, PATIENCE, "the streams to run")
     return streams
 
 
 def finished(streams: list[Stream]) -> None:
     """Waits for all streams, which must have ended with the last token."""
     for stream in streams:
-        stream.join(60)
+        stream.join(PATIENCE)
         last, done = stream.events[-2:]
         assert done == "data: [DONE]" and json.loads(last[6:])["choices"][0]["finish_reason"] == "length"
 
@@ -71,7 +71,7 @@ def test_sigterm_to_the_group_lets_streams_finish(tmp_path: Path, monkeypatch: p
         streams = started(server, STREAMS, TOKENS)
         os.killpg(server.process.pid, signal.SIGTERM)
         finished(streams)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert not any(map(alive, group))
     log = server.log.read_text()
     assert f"stopping: {STREAMS} requests in flight have 30 s to finish (--drain-timeout)" in log
@@ -93,8 +93,8 @@ def test_a_launcher_that_passes_the_signal_on_does_not_end_the_wait(tmp_path: Pa
         else:
             os.killpg(server.process.pid, signal.SIGTERM)
         finished(streams)
-        wait_for(lambda: not alive(penstock), 20, "the server to end")
-        assert server.process.wait(20) == {"timeout": 0, "make": -signal.SIGTERM}[launcher]
+        wait_for(lambda: not alive(penstock), PATIENCE, "the server to end")
+        assert server.process.wait(PATIENCE) == {"timeout": 0, "make": -signal.SIGTERM}[launcher]
     assert "aborted" not in server.log.read_text()
 
 
@@ -105,7 +105,7 @@ def running(command: Sequence[str], log: Path, port: int) -> Iterator[tuple[Serv
         process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
     server = Server(process, port, log)
     try:
-        wait_for(lambda: status(server.url + "/readyz") == 200, 60, f"the server to be ready: {log.read_text()}")
+        wait_for(lambda: status(server.url + "/readyz") == 200, PATIENCE, f"the server to be ready: {log.read_text()}")
         (penstock,) = children(process.pid)
         yield server, penstock
     finally:
@@ -133,7 +133,7 @@ def at_a_terminal(log: Path) -> Iterator[tuple[Server, int]]:
     reader.start()
     server = Server(process, port, log)
     try:
-        wait_for(lambda: status(server.url + "/readyz") == 200, 60, "the server to be ready")
+        wait_for(lambda: status(server.url + "/readyz") == 200, PATIENCE, "the server to be ready")
         yield server, ours
     finally:
         process.kill()
@@ -148,7 +148,7 @@ def test_the_end_of_its_terminal_ends_no_stream(tmp_path: Path) -> None:
         finished(streams)
         assert status(server.url + "/readyz") == 200
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert not alive(engine)
 
 
@@ -157,12 +157,12 @@ def test_the_first_interrupt_waits_for_streams_and_the_second_does_not(tmp_path:
         engine = server.engine_pid
         streams = started(server, STREAMS, 900)
         os.write(terminal, b"\x03")
-        wait_for(lambda: status(server.url + "/readyz") == 503, 5, "the server to refuse requests")
+        wait_for(lambda: status(server.url + "/readyz") == 503, PATIENCE, "the server to refuse requests")
         time.sleep(1.2)
         assert all(stream.is_alive() for stream in streams)
         os.write(terminal, b"\x03")
         began = time.monotonic()
-        assert server.process.wait(20) == 0
+        assert server.process.wait(PATIENCE) == 0
         assert time.monotonic() - began < 3
         assert not alive(engine)
         for stream in streams:

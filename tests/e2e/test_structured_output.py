@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import jsonschema
 import openai
 import pydantic
 import pytest
 
-from tests.e2e.server import PATIENCE, Server, serving, wait_for
+from tests.bounded_schemas import bounded_schemas
+from tests.e2e.server import PATIENCE, Server, gauge, serving, wait_for
 from tests.engine.processes import alive, children
 
 NAMES = ["Alice Cooper", "Bob Ito", "Zoë Ångström", "Carlos de la Vega", "Mei-Ling Wu"]
@@ -23,6 +25,8 @@ PEOPLE = [(name, 20 + 7 * i + j, city) for i, name in enumerate(NAMES) for j, ci
 
 
 class Person(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
     name: str = pydantic.Field(max_length=40)
     age: int = pydantic.Field(ge=0, le=150)
     city: str = pydantic.Field(max_length=40)
@@ -43,7 +47,7 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
         helpers = children(server.process.pid)
         assert len(helpers) == 2
-    wait_for(lambda: not any(map(alive, helpers)), 5, "both processes to end")
+    wait_for(lambda: not any(map(alive, helpers)), PATIENCE, "both processes to end")
 
 
 @pytest.fixture
@@ -112,6 +116,8 @@ def test_every_form(client: openai.OpenAI) -> None:
     assert json.loads(answers(extra_body={"guided_json": {"type": "integer", "minimum": 5, "maximum": 6}})[0]) in (5, 6)
     (text,) = answers(response_format={"type": "json_object"}, temperature=0)
     assert text.startswith("{")
+    as_llama_cpp = {"type": "json_object", "schema": {"type": "integer", "minimum": 5, "maximum": 6}}
+    assert answers(extra_body={"response_format": as_llama_cpp})[0] in ("5", "6")
 
 
 def test_the_example_runs_as_written(chatting: Server) -> None:
@@ -135,3 +141,18 @@ def test_what_cannot_be_held_is_a_400(chatting: Server, how: dict[str, Any], par
     answer = chatting.post("/v1/chat/completions", body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(param) and answer.json()["error"]["code"] == "invalid_grammar"
+
+
+def test_unsupported_schemas_are_refused_before_anything_is_generated(chatting: Server) -> None:
+    refused = [each for each in bounded_schemas() if each.unsupported]
+    assert len(refused) > 80
+    with httpx.Client(base_url=chatting.url, timeout=PATIENCE) as http:
+        before = gauge(http.get("/metrics").text, "penstock_prompt_tokens_total")
+        for schema, keyword in refused:
+            wanted = {"type": "json_schema", "json_schema": {"name": "made", "schema": schema, "strict": True}}
+            body = {"messages": [{"role": "user", "content": "hi"}], "response_format": wanted, "max_tokens": 1}
+            answer = http.post("/v1/chat/completions", json=body)
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["code"] == "invalid_grammar", answer.text
+            assert f"the keyword {keyword!r} at " in error["message"]
+        assert gauge(http.get("/metrics").text, "penstock_prompt_tokens_total") == before

@@ -9,7 +9,7 @@ import sys
 
 from penstock.weights.packaged import EMBEDDED
 from tests.e2e.bound import bound
-from tests.e2e.server import free_port, gauge, status, wait_for
+from tests.e2e.server import PATIENCE, free_port, gauge, status, wait_for
 
 REQUESTS = 20_000  # lines of more bytes than a pipe and the lines that are kept
 
@@ -20,8 +20,8 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
     process = subprocess.Popen(bound(command), stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: status(url + "/readyz") == 200, 90, "the server to be ready")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        wait_for(lambda: status(url + "/readyz") == 200, PATIENCE, "the server to be ready")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         path = "/" + "x" * 190  # the log shows 200 bytes of a path
 
         def ask(method: str, where: str, **more: object) -> bytes:
@@ -39,7 +39,7 @@ def test_a_log_that_nobody_reads_stops_nothing() -> None:
         answer = json.loads(ask("POST", "/v1/completions", body=body, headers={"content-type": "application/json"}))
         assert answer["usage"]["completion_tokens"] == 3
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         if process.poll() is None:
             process.kill()

@@ -46,7 +46,7 @@ async def main(moment: str) -> None:
     client = await starting
     if moment != "idle":
         consumer = asyncio.create_task(ask(client, request("a", 4, 500)))
-        await until(lambda: client.stats().steps >= 2, "two steps", 30)
+        await until(lambda: client.stats().steps >= 1, "a step", 30)
         await asyncio.sleep(0.1)
         assert not consumer.done()
     print(client.info.pid, flush=True)

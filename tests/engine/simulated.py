@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from penstock.engine.main import EngineBackend, scheduler_config
 from penstock.engine.ranks.local import LocalRanks
 from penstock.engine.ranks.sizes import RankSizes
 from penstock.engine.ranks.workers import WorkersExecutor
+from penstock.engine.shared.client import SharedEngine
+from penstock.engine.shared.hub import Hub
 from penstock.messages import (
     Capacity,
     EngineClient,
@@ -104,6 +107,9 @@ class TroubledExecutor:
         timing = StepTiming(self.scenario.step_seconds * 0.75, self.scenario.step_seconds * 0.25)
         return msgspec.structs.replace(self.simulated.result(), timing=timing)
 
+    def recover(self, error: Exception) -> bool:
+        return self.simulated.recover(error)
+
     def health(self) -> None:
         pass
 
@@ -135,13 +141,33 @@ def config(scenario: Scenario | None = None, **fields: object) -> EngineConfig:
     return EngineConfig(model=msgspec.json.encode(scenario or Scenario()).decode(), **own)
 
 
-async def start(kind: str, scenario: Scenario | None = None, **fields: object) -> StreamingClient:
-    """A client of a simulated engine: on a thread, in a process, or in a process with others for two ranks."""
+async def start(kind: str, scenario: Scenario | None = None, **fields: object) -> StreamingClient | SharedEngine:
+    """A client of a simulated engine: on a thread, in a process, in a process with others for two ranks, or on a thread
+    and shared."""
     if kind == "ranks":
         fields = {"tensor_parallel_size": 2, **fields}
-    if kind == "thread":
-        return await start_thread(config(scenario, **fields), BACKEND)
+    if kind in ("thread", "shared"):
+        client = await start_thread(config(scenario, **fields), BACKEND)
+        return await shared(client) if kind == "shared" else client
     return await spawn(config(scenario, **fields), ENGINE)
+
+
+async def shared(client: StreamingClient) -> SharedEngine:
+    """The engine of `client` through a hub. To close it closes all."""
+    hub = Hub(client)
+    one, other = socket.socketpair()
+    hub.connect(one, hub.control)
+    engine = SharedEngine(other, lambda order: None)
+    await engine.ready()
+    leave = engine.close
+
+    async def close() -> None:
+        await leave()
+        hub.close()
+        await client.close()
+
+    engine.close = close  # type: ignore[method-assign]
+    return engine
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:

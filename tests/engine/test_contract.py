@@ -18,7 +18,7 @@ from penstock.messages import EngineError, QueueFull, RequestRejected
 from tests.engine.simulated import BAD_SEED, FATAL_SEED, Answer, Scenario, ask, expected, start, until
 from tests.schedule.simulated import logprob_row, request
 
-KINDS = ["thread", "process"]
+KINDS = ["thread", "process", "shared"]
 also_with_ranks = pytest.mark.parametrize("kind", [*KINDS, "ranks"])
 Starter = Callable[..., Awaitable[StreamingClient]]
 

@@ -10,6 +10,7 @@ import pytest
 from penstock.engine.core import ADMISSION_SECONDS, EngineCore
 from penstock.engine.link.wire import Abort, Add, Command, Control, Finish, Rejected, Step, Stop
 from penstock.messages import (
+    OUT_OF_MEMORY,
     Capacity,
     EngineError,
     GenerateRequest,
@@ -91,6 +92,10 @@ class TimedExecutor:
         self.clock.now += 0.010
         return msgspec.structs.replace(self.simulated.result(), timing=StepTiming(0.006, 0.003, 0.010))
 
+    def recover(self, error: Exception) -> bool:
+        self.outstanding = 0
+        return self.simulated.recover(error)
+
     def health(self) -> None:
         self.looks += 1
 
@@ -130,9 +135,21 @@ def test_keeps_as_many_plans_outstanding_as_the_executor_takes(depth: int) -> No
 def test_says_everything_of_a_step_in_one_message(depth: int) -> None:
     asked = [request(f"r{i}", 5, 10) for i in range(4)]
     port = Bench(adds(*asked), depth=depth).run()
-    assert [step.stats.steps for step in port.steps] == list(range(1, len(port.steps) + 1))
+    assert port.steps[-1].stats is not None and port.steps[-1].stats.steps == len(port.steps)
     assert len(port.steps[3].deltas) == 4
     assert {delta.incarnation for delta in port.deltas} == {3}
+
+
+def test_statistics_of_like_steps_are_sent_at_intervals() -> None:
+    bench = Bench(adds(request("a", 4, 40)), adds(request("b", 4, 5)))
+    port, sent = bench.run(), []
+    ended = {i for i, step in enumerate(port.steps) if any(delta.finish_reason for delta in step.deltas)}
+    for i, step in enumerate(port.steps):
+        if step.stats is not None:
+            sent.append(i)
+            assert step.stats.steps == i + 1
+    assert {0, 1} | ended <= set(sent), "as the number of running sequences changes"
+    assert 2 < len(sent) < len(port.steps)
 
 
 def test_requests_are_announced_before_their_first_step() -> None:
@@ -193,7 +210,8 @@ def test_a_flood_of_requests_does_not_stall_those_that_run() -> None:
     bench = Bench(adds(request("first", 4, 60)), adds(*flood))
     bench.clock.per_look = ADMISSION_SECONDS / 4
     port = bench.run()
-    waiting = [step.stats.running + step.stats.waiting for step in port.steps[:10]]
+    waiting = [step.stats.running + step.stats.waiting for step in port.steps[:10] if step.stats]
+    assert len(waiting) > 3
     assert max(b - a for a, b in pairwise(waiting)) <= 4
     for one in flood:
         assert port.answer(one).choices == {0: expected(one)}
@@ -275,6 +293,45 @@ def test_a_failing_executor_is_everybodys(monkeypatch: pytest.MonkeyPatch, part:
     monkeypatch.setattr(bench.executor, part, fail)
     with pytest.raises(RuntimeError, match="the device is gone"):
         bench.core.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("part", ["submit", "result"])
+def test_a_failed_allocation_ends_the_request_that_needed_most(
+    monkeypatch: pytest.MonkeyPatch, part: str, depth: int
+) -> None:
+    running = [request(f"running {i}", 6, 40, n=2, logprobs=0) for i in range(3)]
+    long, waiting = request("long", 60, 5), request("waiting", 6, 5)
+    bench = Bench(adds(*running), [], [], [], adds(long, waiting), depth=depth)
+    submit, result = bench.executor.submit, bench.executor.result
+    due = 0  # times
+
+    def submit_or_fail(plan: StepPlan) -> None:
+        nonlocal due
+        due += sum(new.num_prompt == 60 for new in plan.new)
+        submit(plan)
+        fail_once("submit")
+
+    def fail_once(here: str) -> None:
+        nonlocal due
+        if due == 1 and part == here:
+            due = 2
+            raise MemoryError("no memory")
+
+    def result_or_fail() -> StepResult:
+        fail_once("result")
+        return result()
+
+    monkeypatch.setattr(bench.executor, "submit", submit_or_fail)
+    monkeypatch.setattr(bench.executor, "result", result_or_fail)
+    port = bench.run()
+    assert port.answer(long).reasons == {0: "error"}
+    assert port.answer(long).ends[0].error.startswith(OUT_OF_MEMORY)
+    for asked in (*running, waiting):
+        answer = port.answer(asked)
+        assert answer.choices == {choice: expected(asked, choice) for choice in range(asked.n)}
+    assert not bench.scheduler.has_work
+    bench.scheduler.check()
 
 
 def test_work_that_is_never_planned_is_an_error_and_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

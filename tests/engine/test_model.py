@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-import penstock
 from penstock.config.engine import EngineConfig
 from penstock.engine.launch import launch
 from penstock.messages import EngineError, GenerateRequest, SamplingParams, unpack_rows
+from penstock.weights.packaged import embedded_model
 from tests.engine.simulated import Answer, ask
 
-MODEL = Path(penstock.__file__).parent / "assets" / "python-2m"
+MODEL = embedded_model()
 PROMPTS = [(5, 9, 300, 17), tuple(range(40, 100)), (1000,)]
 
 
 def config(model: Path = MODEL) -> EngineConfig:
     return EngineConfig(
         model=str(model),
-        name="python-2m",
+        name="python-8m",
         dtype="float32",
         max_model_len=256,
         max_num_seqs=8,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.engine.queue import RequestQueue
-from penstock.messages import QueueFull
+from penstock.messages import LATER_PRIORITY, QueueFull
 
 
 class Queue(RequestQueue):
@@ -30,7 +30,7 @@ def test_what_can_start_at_once_does_not_wait() -> None:
         queue.check(1)
     for _ in range(2):
         queue.leave(1, started=True)
-    queue.running(2)
+    queue.running = 2
     with pytest.raises(QueueFull):
         queue.check(1)
     queue.leave(1, started=False)
@@ -40,7 +40,7 @@ def test_what_can_start_at_once_does_not_wait() -> None:
 
 def test_tokens_are_bounded_but_a_request_alone_may_wait() -> None:
     queue = Queue()
-    queue.running(2)
+    queue.running = 2
     queue.check(1000)
     queue.join(1000)
     with pytest.raises(QueueFull, match=r"have 1000 tokens, and 1 more would exceed the limit of 100"):
@@ -50,6 +50,23 @@ def test_tokens_are_bounded_but_a_request_alone_may_wait() -> None:
     queue.check(40)
     with pytest.raises(QueueFull, match="--max-waiting-tokens"):
         queue.check(41)
+
+
+def test_requests_for_later_leave_half_of_the_queue_to_others() -> None:
+    queue = Queue(max_waiting=4)
+    queue.running = 2
+    for _ in range(2):
+        queue.check(20, LATER_PRIORITY)
+        queue.join(20)
+    for tokens in (1, 20):
+        with pytest.raises(QueueFull, match="half of the requests or tokens"):
+            queue.check(tokens, LATER_PRIORITY)
+    queue.check(60, LATER_PRIORITY - 1)
+    queue.leave(20, started=True)
+    with pytest.raises(QueueFull):
+        queue.check(31, LATER_PRIORITY)
+    queue.check(30, LATER_PRIORITY)
+    assert queue.refused == 0
 
 
 @pytest.mark.parametrize("rate", [0.8, 4.0, 50.0])

@@ -195,3 +195,20 @@ async def test_closing_while_the_engine_starts_again(engine: Starter) -> None:
     await client.close()
     with pytest.raises(EngineError, match="closed"):
         await tasks[0]
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_cancelled_close_is_cancelled(engine: Starter, ticks: int) -> None:
+    """Also while the end that it waits for comes. Else a client that is closed would start another engine."""
+    client = await engine()
+    link = client._link
+    closing = asyncio.create_task(link.close())
+    await asyncio.sleep(0)
+    link._ended.set()  # type: ignore[attr-defined]
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    was_done = closing.done()
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert was_done or closing.cancelled()
+    await until(lambda: not alive(client.info.pid), "its end")

@@ -100,7 +100,7 @@ async def test_a_rejection_ends_the_stream(streams: Streams) -> None:
 async def test_a_late_request_is_aborted_as_other_choices_may_run(streams: Streams) -> None:
     stream = streams.open(request("a"))
     stream.sent = True
-    streams.take(step(rejected=[Rejected("a", "too late", late=True)]))
+    streams.take(step(rejected=[Rejected("a", "too late", "deadline")]))
     with pytest.raises(DeadlineExceeded, match="too late"):
         await stream.read()
     assert streams.close(stream) == ["a"]

@@ -65,7 +65,7 @@ def test_commands_arrive_as_sent(command: Command) -> None:
     [
         Ready(INFO, EngineStats(blocks_total=(4, 5))),
         Ended("because"),
-        Step(EngineStats(steps=4), [DELTA], [Rejected("x", "no", True)], ["y"], [ControlReply(1, "", "no such")]),
+        Step(EngineStats(steps=4), [DELTA], [Rejected("x", "no", "deadline")], ["y"], [ControlReply(1, "", "no such")]),
     ],
     ids=lambda event: type(event).__name__,
 )

@@ -24,6 +24,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 16},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 16, "sliding_window_pattern": 4},
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 32,
+        "sliding_window": 16,
+    },
+    "gemma4_moe": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 16,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "moe_intermediate_size": 32,
+    },
     "mixtral": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8},
     "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], **_QWEN2_MOE},
     # Tensors of another form: heads fused by group, transposed matrices, halves and heads fused, rows in another order.
@@ -33,6 +47,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "glm4": {"architectures": ["Glm4ForCausalLM"]},
     "gpt_oss": {"architectures": ["GptOssForCausalLM"], "num_local_experts": 8, "intermediate_size": 80},
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 4,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    },
     "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **_EXPERTS, "tie_word_embeddings": True},
 }
 

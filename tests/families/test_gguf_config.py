@@ -165,6 +165,15 @@ def test_q_k_and_v_in_one_tensor_are_refused(written: Written) -> None:
         load_spec(written("llama2", edit=fuse))
 
 
+def test_latents_whose_keys_and_values_are_one_tensor_are_refused(written: Written) -> None:
+    def join(tensors: dict[str, Any]) -> None:
+        keys, values = (tensors.pop(f"blk.0.attn_{part}_b.weight") for part in "kv")
+        tensors["blk.0.attn_kv_b.weight"] = np.concatenate([keys.swapaxes(1, 2), values], 1).reshape(-1, keys.shape[1])
+
+    with pytest.raises(UnsupportedModel, match=r"blk.0.attn_kv_b.weight: .* convert the model again"):
+        load_spec(written("deepseek_v3", edit=join))
+
+
 def test_an_unknown_architecture_is_named_with_those_that_are_known(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "m.gguf", "mamba")
     writer.write_header_to_file()

@@ -36,7 +36,11 @@ LLAMA: dict[str, Any] = {
 }
 
 
-ONLY_VERSION_5 = ("gemma3_linear", "ministral", "ministral3", "granite_4", "granite_4_dense")
+ONLY_VERSION_5 = (
+    *("gemma3_linear", "ministral", "ministral3", "granite_4", "granite_4_dense"),
+    *("granite_4_hybrid", "granite_4_mamba", "qwen3_next", "qwen3_5_moe"),
+    *("gemma4", "gemma4_moe", "gemma4_separate", "gemma4_shared"),
+)
 QWEN2_MIXTURE = MoESpec(7, 3, 40, False, shared_intermediate_size=56, shared_gate=True)
 
 
@@ -64,8 +68,12 @@ def test_sources_are_exactly_the_checkpoint_transformers_writes(
         for source in parameter.sources:
             read[source.name] += source.rows
     unread = {name: shapes[name][-1 if is_transposed(spec, name) else 0] - rows for name, rows in read.items()}
-    positions = {name for name, rows in unread.items() if rows}
-    assert positions == ({"model.decoder.embed_positions.weight"} if variant == "opt" else set())
+    if variant == "gemma4_shared":  # each layer reads its part, and all read one norm
+        return
+    # kv_b_proj is read by rows for values, by columns for keys: tests/weights/test_shards.py compares what comes of it.
+    others = {name for name, rows in unread.items() if rows and not name.endswith("kv_b_proj.weight")}
+    positions, keys_and_values = "model.decoder.embed_positions.weight", "model.layers.5.self_attn.k_proj.weight"
+    assert others == {"opt": {positions}, "gemma4": {keys_and_values}}.get(variant, set())
     assert spec.tie_embeddings == (not {"lm_head.weight", "embed_out.weight"} & shapes.keys())
 
 
@@ -79,6 +87,8 @@ def test_sources_are_exactly_the_checkpoint_transformers_writes(
         ("mistral_window", (16,), [0, 0, 0]),
         ("gemma3", (0, 16), [1, 1, 1, 1, 1, 0]),
         ("gemma3_linear", (0, 16), [0, 1, 1, 0]),
+        ("gemma4", (0, 16), [1, 1, 1, 1, 1, 0]),
+        ("gemma4_shared", (0, 16), [1, 0] * 3),
         ("mixtral", (0,), [0, 0, 0]),
         ("mixtral_window", (16,), [0, 0, 0]),
         ("qwen2_moe_normed", (0, 16), [1, 0, 0]),
@@ -91,7 +101,9 @@ def test_windows_and_their_layers(
     spec = load_spec(tiny_checkpoint(variant))
     assert spec.windows == windows
     assert [layer.kv_group for layer in spec.layers] == groups
-    assert sorted(i for group in range(len(windows)) for i in spec.group_layers(group)) == list(range(len(groups)))
+    own = [i for i in range(len(groups)) if spec.kv_layer(i) == i]
+    assert sorted(i for group in range(len(windows)) for i in spec.group_layers(group)) == own
+    assert {*own} == ({0, 1, 2} if variant == "gemma4_shared" else {*range(len(groups))})
 
 
 def test_a_window_counts_its_query_as_transformers_masks_it() -> None:
@@ -223,6 +235,48 @@ def test_gemma3_scaling_of_version_4_concerns_full_layers_alone(tiny_checkpoint:
     spec = spec_from_config(config | {"rope_scaling": {"type": "linear", "factor": 8.0}})
     assert spec.layers[5].attention.rope == RopeSpec(1e6, "linear", 8.0)
     assert {layer.attention.rope for layer in spec.layers[:5]} == {RopeSpec(1e4)}
+
+
+GEMMA_4_31B = {
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+}
+
+
+def test_the_language_model_of_a_multimodal_gemma4() -> None:
+    config = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": GEMMA_4_31B, "vision_config": {}}
+    spec = spec_from_config(config)
+    assert (spec.vocab_size, spec.max_position, spec.tie_embeddings) == (262_144, 131_072, True)
+    assert spec.windows == (0, 1024) and spec.group_layers(0) == list(range(5, 60, 6))
+    full, sliding = spec.layers[5].attention, spec.layers[0].attention
+    assert (full.page.heads, full.head_dim, full.scale, full.keys_are_values) == (4, 512, 1.0, True)
+    assert (sliding.page.heads, sliding.head_dim, sliding.scale, sliding.keys_are_values) == (16, 256, 1.0, False)
+    assert full.rope == RopeSpec(1e6, "proportional", turning=64) and sliding.rope == RopeSpec(1e4)
+    assert all(s.name.startswith("model.language_model.") for p in spec.parameters for s in p.sources)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_bidirectional_attention", "all"),
+        ("num_kv_shared_layers", 58),
+        ("num_kv_shared_layers", 61),
+    ],
+)
+def test_what_gemma4_lacks_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(UnsupportedModel, match=field):
+        spec_from_config({**GEMMA_4_31B, "architectures": ["Gemma4ForCausalLM"], field: value})
 
 
 def test_the_language_model_of_a_multimodal_gemma3() -> None:

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from penstock.config import Place, Split
 from penstock.config.split import part
-from penstock.families import CannotSplit, Parameter, check_split, model_facts, shard
+from penstock.families import CannotSplit, LatentSpec, Parameter, check_split, model_facts, shard
 from penstock.families.shard import stage_layers, tensor_sizes
 from tests.families.divisible import CONFIGS, spec_of
 
 SPLITS = st.builds(Split, st.sampled_from([1, 2, 4]), st.integers(1, 5))
+
+
+COLUMNS = ".key_up.weight"  # made of columns of a tensor whose other rows are another parameter
 
 
 def values_of(parameter: Parameter) -> Counter[tuple[str, int, int, int]]:
@@ -39,15 +42,19 @@ def test_ranks_read_every_value_and_only_what_is_whole_everywhere_twice(
     read: Counter[tuple[str, int]] = Counter()
     for place in split.places:
         for parameter in shard(spec, place).parameters:
+            if parameter.name.endswith(COLUMNS):
+                continue
             for (name, row, _, width), times in values_of(parameter).items():  # rows of the parameter, as are columns
                 assert times == 1
                 read[name, row] += width
     vocabulary = {s.name for p in spec.parameters if p.kind == "vocabulary" for s in p.sources}
     for parameter in spec.parameters:
         name = parameter.name
-        everywhere = (
-            "norm" in name or ".router." in name or ".shared.gate." in name or name == "embedding.positions.weight"
-        )
+        if name.endswith(COLUMNS):
+            continue
+        whole = ("norm", ".router.", ".shared.gate.", "embedding.positions.weight", ".output_scale.", ".choice.")
+        whole += (".expert_scales.", ".query_down.", ".latent.", ".key_rope.")
+        everywhere = any(part in name for part in whole)
         copies = split.tensor if everywhere else 1
         for source in parameter.sources:
             twice = spec.tie_embeddings and split.pipeline > 1 and source.name in vocabulary
@@ -67,11 +74,17 @@ def test_a_ranks_layers_are_those_its_parameters_describe(family: str, split: Sp
         shapes = {parameter.name: parameter.shape for parameter in mine.parameters}
         hidden = spec.hidden_size
         for i, layer in enumerate(mine.layers):
-            width = layer.attention.query_width
-            rows = width + 2 * layer.attention.kv_width
-            assert shapes[f"layers.{i}.qkv.weight"] == (rows, hidden)
-            assert shapes[f"layers.{i}.output.weight"] == (hidden, width)
-            assert (f"layers.{i}.output.bias" in shapes) == layer.attention.output_bias
+            attention = layer.attention
+            if isinstance(attention, LatentSpec):
+                heads, low = attention.num_heads, attention.query_rank or hidden
+                assert shapes[f"layers.{i}.query.weight"] == (heads * attention.key_dim, low)
+                assert shapes[f"layers.{i}.key_up.weight"] == (heads * attention.rank, attention.key_dim)
+                assert shapes[f"layers.{i}.output.weight"] == (hidden, heads * attention.value_dim)
+            else:
+                width = attention.query_width
+                assert shapes[f"layers.{i}.qkv.weight"] == (width + 2 * attention.kv_width, hidden)
+                assert shapes[f"layers.{i}.output.weight"] == (hidden, width)
+                assert (f"layers.{i}.output.bias" in shapes) == attention.output_bias
             if layer.moe is None:
                 name, halves = ("gate_up", 2) if layer.gated else ("up", 1)
                 assert shapes[f"layers.{i}.{name}.weight"] == (halves * layer.intermediate_size, hidden)
@@ -81,7 +94,7 @@ def test_a_ranks_layers_are_those_its_parameters_describe(family: str, split: Sp
                 assert shapes[f"layers.{i}.router.weight"] == (layer.moe.num_experts, hidden)
                 assert shapes[f"layers.{i}.experts.gate_up.weight"] == (held * 2 * size, hidden)
                 assert shapes[f"layers.{i}.experts.down.weight"] == (held * hidden, size)
-        assert sum(name.endswith("qkv.weight") for name in shapes) == len(mine.layers)
+        assert sum(name.endswith(".output.weight") for name in shapes) == len(mine.layers)
         assert ("embedding.weight" in shapes) == place.first
         assert mine.has_head == ("norm.weight" in shapes) == place.last
         if place.last:

@@ -13,6 +13,7 @@ from penstock.families.gguf.config import architectures
 from penstock.families.registry import ENCODERS
 from penstock.families.supported import supported_models
 
+QWEN3_5 = ("ForCausalLM", "ForConditionalGeneration", "MoeForCausalLM", "MoeForConditionalGeneration")
 PAGE = Path(__file__).parents[2] / "docs" / "supported-models.md"
 
 
@@ -30,7 +31,11 @@ def test_every_architecture_is_in_the_table_and_every_gguf_architecture_too() ->
 def test_what_a_row_says_follows_from_the_spec() -> None:
     rows = {row.architecture: row for row in supported_models()}
     undivided = [name for name, row in rows.items() if not row.tensor_ranks and row.gives == "text"]
-    assert undivided == ["Olmo2ForCausalLM", "Olmo3ForCausalLM"]
+    stateful = [name for name, row in rows.items() if row.states]
+    qwen = ["Qwen3NextForCausalLM", *(f"Qwen3_5{kind}" for kind in QWEN3_5)]
+    assert stateful == [*qwen, "GraniteMoeHybridForCausalLM", "Mamba2ForCausalLM", "NemotronHForCausalLM"]
+    assert {*undivided} == {*stateful, "Olmo2ForCausalLM", "Olmo3ForCausalLM"}
+    assert not any(rows[name].expert_ranks or rows[name].flashinfer for name in stateful)
     assert rows["Glm4MoeForCausalLM"].expert_ranks and not rows["Glm4ForCausalLM"].expert_ranks
     assert not rows["Gemma2ForCausalLM"].flashinfer and rows["Gemma3ForCausalLM"].flashinfer
     assert not rows["GptOssForCausalLM"].flashinfer

@@ -56,11 +56,11 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tok
         show_progress=False,
     )
     backend.train_from_iterator(["hello world, this is a test of the stop string"] * 4, trainer)
-    folder: Path = tmp_path_factory.mktemp("tokenizer")
-    backend.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     loaded = []
     for more in ({"chat_template": TEMPLATE}, {}):
+        folder: Path = tmp_path_factory.mktemp("tokenizer")
+        backend.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(json.dumps({**config, **more}))
         loaded.append(Tokenizer.load(folder))
     return loaded[0], loaded[1]

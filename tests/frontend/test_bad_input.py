@@ -293,10 +293,12 @@ async def test_a_wrong_token_is_told_with_its_place(site: Site) -> None:
 async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     there = await site.http.post("/v1/embedding", json={"input": "x"})
     assert there.status_code == 404
-    assert (
-        "there is no route /v1/embedding; the routes are /v1/batches, /v1/chat/completions, /v1/chat/ws, "
-        in (there.json()["error"]["message"])
-    )
+    message = there.json()["error"]["message"]
+    assert message.startswith("there is no route /v1/embedding; did you mean /v1/embeddings")
+    assert message.endswith("? GET /openapi.json lists all routes")
+    far = await site.http.get("/zzzzzzzz")
+    assert far.json()["error"]["message"] == "there is no route /zzzzzzzz; GET /openapi.json lists all routes"
+    assert (await site.http.get("/openapi.json")).status_code == 200
     got = await site.http.get("/v1/completions")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
     assert got.json()["error"]["message"] == "/v1/completions does not take GET; send POST"

@@ -10,11 +10,13 @@ from typing import Any
 import httpx
 import pytest
 from openai.types import Batch, FileObject
+from openai.types.responses import Response
 
 from penstock.frontend import RequestLimits
 from penstock.frontend.batches.multipart import FormPart, read_boundary, read_form
 from penstock.frontend.errors import APIError
-from tests.frontend.conftest import NAME, Site, live
+from penstock.frontend.storage import batches
+from tests.frontend.conftest import NAME, Site, live, until
 
 CHAT = "/v1/chat/completions"
 Sites = Callable[..., Site]
@@ -29,9 +31,9 @@ async def upload(client: httpx.AsyncClient, content: bytes, name: str = "in.json
     return await client.post("/v1/files", files={"file": (name, content)}, data={"purpose": "batch", **fields})
 
 
-async def begin(client: httpx.AsyncClient, content: bytes) -> dict[str, Any]:
+async def begin(client: httpx.AsyncClient, content: bytes, endpoint: str = CHAT) -> dict[str, Any]:
     file = (await upload(client, content)).json()
-    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h"}
     made = await client.post("/v1/batches", json=body)
     assert made.status_code == 200, made.text
     Batch.model_validate(made.json())
@@ -172,8 +174,25 @@ async def test_a_batch_answers_each_request_once(make_site: Sites, tmp_path: Pat
         assert await answers(client, batch["error_file_id"]) == {"id-3": 400}
         assert (await client.post(f"/v1/batches/{made['id']}/cancel")).status_code == 409
         assert [found["id"] for found in (await client.get("/v1/batches")).json()["data"]] == [made["id"]]
-    lowest = RequestLimits().max_priority
-    assert {request.priority for request in site.engine.requests} == {lowest}
+    assert min(request.priority for request in site.engine.requests) > RequestLimits().max_priority
+
+
+async def test_a_batch_of_responses(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    site.says("hello")
+    bodies = [{"input": "hello", "stream": True}, {"input": "hello", "previous_response_id": "resp_1"}, {}]
+    rows = [{"custom_id": f"id-{i}", "url": "/v1/responses", "body": body} for i, body in enumerate(bodies)]
+    async with live(site) as port, client_of(port) as client:
+        content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        batch = await ended(client, (await begin(client, content, "/v1/responses"))["id"])
+        output = (await client.get(f"/v1/files/{batch['output_file_id']}/content")).json()
+        shown = output["response"]["body"]
+        answer = Response.model_validate(shown)
+        assert (output["custom_id"], answer.output_text, answer.status) == ("id-0", "hello", "completed")
+        assert shown["store"] is False and (await client.get(f"/v1/responses/{answer.id}")).status_code == 404
+        assert await answers(client, batch["error_file_id"]) == {"id-1": 400, "id-2": 400}
+        errors = (await client.get(f"/v1/files/{batch['error_file_id']}/content")).text
+        assert "previous_response_id is not supported in a batch" in errors
 
 
 async def test_a_batch_goes_on_where_a_server_ended(make_site: Sites, tmp_path: Path) -> None:
@@ -224,9 +243,9 @@ async def test_a_batch_can_be_cancelled(make_site: Sites, tmp_path: Path) -> Non
     site.engine.gate = asyncio.Event()
     async with live(site) as port, client_of(port) as client:
         first = await begin(client, b"".join(line(f"id-{i}") for i in range(50)))
-        second = await begin(client, line("x"))
         while site.engine.running < 16:
             await asyncio.sleep(0.01)
+        second = await begin(client, line("x"))
         for made in (first, second):
             assert (await client.post(f"/v1/batches/{made['id']}/cancel")).json()["status"] == "cancelling"
         site.engine.gate.set()
@@ -234,6 +253,30 @@ async def test_a_batch_can_be_cancelled(make_site: Sites, tmp_path: Path) -> Non
         assert batch["status"] == "cancelled" and batch["request_counts"]["completed"] == 16
         assert len(await answers(client, batch["output_file_id"])) == 16
         assert (await ended(client, second["id"]))["status"] == "cancelled"
+
+
+async def test_batches_take_turns(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, client_of(port) as client:
+        long = await begin(client, b"".join(line(f"id-{i}", max_tokens=2) for i in range(300)))
+        while site.engine.running < 16:
+            await asyncio.sleep(0.01)
+        short = [await begin(client, b"".join(line(f"{n}-{i}", max_tokens=n) for i in range(10))) for n in (3, 4)]
+        for made in short:
+            while (await client.get(f"/v1/batches/{made['id']}")).json()["status"] == "validating":
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # both wait for places
+        site.engine.gate.set()
+        for made in short:
+            assert (await ended(client, made["id"]))["request_counts"]["completed"] == 10
+        counts = (await client.get(f"/v1/batches/{long['id']}")).json()["request_counts"]
+        assert counts["completed"] < 150
+        assert (await ended(client, long["id"]))["request_counts"]["completed"] == 300
+    order = [request.sampling.max_tokens for request in site.engine.requests]
+    assert order[:16] == [2] * 16 and len(order) == 320
+    turns = order[16:48]  # of three batches; one misses some while it asks the storage whether it is cancelled
+    assert turns.count(3) == turns.count(4) == 10 and turns.count(2) <= 12
 
 
 async def test_clients_go_before_batches(make_site: Sites, tmp_path: Path) -> None:
@@ -291,3 +334,28 @@ async def test_another_key_finds_nothing(make_site: Sites, tmp_path: Path) -> No
         assert (await client.post("/v1/batches", json=wanted)).status_code == 404
         for path in ("/v1/files", "/v1/batches", f"/v1/files?after={made['input_file_id']}"):
             assert (await client.get(path)).json().get("data", []) == []
+
+
+@pytest.mark.parametrize("other", [None, "two"])
+async def test_batches_of_a_key_that_is_not_used_wait(make_site: Sites, tmp_path: Path, other: str | None) -> None:
+    site = make_site(state_dir=str(tmp_path), api_key="one")
+    site.engine.gate = asyncio.Event()
+    async with live(site) as port, client_of(port, "one") as client:
+        made = await begin(client, b"".join(line(f"{i}", max_tokens=9) for i in range(30)))
+        await until(lambda: site.engine.running > 0)
+    site = make_site(state_dir=str(tmp_path), api_key=other)
+    async with live(site) as port, client_of(port, other or "") as client:
+        assert (await client.get(f"/v1/batches/{made['id']}")).status_code == 404
+        assert (await client.post(CHAT, json=json.loads(line("a"))["body"])).status_code == 200
+        assert len(site.engine.requests) == 1  # the batch's are older
+        assert site.app.background is not None
+        stored = site.app.background._storage  # type: ignore[attr-defined]
+
+        def rows(connection: Any) -> list[int]:
+            counts = ("batches", "files WHERE complete = 0")
+            return [connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in counts]
+
+        assert await stored.run(rows) == [1, 2]
+        await stored.run(lambda connection: connection.execute("UPDATE batches SET expires = 1"))
+        await stored.run(batches.expire)
+        assert await stored.run(rows) == [0, 0]

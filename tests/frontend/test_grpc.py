@@ -26,14 +26,14 @@ Request, Answer, StreamAnswer = MESSAGES["InferRequest"], MESSAGES["InferAnswer"
 
 
 @contextlib.asynccontextmanager
-async def serving(site: Site, tls: TLS | None = None, trust: bytes | None = None) -> AsyncIterator[Any]:
-    """A channel to the service, which stops with the block."""
+async def serving(site: Site, tls: TLS | None = None, trust: bytes | None = None, **options: int) -> AsyncIterator[Any]:
+    """A channel with these options to the service, which stops with the block."""
     sock, stop, port = listening(), asyncio.Event(), free_port()
     beside = GRPCServer(site.app, "127.0.0.1", port, tls)
     running = asyncio.create_task(serve(site.app, sock, stop=stop, beside=beside))
     credentials = None if tls is None else grpc.ssl_channel_credentials(trust)
     make = grpc.aio.insecure_channel if tls is None else grpc.aio.secure_channel
-    channel = make(f"127.0.0.1:{port}", *([] if credentials is None else [credentials]))
+    channel = make(f"127.0.0.1:{port}", *([] if credentials is None else [credentials]), options=[*options.items()])
     try:
         async with channel:
             await asyncio.wait_for(channel.channel_ready(), 20)

@@ -1,11 +1,15 @@
 """What takes long is done beside the event loop, where every stream waits; and what is the same for all, once."""
 
+import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from penstock.frontend.offload import FewThreads
+from penstock.text.prompts import PromptWorkers
 from tests.frontend.conftest import Site
 
 HERE = threading.main_thread()
@@ -68,3 +72,43 @@ async def test_choices_share_their_prompts_logprobs(
     assert spelled[1] < spelled[0] + 20
     one, five = ([{**choice, "index": 0} for choice in answer["choices"]] for answer in answers)
     assert five == [choice for choice in one for _ in range(5)]
+
+
+async def test_a_large_prompt_that_takes_too_long_is_refused(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that encodes it is killed, and the next prompt gets another. A client that leaves frees no thread."""
+    monkeypatch.setattr("penstock.frontend.served.PromptWorkers", partial(PromptWorkers, seconds=0.3))
+    site = make_site(max_model_len=4_000_000)
+    hostile, plain = "ab" * 1_900_000, "hello world " * 6000
+    assert (await site.post("/tokenize", prompt=plain))["tokens"] == site.tokenizer.encode(plain)
+    for path, body in (
+        ("/v1/completions", {"prompt": hostile}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": hostile}]}),
+    ):
+        response = await site.http.post(path, json={"max_tokens": 1, **body})
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["code"] == "prompt_too_slow"
+        assert "0.3 s of processor time" in error["message"]
+    assert (await site.post("/tokenize", prompt=plain))["count"] == len(site.tokenizer.encode(plain))
+
+
+async def test_threads_whose_callers_leave_still_count() -> None:
+    few, go = FewThreads(2), threading.Event()
+    try:
+        callers = [asyncio.create_task(few.run(go.wait)) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        assert few.waiting == 2
+        later = asyncio.create_task(few.run(lambda: "done"))
+        await asyncio.sleep(0.05)
+        assert not later.done()
+    finally:
+        go.set()
+    assert await later == "done"
+    async with asyncio.timeout(10):
+        while few.waiting:  # the threads of the callers that left end in their own time
+            await asyncio.sleep(0.01)

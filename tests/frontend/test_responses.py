@@ -1,5 +1,7 @@
 """OpenAI's Responses API over a scripted engine: items, events, what is stored and for whom, and the limits."""
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ from openai.types.responses.response_item_list import ResponseItemList
 from openai.types.responses.response_stream_event import ResponseStreamEvent
 from pydantic import TypeAdapter
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
+from websockets.frames import CloseCode
 
 from penstock.frontend import RequestLimits
-from tests.frontend.conftest import Site, live
+from tests.frontend.conftest import Site, live, until
 
 PATH = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -204,3 +208,25 @@ async def test_a_socket_creates_one_response_after_the_other(make_site: Sites, t
         while (event := json.loads(await opened.recv()))["type"] != "error":
             pass
         assert event["error"]["code"] == "invalid_json"
+
+
+async def test_messages_that_wait_on_a_socket_are_in_the_budget_of_bodies(make_site: Sites, tmp_path: Path) -> None:
+    """One response at a time is made, so the others' messages would be held without a bound."""
+    limits = RequestLimits(max_body_bytes=150_000, max_buffered_bytes=250_000)
+    site = make_site(state_dir=str(tmp_path), limits=limits, max_model_len=8192)
+    site.says("hello")
+    async with live(site) as port:
+        async with connect(f"ws://127.0.0.1:{port}{PATH}") as opened:
+            site.engine.gate = asyncio.Event()
+            await opened.send(json.dumps({"type": "response.create", "input": "hello"}))
+            await until(lambda: site.engine.running == 1)
+            padded = json.dumps({"type": "response.create", "input": "hello " * 16_000})
+            with contextlib.suppress(ConnectionClosedError):
+                for _ in range(8):
+                    await opened.send(padded)
+                    await asyncio.sleep(0.1)  # it is received, and waits for its turn
+            async with asyncio.timeout(10):
+                await opened.wait_closed()
+            assert opened.close_code == CloseCode.TRY_AGAIN_LATER
+            assert "the limit is 250000 in total" in str(opened.close_reason)
+        await until(lambda: site.app.bodies.used == 0)

@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.frontend import RequestLimits, serve
 from tests.frontend.conftest import Site, listening, live, until
+from tests.frontend.test_bounds import callbacks
 
 USER = {"messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**USER, "stream": True}
@@ -108,6 +109,23 @@ async def test_a_wrong_message_is_answered_and_the_socket_stays(
         assert set(event["error"]) == {"message", "type", "param", "code"} and says in event["error"]["message"]
         await ask(opened, "b", **USER, max_tokens=2)
         assert (await events(opened, "b"))["b"][0]["type"] == "completion"
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/responses"])
+async def test_a_message_costs_no_more_than_its_bytes(site: Site, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = '{"type":"response.create"' + "".join(f',"{i:x}":1' for i in range(380_000)) + "}"
+    lists = '{"type":"response.create","input":[' + "[]," * 1_390_000 + "[]]}"
+    async with live(site) as port, connect(f"ws://127.0.0.1:{port}{path}") as opened:
+        with callbacks(monkeypatch) as held:
+            for message in (keys, lists):
+                await opened.send(message if path != PATH else '{"id":"a","body":' + message + "}")
+                assert json.loads(await opened.recv())["error"]["code"] == "body_too_complex"
+        assert max(held) < 0.02
+        await opened.send(
+            '{"id":"a","body":{"a":1,"a":2}}' if path == PATH else '{"type":"response.create","a":1,"a":2}'
+        )
+        assert json.loads(await opened.recv())["error"]["code"] == "duplicate_key"
+    assert site.app.bodies.used == 0
 
 
 async def test_requests_on_a_socket_are_limited_and_ids_are_unique(make_site: Callable[..., Site]) -> None:

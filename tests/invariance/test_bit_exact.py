@@ -74,6 +74,13 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
     check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
 
 
+@pytest.mark.parametrize("way", ["fp32", "bf16", "int8"])
+def test_nothing_else_counts_over_latents(way: str, tmp_path: Path) -> None:
+    how = {**WAYS[way], "kv_cache_dtype": "auto"}
+    machine = Machine(write_tiny_checkpoint("deepseek_v3", tmp_path / "model"), **how)
+    check_ways(machine, with_logprobs(requests("deepseek_v3")[:24]), few_blocks=30)
+
+
 @pytest.mark.rare
 @pytest.mark.parametrize(
     "variant",
@@ -89,6 +96,11 @@ def test_nothing_but_the_request_counts(way: str, variant: str, tmp_path: Path) 
         "phi3_long",
         "gpt_oss",
         "llama4",
+        "gemma4",
+        "gemma4_shared",
+        "gemma4_moe",
+        "deepseek_v2",
+        "deepseek_v2_grouped",
     ],
 )
 def test_nothing_else_counts_in_blocks_of_other_kinds(variant: str, tmp_path: Path) -> None:

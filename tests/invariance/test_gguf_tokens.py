@@ -62,10 +62,10 @@ def test_tokens_are_those_of_the_dense_checkpoint(tmp_path: Path) -> None:
         GenerateRequest(
             request_id=str(i),
             prompt_ids=tuple(tokenizer.encode(prompt)),
-            sampling=SamplingParams(seed=0, max_tokens=32, temperature=0.0, ignore_eos=True),
+            sampling=SamplingParams(seed=0, max_tokens=16, temperature=0.0, ignore_eos=True),
         )
         for i, prompt in enumerate(PROMPTS)
     ]
     expected = Machine(write_dense(tmp_path)).run([wave], seqs=4)
-    assert all(len(set(tokens)) > 8 for tokens in expected.values())
+    assert all(len(set(tokens)) > 6 for tokens in expected.values())
     assert Machine(smollm2()).run([wave], seqs=4) == expected

@@ -67,7 +67,7 @@ def logits_of(
     held = {name: there(value, device) for name, value in parameters.items()}
     decoder = make(spec, held, kernels, kinds=kinds, context=context)
     each, groups = -(-max(map(len, prompts)) // BLOCK_SIZE), len(spec.windows)
-    pages = KVPages(spec, [1 + len(prompts) * each] * groups, BLOCK_SIZE, dtype, device=device)
+    pages = KVPages(spec, [1 + len(prompts) * each] * groups, BLOCK_SIZE, dtype, device=device, rows=len(prompts))
     batch = ResidentBatch(len(prompts), each * BLOCK_SIZE, BLOCK_SIZE, groups, HERE, shared=True)
     arrays = StepArrays.empty(len(prompts), len(prompts), sum(map(len, prompts)), groups, HERE)
     ids = [np.random.default_rng(group).permutation(len(prompts) * each) + 1 for group in range(groups)]
@@ -86,14 +86,12 @@ def logits_of(
         ReferenceStep().fill(batch.state, arrays, len(rows), BLOCK_SIZE)
         count = units.tokens
         seen = [attention_batch(group, window, batch, units) for group, window in enumerate(spec.windows)]
-        step = StepInput(
-            arrays.token_ids[:count],
-            arrays.positions[:count],
-            tuple(
-                GroupInput(kernels.attention.prepare(each, pages.group_keys(group)), blocks, arrays.offsets[:count])
-                for group, (each, blocks) in enumerate(zip(seen, arrays.blocks[:, :count], strict=True))
-            ),
-        )
+        inputs = [
+            GroupInput(kernels.attention.prepare(each, pages.group_keys(group)), blocks, arrays.offsets[:count])
+            for group, (each, blocks) in enumerate(zip(seen, arrays.blocks[:, :count], strict=True))
+        ]
+        inputs.append(GroupInput(arrays.units[:, : len(rows)].T, arrays.offsets, arrays.offsets))
+        step = StepInput(arrays.token_ids[:count], arrays.positions[:count], tuple(inputs))
         computed = decoder.logits(decoder.forward(there(step, device), pages.layers))
         if computed is not None:
             for i, part in zip(left, computed.cpu().split(counts), strict=True):

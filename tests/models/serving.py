@@ -92,8 +92,8 @@ def parts(
 
 
 def make_pages(made: Parts, device: torch.device = HERE) -> KVPages:
-    config = made.config
-    return KVPages(made.spec, made.num_blocks, config.block_size, getattr(torch, config.kv_dtype), device=device)
+    config, dtype = made.config, getattr(torch, made.config.kv_dtype)
+    return KVPages(made.spec, made.num_blocks, config.block_size, dtype, device=device, rows=config.max_num_seqs)
 
 
 def make_runner(

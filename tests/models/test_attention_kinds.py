@@ -1,4 +1,4 @@
-"""Kinds of attention that only this file knows run in a Decoder: latent, recurrent, and an encoder's."""
+"""Kinds of attention that only this file knows run in a Decoder: latent, with a state, and an encoder's."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -9,15 +9,16 @@ from torch import Tensor
 
 from penstock.config import EngineConfig, Place, Split
 from penstock.config.facts import PageShape
-from penstock.config.memory import blocks_bytes
+from penstock.config.memory import blocks_bytes, states_bytes
 from penstock.families import ModelSpec, UnsupportedModel, model_facts, shard
-from penstock.families.attention_kinds import AttentionMemory, GroupedQuerySpec, TensorSplit
 from penstock.families.hf_config import HFConfig
+from penstock.families.kinds.attention import AttentionMemory, GroupedQuerySpec, TensorSplit
 from penstock.families.llama_like import decoder_spec, grouped_query_parameters, layer_spec
 from penstock.families.registry import check_layers
 from penstock.families.spec import Parameter, stacked
 from penstock.kernels import AttentionBatch, Kernels, Platform
 from penstock.kernels.attention import ReferenceAttention
+from penstock.kernels.batch_arrays import BATCH_ROW, CONTEXT, FIRST, LENGTH
 from penstock.models import GroupInput, LayerCache, LayerParameters
 from penstock.models.attention import ATTENTION_KINDS
 from penstock.runtime.pages import KVArena, KVPages, arena_bytes
@@ -56,7 +57,7 @@ class EncoderSpec(ToySpec): ...
 
 
 LATENT = LatentSpec(PageShape(1, 1, WIDTH))
-RECURRENT = RecurrentSpec(PageShape(1, 1, WIDTH, per_token=False))
+RECURRENT = RecurrentSpec(PageShape(1, 1, WIDTH, state=True))
 ENCODER = EncoderSpec(PageShape(1, 1, 0), causal=False)
 
 
@@ -80,8 +81,8 @@ class Toy:
 
     def attend(self, kernels: Kernels, x: Tensor, rotation: None, group: GroupInput, cache: LayerCache) -> Tensor:
         query = kernels.linear(x, self._query).view(-1, self._heads, WIDTH)
-        value, (pages,) = kernels.linear(x, self._value), cache.planes
-        seen = self.read(value, pages[:, 0], group)
+        value, (kept,) = kernels.linear(x, self._value), cache.planes
+        seen = self.read(value, kept if kept.dim() == 2 else kept[:, 0], group)
         return torch.cat([self.mix(q, s) for q, s in zip(query.split([len(s) for s in seen]), seen, strict=True)])
 
     def project(self, kernels: Kernels, attended: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -109,15 +110,14 @@ class Latent(Toy):
 
 class Recurrent(Toy):
     def read(self, value: Tensor, pages: Tensor, group: GroupInput) -> list[list[Tensor]]:
-        size, seen = group.attention.block_size, []
-        for start, count, context, table in sequences(group.attention):
-            first = context - count
-            state = pages[table[(first - 1) // size], 0] if first else torch.zeros(WIDTH)
-            states = []
-            for at in range(first, context):
-                state = 0.9 * state + value[start + at - first]
-                pages[table[at // size], 0] = state
+        seen = []
+        for unit in group.attention.tolist():
+            start, count, row = unit[FIRST], unit[LENGTH], unit[BATCH_ROW]
+            state, states = torch.zeros(WIDTH) if unit[CONTEXT] == count else pages[row], []
+            for each in value[start : start + count]:
+                state = 0.9 * state + each
                 states.append(state[None])
+            pages[row] = state
             seen.append(states)
         return seen
 
@@ -175,16 +175,18 @@ def test_an_encoder_sees_later_tokens_and_keeps_nothing() -> None:
 
 def test_layers_that_keep_different_things_are_different_groups() -> None:
     spec = toy_model(LATENT, RECURRENT, LATENT, ENCODER)
-    assert spec.windows == (0, 0, 0, 0) and [layer.kv_group for layer in spec.layers] == [0, 1, 2, 1, 3]
+    assert spec.windows == (0, 0, 0) and [layer.kv_group for layer in spec.layers] == [0, 1, 3, 1, 2]
+    assert spec.state_layers == [2] and spec.state_width == WIDTH
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_memory_is_planned_as_it_is_allocated(dtype: torch.dtype) -> None:
-    spec, blocks = toy_model(LATENT, RECURRENT, LATENT, ENCODER), (5, 6, 7, 8)
-    pages = KVPages(spec, blocks, 16, dtype)
+    spec, blocks = toy_model(LATENT, RECURRENT, LATENT, ENCODER), (5, 6, 7)
+    pages = KVPages(spec, blocks, 16, dtype, rows=3)
     config = EngineConfig(model="", name="", kv_cache_dtype="auto" if dtype == torch.bfloat16 else "int8")
     assert pages.bytes == blocks_bytes(model_facts(spec), config, blocks)
-    assert pages.groups[2].shape[-2:] == (1, WIDTH if dtype == torch.bfloat16 else WIDTH + 4)
+    assert pages.groups[1].shape[-2:] == (16, WIDTH if dtype == torch.bfloat16 else WIDTH + 4)
+    assert pages.states.nbytes == states_bytes(model_facts(spec), 3) == 3 * WIDTH * 4
 
 
 def test_ranks_divide_a_kind_as_it_says() -> None:
@@ -201,7 +203,7 @@ def test_ranks_divide_a_kind_as_it_says() -> None:
 
 
 def test_two_models_share_an_arena() -> None:
-    first, second = toy_model(LATENT), toy_model(RECURRENT)
+    first, second = toy_model(LATENT), toy_model(LATENT, LATENT)
     sizes = [(spec, (4, 5), 16, torch.float32) for spec in (first, second)]
     arena = KVArena(sum(arena_bytes(*size) for size in sizes))
     pages = [KVPages(*size, arena=arena) for size in sizes]

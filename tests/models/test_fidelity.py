@@ -35,7 +35,9 @@ def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
     for chunk in (64, 7):
         for prompt, got in zip(prompts, logits_of(spec, parameters, kernels, prompts, chunk=chunk), strict=True):
             ours, theirs = got.log_softmax(-1), expected_logits(model, prompt).log_softmax(-1)
-            torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=1e-5)  # fp32's own error, of logits around 10
+            # fp32's own error, of logits around 10. With latents transformers' is three times as large.
+            atol = 4e-5 if variant.startswith("deepseek") else 1e-5
+            torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=atol)
 
 
 # What a family's configuration says is not said in vain: variant, changed fields.
@@ -44,6 +46,14 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {"final_logit_softcapping": 4.0}),
     ("gemma2", {"sliding_window": 15}),
     ("gemma2", {"query_pre_attn_scalar": 22}),
+    ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}}),
+    ("gemma4", {"final_logit_softcapping": 4.0}),
+    ("gemma4", {"sliding_window": 15}),
+    ("gemma4_moe", {"top_k_experts": 2}),
+    ("gemma4_moe", {"rms_norm_eps": 1e-1}),
+    ("gemma4_shared", {"sliding_window": 15}),
+    ("gemma4_shared", {"rms_norm_eps": 1e-1}),
+    ("gemma4", {"rms_norm_eps": 1e-1}),
     ("granite", {"embedding_multiplier": 3.3}),
     ("granite", {"attention_multiplier": 0.25}),
     ("granite", {"residual_multiplier": 0.45}),
@@ -67,8 +77,20 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("llama4", {"no_rope_layers": [1, 1, 1, 0]}),
     ("llama4_normed", {"use_qk_norm": False}),
     ("granite_4", {"position_embedding_type": "rope"}),
+    ("granite_4_hybrid", {"rms_norm_eps": 1e-2}),
+    ("mamba2", {"layer_norm_epsilon": 5e-2}),
+    ("nemotron_h", {"layer_norm_epsilon": 5e-2}),
+    ("nemotron_h", {"mlp_hidden_act": "relu"}),
+    ("deepseek_v2_grouped", {"topk_method": "greedy"}),
+    ("deepseek_v2_grouped", {"topk_group": 3}),
+    ("deepseek_v3", {"routed_scaling_factor": 2.0}),
+    ("deepseek_v3", {"qk_rope_head_dim": 16, "rope_parameters": {"rope_theta": 1e4}}),  # without yarn
+    ("qwen3_next", {"rms_norm_eps": 5e-2}),
+    ("qwen3_next", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+    ("qwen3_next", {"norm_topk_prob": False}),
+    ("qwen3_5", {"rope_parameters": {"rope_theta": 5e4}}),
 ]
-ROPES = ("llama_yarn", "olmo3", "phi3_long", "ministral3", "gpt_oss")
+ROPES = ("llama_yarn", "deepseek_v2", "deepseek_v3", "olmo3", "phi3_long", "ministral3", "gpt_oss")
 
 
 @pytest.mark.parametrize(("variant", "change"), MATTERS, ids=str)
@@ -104,7 +126,9 @@ def assert_shifts(folder: Path, spec: ModelSpec, wrong: ModelSpec, prompts: list
     assert max((a - b).abs().max().item() for a, b in zip(right, shifted, strict=True)) > 1e-3
 
 
-@pytest.mark.parametrize("variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3", *MIXTURES, "gpt_oss"])
+@pytest.mark.parametrize(
+    "variant", ["llama3", "qwen2", "qwen3", "mistral_window", "gemma3", *MIXTURES, "gpt_oss", "qwen3_5"]
+)
 def test_logits_in_bf16(variant: str, tiny_checkpoint: Checkpoint) -> None:
     assert_near_in_bf16(variant, tiny_checkpoint, detect_platform())
 

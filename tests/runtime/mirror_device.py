@@ -103,12 +103,14 @@ class MirrorAttention(TorchPages):
         offset: float,
         *,
         whole: bool = False,
+        queries_only: bool = False,
     ) -> Tensor:
         kept = blocks >= 0  # padding is not
         cos, sin = rotation
         places = keys, values, blocks[kept], offsets[kept]
         turned = cos[kept], sin[kept]
-        stored = super().store(qkv[kept], heads, weight, turned, *places, eps, offset, whole=whole)
+        forms = {"whole": whole, "queries_only": queries_only}
+        stored = super().store(qkv[kept], heads, weight, turned, *places, eps, offset, **forms)
         query = stored.new_zeros(len(qkv), *stored.shape[1:])
         query[kept] = stored
         return query

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "qwen3_bias", "qwen2_moe", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "gemma4_shared", "qwen3_bias", "qwen2_moe", "mixtral"])
 def test_a_recorded_step_is_an_eager_one(variant: str, dtype: str, tiny_checkpoint: Checkpoint) -> None:
     sampling = SamplingParams(seed=0, max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=5, prompt_logprobs=3)
     requests = [

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -132,6 +133,37 @@ def test_rows_and_blocks_are_used_again(driver: Driver) -> None:
         assert [*result.token_ids, *driver.tokens(i, 2)] == expected[i]
 
 
+@pytest.mark.parametrize("part", ["before the step", "after the step"])
+def test_a_runner_that_forgets_goes_on_as_if_it_were_new(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """A step fails, as for lack of memory. No edit of its rows' logits is left for those that follow."""
+    tokens = prompt(11)
+    expected = greedy(driver, tokens, 12)
+    banned = msgspec.structs.replace(GREEDY, logit_bias=dict.fromkeys(expected, -100.0), logprobs=3)
+    runner = driver.runner
+    (biased,) = driver.step(Work(1, 11, True), new=(new(1, tokens, first_block=1, sampling=banned),))
+    assert biased.token_ids != tuple(expected[:1])
+    jobs = runner._jobs
+    with monkeypatch.context() as patched:
+        run = jobs._run
+
+        def fail(*given: object) -> None:
+            if part == "after the step":
+                run(*given)  # type: ignore[arg-type]
+            raise MemoryError("no memory")
+
+        patched.setattr(jobs, "_run", fail)
+        with pytest.raises(MemoryError):
+            # Its row is the one that the biased sequence leaves.
+            driver.step(Work(2, 11, True), gone=(1,), new=(new(2, tokens, first_block=20),))
+    runner.forget()
+    (first,) = driver.step(Work(2, 11, True), new=(new(2, tokens, first_block=20),))
+    assert [*first.token_ids, *driver.tokens(2, 11)] == expected
+    (again,) = driver.step(Work(1, 11, True), new=(new(1, tokens, first_block=1, sampling=banned),))
+    assert again == biased
+
+
 def test_blocks_appended_as_a_sequence_grows(driver: Driver) -> None:
     tokens = prompt(7)
     expected = greedy(driver, tokens, 10)
@@ -145,7 +177,7 @@ def test_blocks_appended_as_a_sequence_grows(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("block_size", [4, 16])  # torch's attention, and where there are native kernels theirs
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3", "gemma4_shared"])
 def test_what_a_page_held_before_does_not_matter(
     variant: str, block_size: int, make: MakeRunner, tiny_checkpoint: Checkpoint
 ) -> None:

@@ -128,6 +128,12 @@ class SimulatedExecutor:
     def result(self) -> StepResult:
         return self.results.popleft()[0]
 
+    def recover(self, error: Exception) -> bool:
+        if isinstance(error, MemoryError):
+            self.rows.clear()
+            self.results.clear()
+        return isinstance(error, MemoryError)
+
     def _know_every_token(self, plan: StepPlan) -> None:
         """Nothing is computed from a token that has not been handed out; and plans leave something to each other."""
         depth = self.capacity.depth
@@ -312,6 +318,14 @@ class Simulation:
 
     def apply(self) -> list[TokenDelta]:
         deltas = self.scheduler.apply(self.executor.result(), self.now)
+        self._take(deltas)
+        return deltas
+
+    def lose_memory(self) -> list[TokenDelta]:
+        """The newest plan has failed for lack of memory."""
+        self.executor.recover(MemoryError())
+        deltas = self.scheduler.start_over("no memory", self.now)
+        self.scheduler.check()
         self._take(deltas)
         return deltas
 

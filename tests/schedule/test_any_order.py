@@ -131,6 +131,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def apply(self) -> None:
         self.sim.apply()
 
+    @precondition(lambda self: self.sim.outstanding)
+    @rule()
+    def lose_memory(self) -> None:
+        ended = {delta.request_id for delta in self.sim.lose_memory()}
+        assert len(ended) <= 1
+        assert not self.sim.scheduler.stats().running
+
     @rule(steps=st.integers(1, 6))
     def steps(self, steps: int) -> None:
         for _ in range(steps):

@@ -310,25 +310,30 @@ class TestEnds:
         sim.run()
         sim.check_output("c")
 
-    def test_an_executor_that_breaks_the_contract_is_refused(self) -> None:
-        sim = simulation()
-        with pytest.raises(ValueError, match="no plan is outstanding"):
-            sim.scheduler.apply(StepResult(1, ()), 0.0)
-        sim.add(request("a"))
-        plan = sim.scheduler.plan(0.0)
-        assert plan is not None
-        seq = plan.work[0].seq
-        wrong = [
-            StepResult(2, (SequenceResult(seq, (1,)),)),
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            StepResult(2, (SequenceResult(1, (1,)),)),
             StepResult(1, ()),
-            StepResult(1, (SequenceResult(seq + 1, (1,)),)),
-            StepResult(1, (SequenceResult(seq, (1, 2)),)),
-            StepResult(1, (SequenceResult(seq),)),
-        ]
-        for result in wrong:
+            StepResult(1, (SequenceResult(2, (1,)),)),
+            StepResult(1, (SequenceResult(1, (1, 2)),)),
+            StepResult(1, (SequenceResult(1),)),
+        ],
+    )
+    def test_an_executor_that_breaks_the_contract_is_refused(self, wrong: StepResult) -> None:
+        for decodes in (False, True):
+            sim = simulation()
+            with pytest.raises(ValueError, match="no plan is outstanding"):
+                sim.scheduler.apply(StepResult(1, ()), 0.0)
+            sim.add(request("a"))
+            if decodes:
+                assert sim.scheduler.plan(0.0) is not None
+                assert sim.scheduler.apply(StepResult(1, (SequenceResult(1, (5,)),)), 0.0)
+            plan = sim.scheduler.plan(0.0)
+            assert plan is not None
+            result = msgspec.structs.replace(wrong, plan_id=wrong.plan_id - 1 + plan.plan_id)
             with pytest.raises(ValueError, match=r"plan|answer"):
                 sim.scheduler.apply(result, 0.0)
-        assert sim.scheduler.apply(StepResult(1, (SequenceResult(seq, (1,)),)), 0.0)
 
 
 class TestFromTheMiddle:

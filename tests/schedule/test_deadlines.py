@@ -10,13 +10,14 @@ PROMPT, OUTPUT = 24, 8
 
 
 def overloaded(
-    log: list[Event] | None = None, *, patience: float | None, load: float, drops: bool = True
+    log: list[Event] | None = None, *, patience: float | None, load: float, drops: bool = True, tokens: int = 32
 ) -> tuple[Simulation, float]:
     """A simulation to which requests came at `load` times what it can serve, each with `patience` for its first token.
 
-    Also returns how many seconds they came. A step takes 10 ms, and 10 ms for every 16 tokens of prompts.
+    Also returns how many seconds they came. A step has at most `tokens`. It takes 10 ms, and 10 ms for every 16 tokens
+    of prompts.
     """
-    sim = simulation(max_num_seqs=8, max_num_batched_tokens=32, blocks=200, max_model_len=64, log=log)
+    sim = simulation(max_num_seqs=8, max_num_batched_tokens=tokens, blocks=200, max_model_len=64, log=log)
     sim.step_seconds = lambda plan: 0.01 + 0.01 * sum(work.count for work in plan.work if work.count > 1) / 16
     rng = random.Random(3)
     rate, arrival, number = load * 33.0, 1.0, 0
@@ -59,6 +60,15 @@ def test_goodput_under_twice_the_load() -> None:
         goodput[drops] = in_time(sim, 0.5) / seconds / per_second
     assert goodput[True] >= 0.9
     assert goodput[False] < 0.3
+
+
+def test_prompts_beside_it_make_no_request_late() -> None:
+    """A step has room for five prompts and takes 85 ms with them: longer than a request waits."""
+    capacity, _ = overloaded(patience=None, load=8.0, tokens=128)
+    per_second = len(capacity.requests) / (capacity.now - 1.0)
+    sim, seconds = overloaded(patience=0.06, load=2.0 * per_second / 33.0, tokens=128)
+    assert in_time(sim, 0.06) >= 0.95 * (len(sim.requests) - len(sim.dropped))
+    assert in_time(sim, 0.06) / seconds >= 0.93 * per_second
 
 
 def test_nothing_is_dropped_without_load() -> None:

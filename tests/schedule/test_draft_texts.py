@@ -57,15 +57,16 @@ def test_a_prediction_is_taken_up_again_after_a_change() -> None:
     cursor.index.extend(prediction, 60)
     sequence: list[int] = []
     foretold = []
-    # Twenty tokens as predicted, one replaced, twenty as predicted, three inserted, the rest as predicted.
-    for token in (*range(100, 120), 7, *range(121, 140), 8, 8, 8, *range(140, 160)):
+    # Parts as predicted, and between them one token replaced, one inserted, three inserted.
+    for token in (*range(100, 120), 7, *range(121, 130), 9, *range(130, 140), 8, 8, 8, *range(140, 160)):
         cursor.search(sequence)
         foretold.append(cursor.drafts(1) == [token] and cursor.position >= 0)
         sequence.append(token)
         cursor.follow(token)
     assert foretold[:20] == [True] * 20
-    assert foretold[20:40] == [False] + [True] * 19, "a replaced token costs one draft"
-    assert foretold[40:] == [False] * 6 + [True] * 17, "after insertions, three tokens find the place"
+    assert foretold[20:30] == [False] + [True] * 9, "a replaced token costs one draft"
+    assert foretold[30:41] == [False] * 2 + [True] * 9, "an inserted token costs two"
+    assert foretold[41:] == [False] * 6 + [True] * 17, "after more insertions, three tokens find the place"
 
 
 def test_a_loop_goes_on() -> None:

@@ -24,6 +24,8 @@ def busy(sim: Simulation, seed: int) -> None:
             sim.finish(f"r{rng.randint(0, i)}", 0, keep=0)
         if rng.random() < 0.1:
             sim.scheduler.reset_prefix_cache()
+        if rng.random() < 0.2 and sim.outstanding:
+            sim.lose_memory()
     sim.run()
 
 

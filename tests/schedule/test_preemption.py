@@ -50,6 +50,38 @@ def test_the_one_of_least_priority_gives_way() -> None:
     sim.check_output("low")
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("late_ids", [True, False])
+def test_a_request_of_higher_priority_takes_a_place_at_once(depth: int, late_ids: bool) -> None:
+    sim = simulation(max_num_seqs=3, depth=depth, late_ids=late_ids)
+    for i in range(6):
+        sim.add(request(f"low{i}", 7, 25, priority=3600))
+    for _ in range(5):
+        sim.step()
+    sim.add(request("later", 7, 25, priority=3600))
+    for i in range(2):
+        sim.add(request(f"high{i}", 7, 5))
+    sim.abort("low0")  # its place is free while tokens of preempted ones are still in flight
+    for _ in range(depth + 1):
+        sim.step()
+    assert all(sim.outputs[f"high{i}", 0].token_ids for i in range(2))
+    sim.run()
+    sim.check_drained()
+    assert sim.scheduler.stats().preemptions == 1
+    for name, choice in sim.outputs:
+        if name != "low0":
+            sim.check_output(name, choice)
+
+
+def test_a_place_is_not_taken_by_arrival_or_deadline_alone() -> None:
+    sim = simulation(max_num_seqs=1)
+    sim.add(request("first", 7, 25))
+    sim.step()
+    sim.add(request("second", 7, 5, deadline=sim.now + 5))
+    sim.run()
+    assert sim.scheduler.stats().preemptions == 0
+
+
 def test_what_was_published_is_found_when_it_comes_back() -> None:
     sim = simulation(blocks=12, max_num_seqs=2)
     sim.add(request("a", 7, 25))

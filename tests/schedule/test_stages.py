@@ -18,7 +18,7 @@ def stages(depth: int, **limits: object) -> Simulation:
 
 def decoding(depth: int, count: int, **limits: object) -> Simulation:
     """`count` sequences that have all begun to decode, and a full pipeline."""
-    sim = stages(depth, blocks=513, max_num_seqs=max(count, 2), **{"max_num_batched_tokens": 256, **limits})
+    sim = stages(depth, blocks=513, **{"max_num_seqs": max(count, 2), "max_num_batched_tokens": 256, **limits})
     for i in range(count):
         sim.add(request(f"r{i}", 4, 50))
     while sim.scheduler.stats().waiting or any(len(o.token_ids) < 2 for o in sim.outputs.values()):
@@ -80,7 +80,7 @@ def test_a_token_is_waited_for(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_long_prompt_does_not_hold_up_those_that_decode(depth: int) -> None:
-    sim = decoding(depth, 8, max_num_batched_tokens=16 * depth, max_model_len=256)
+    sim = decoding(depth, 8, max_num_seqs=9, max_num_batched_tokens=16 * depth, max_model_len=256)
     sim.add(request("long", 200, 5, priority=-1))  # first in order
     before = {name: len(output.token_ids) for (name, _), output in sim.outputs.items()}
     plans = len(sim.plans)

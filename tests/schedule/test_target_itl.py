@@ -44,7 +44,7 @@ def true_seconds(size: StepSize) -> float:
 def joined(target: float, *, noise: float = 0.0, log: list[Event] | None = None) -> tuple[Simulation, list[float]]:
     """A long prompt joins readers. Returns the gaps between their tokens while it is prefilled."""
     sim = simulation(
-        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=1024, blocks=1000, target_itl=target, log=log
+        max_num_seqs=16, max_num_batched_tokens=512, max_model_len=1024, blocks=1000, target_step_time=target, log=log
     )
     sim.step_seconds = Machine(noise).seconds
     for number in range(READERS):
@@ -85,7 +85,7 @@ def test_a_target_below_a_decode_step_lets_the_prompt_advance() -> None:
 
 
 def test_a_prompt_alone_is_not_cut() -> None:
-    sim = simulation(max_num_batched_tokens=512, max_model_len=1024, blocks=1000, target_itl=TARGET)
+    sim = simulation(max_num_batched_tokens=512, max_model_len=1024, blocks=1000, target_step_time=TARGET)
     sim.add(request("long", PROMPT, 2))
     sim.run()
     assert [work.count for work in sim.plans[0].work] == [512]

@@ -124,7 +124,7 @@ def test_texts_stream_token_by_token(name: str) -> None:
     for text in inputs(metadata_of(name), 500, seed=3):
         ids = tokenizer.encode(text, add_special_tokens=False)
         detokenizer = Detokenizer(tokenizer, [], skip_special_tokens=False)
-        streamed = "".join([*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()])
+        streamed = "".join([*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()])
         assert streamed == tokenizer.decode(ids, skip_special_tokens=False)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from itertools import permutations
@@ -14,10 +15,11 @@ import pytest
 
 from penstock.messages import Grammar
 from penstock.text import GrammarChecker, GrammarError
+from penstock.text.grammars.answers import ByteTokens, check
 from penstock.text.grammars.compile import compile_grammar
 from penstock.text.grammars.matchers import GrammarMatchers
 from penstock.text.grammars.questions import Setup, Source
-from penstock.text.grammars.worker import ByteTokens, check
+from tests.bounded_schemas import bounded_schemas
 
 SUITE = "JSON_SCHEMA_TEST_SUITE"
 INSTALL = (
@@ -121,6 +123,11 @@ def test_a_schema_accepts_and_rejects(machine: Machine, schema: Any, right: list
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
+        (
+            {"properties": {"a": {"type": "strng"}}},
+            "the type at /properties/a/type is 'strng'; it must be one of array, ",
+        ),
+        ({"anyOf": [{"type": ["null", 7]}]}, "the type at /anyOf/0/type is a number"),
         ({"properties": {"a": {"not": {}}}}, "'not' at /properties/a/not"),
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' at /uniqueItems"),
         ({"anyOf": [{"if": {}}]}, "'if' at /anyOf/0/if"),
@@ -278,6 +285,19 @@ def test_masks_after_drafts_are_those_after_tokens(trigger: str) -> None:
             after.take(text[i : i + 1])
         line += len(text)
     assert [matcher.error for matcher, _ in wanted] == errors, "drafts leave a matcher where it was"
+
+
+def test_of_500_schemas_each_is_held_or_refused_by_its_keyword(machine: Machine) -> None:
+    held = refused = 0
+    for schema, unsupported in bounded_schemas(500):
+        if unsupported:
+            with pytest.raises(GrammarError, match=f"the keyword {re.escape(repr(unsupported))} at "):
+                machine.read(schema)
+            refused += 1
+        else:
+            machine.read(schema)
+            held += 1
+    assert held > 400 and refused > 80 and held + refused == 500
 
 
 def reordered(value: Any) -> list[str]:

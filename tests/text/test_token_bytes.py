@@ -47,7 +47,7 @@ def test_pieces_make_the_text_of_the_whole(name: str) -> None:
         ids = [draw.randrange(len(VOCABULARY) + 1) for _ in range(draw.randrange(7))]
         for skip in (True, False):
             detokenizer = Detokenizer(tokenizer, [], skip_special_tokens=skip)
-            text = "".join([*(detokenizer.push([i]) for i in ids), detokenizer.flush()])
+            text = "".join([*(detokenizer.push(i) for i in ids), detokenizer.flush()])
             assert text == backend.decode(ids, skip_special_tokens=skip), [VOCABULARY[i] for i in ids]
 
 

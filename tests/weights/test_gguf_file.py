@@ -83,7 +83,7 @@ def test_ranks_load_the_same_parts_of_a_file_as_of_its_checkpoint(
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-@pytest.mark.parametrize("variant", ["llama_bias", "mixtral", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama_bias", "mixtral", "qwen3", "deepseek_v3"])
 def test_codes_are_loaded_as_their_values(
     written: Written, tiny_checkpoint: Callable[..., Path], tmp_path: Path, variant: str, kind: str
 ) -> None:

@@ -42,6 +42,8 @@ def assembled(state: dict[str, torch.Tensor], spec: ModelSpec, dtype: torch.dtyp
 def rows_of(tensor: torch.Tensor, source: TensorSource) -> torch.Tensor:
     """What a source takes of its tensor."""
     rows = (tensor.T if source.transposed else tensor)[source.first_row : source.end_row : source.step]
+    if source.columns:
+        rows = rows[:, source.first_column : source.first_column + source.columns]
     if not source.order:
         return rows
     head = torch.cat([first + step * torch.arange(count) for first, count, step in source.order])

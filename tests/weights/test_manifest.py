@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 def model(tmp_path: Path) -> Path:
     """A folder of its own with a small model, which has a manifest."""
     folder = tmp_path / "model"
-    shutil.copytree(embedded_model().with_name("python-2m"), folder)
+    shutil.copytree(embedded_model(), folder)
     write_manifest(folder, lambda count: None)
     return folder
 

@@ -47,20 +47,24 @@ def load_ranks(folder: Path, spec: ModelSpec, split: Split, **options: Any) -> l
     return [load_parameters(folder, shard(spec, place), dtype, whole=spec, **options) for place in split.places]
 
 
-def joined(spec: ModelSpec, name: str, parts: Sequence[Tensor]) -> Tensor:
-    """The whole of a layer's parameter from the parts of its tensor ranks, expert by expert."""
+# on each rank
+WHOLE = ("router", "choice", "expert_scales", "shared.gate", "output_scale", "query_down", "latent", "key_rope")
+
+
+def joined(spec: ModelSpec, number: int, name: str, parts: Sequence[Tensor]) -> Tensor:
+    """The whole of a parameter of a layer from the parts of its tensor ranks, expert by expert."""
     kind = name.rpartition(".")[0]
-    if kind.endswith("norm") or kind in ("router", "shared.gate"):
+    if kind.endswith("norm") or kind in WHOLE:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
     if kind == "qkv":
-        attention = spec.layers[0].attention
+        attention = spec.layers[number].attention
         q, kv = (width // len(parts) for width in (attention.query_width, attention.kv_width))
         return torch.cat([torch.cat(halves) for halves in zip(*(p.split([q, kv, kv]) for p in parts), strict=True)])
     if kind in ("output", "down", "shared.down", "experts.down"):
         return torch.cat(list(parts), -1)
     moe = next((layer.moe for layer in spec.layers if layer.moe), None)
-    if kind in ("up", "sinks"):
+    if kind in ("up", "sinks", "query", "query_rope", "key_up", "value_up"):
         return torch.cat(list(parts))
     blocks = 2 * (moe.num_experts if moe and kind.startswith("experts") else 1)
     return torch.cat([part.view(blocks, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)
@@ -85,9 +89,9 @@ def assembled(spec: ModelSpec, split: Split, ranks: Sequence[dict[str, Tensor]])
             elif split.expert and rest.startswith("experts."):
                 value = torch.cat(parts)
             else:
-                value = joined(spec, rest, parts)
+                value = joined(spec, first + int(number), rest, parts)
             whole[f"layers.{first + int(number)}.{rest}"] = value
-        first += sum(name.endswith("qkv.weight") for name in group[0])
+        first += sum(name.endswith(".output.weight") for name in group[0])
     return whole
 
 

@@ -64,7 +64,7 @@ class AsyncLLM:
         # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.
         engine = replace(resolved.engine, log_level="warning", max_waiting_tokens=2**62)
         client = await verified(launch(engine, in_process=True), ManifestCheck(prepared.path))
-        served = served_model(prepared, client)
+        served = served_model(prepared.answers, client)
         limits = replace(RequestLimits.of(resolved.server), max_answer_bytes=2**60)
         return cls(served, limits, resolved.server.seed)
 
@@ -108,7 +108,7 @@ class AsyncLLM:
             yield result
 
     async def embed(self, texts: Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
-        """The embeddings of texts, in their order. Raises ValueError, also if the model gives none."""
+        """Returns the embeddings of texts, in order. Raises ValueError, also if the model has no embeddings."""
         found: list[EmbeddingRequestOutput] = []
         inputs = [_content(text)[1] for text in texts]
         for start in range(0, len(inputs), self._limits.max_inputs):
@@ -119,8 +119,10 @@ class AsyncLLM:
         return found
 
     async def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
-        """How well each of `text_2` fits `text_1`: one text for all of them, or as many. By a cross-encoder, or by the
-        cosine of the embeddings. Raises ValueError."""
+        """Returns how well each of `text_2` fits `text_1`, which is one text for all of them, or one for each.
+
+        The score is a cross-encoder's, or else the cosine of the embeddings. Raises ValueError.
+        """
         first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
         if len(first) not in (1, len(second)):
             raise ValueError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text_1, or as many")
@@ -174,9 +176,9 @@ class AsyncLLM:
                 yield built.result
 
     async def close(self) -> None:
-        """Ends the engine and what it was generating."""
+        """Ends the engine and all requests in it."""
         await self._model.client.close()
-        self._model.grammars.close()  # in no thread: there are none to be had while the interpreter ends
+        self._model.grammars.close()  # not in a thread: none can start while the interpreter ends
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

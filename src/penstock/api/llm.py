@@ -176,6 +176,8 @@ def _is_one_prompt(prompts: object) -> bool:
 def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not all(isinstance(each, SamplingParams) for each in params):
+        raise TypeError("sampling_params must be SamplingParams, or a list of them; SamplingParams(**values) makes one")
     if len(params) != count:
         raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts; give one for each, or one")
     return params

@@ -178,7 +178,7 @@ async def _run(job: _Job, prepared: PreparedModel, limits: RequestLimits) -> Non
     engine = msgspec.structs.replace(prepared.resolved.engine, log_level="warning")
     with reporting(f"starting the engine for {engine.name}") as say:
         async with own_engine(engine, resumes=True) as client:
-            model = served_model(prepared, client)
+            model = served_model(prepared.answers, client)
             local = LocalRequests(model, limits, ModelMetrics(model.name, client), prepared.resolved.server.seed)
             await _answer_all(job, local, 2 * engine.max_num_seqs, say)
 
@@ -210,4 +210,5 @@ def _summary(job: _Job, began: float) -> str:
     seconds = time.monotonic() - began
     refused = job.answered - job.statuses[200]
     errors = f", {refused:,} of them with an error" if refused else ""
-    return f"answered {job.answered:,} requests{errors} in {seconds:.1f} s"
+    requests = "1 request" if job.answered == 1 else f"{job.answered:,} requests"
+    return f"answered {requests}{errors} in {seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""Checks before an engine starts. `serve` and `plan` refuse the same things with the same words."""
+"""Checks before an engine starts. `serve` and `plan` give the same errors."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def check_start(found: "FoundModel", resolved: Resolved, hardware: Hardware, *, 
     these settings: too few GPUs, no kernels, a file that cannot be written or read, weights that are missing or do not
     match the model's config.
 
-    Reads the headers of the weights only, and without `weights` not even these.
+    Reads only the headers of the weights, and reads nothing of them if `weights` is False.
     """
     engine = resolved.engine
     check_runs(resolved, hardware)

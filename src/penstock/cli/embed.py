@@ -26,11 +26,17 @@ def embed(model: str | None, texts: Sequence[str], flags: Flags) -> None:
 
     from penstock.cli.prepare import prepare
     from penstock.text import Tokenizer
+    from penstock.weights.gguf_choice import HubError
 
     for number, text in enumerate(texts, 1):
         if text != "-":
             _check(number, text)
-    prepared = prepare(MINILM.name if model is None else model, flags, pools=True)
+    try:
+        prepared = prepare(MINILM.name if model is None else model, flags, pools=True)
+    except HubError as error:
+        if model is None or "/" in model or list(texts) != ["-"]:
+            raise
+        raise HubError(f"{error}. If it is a text, name the model too: penstock embed {MINILM.name} TEXT") from None
     pooling = prepared.spec.pooling
     assert pooling is not None
     prompt = pooling.prompts.get(pooling.default_prompt, "")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.config import EngineConfig
 from penstock.engine.link.engine_child import EngineChild
@@ -12,6 +13,7 @@ from penstock.engine.link.ipc import connect, spawn
 from penstock.messages import EngineClient
 from penstock.weights.manifest import ManifestCheck
 
+Client = TypeVar("Client", bound=EngineClient)
 log = logging.getLogger("penstock.weights")
 
 
@@ -36,10 +38,10 @@ async def own_engine(
         await client.close()
 
 
-async def verified(starting: Awaitable[EngineClient], check: ManifestCheck) -> EngineClient:
+async def verified(starting: Awaitable[Client], check: ManifestCheck) -> Client:
     """Returns the client of an engine that starts, once the model's files are checked. Raises EngineError if the engine
     does not start, and CheckpointError for a wrong file; nothing is left then."""
-    client: EngineClient | None = None
+    client: Client | None = None
     try:
         client = await starting
         found = await asyncio.to_thread(check.result)

@@ -15,9 +15,10 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.engine.link.engine_child import EngineChild
 
+WHICH_MODEL = "A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: smollm2-135m."
 MODEL = typer.Argument(
     metavar="MODEL",
-    help="A name that penstock list prints, a folder, a GGUF file or a Hugging Face id. Default: the default model.",
+    help=WHICH_MODEL,
     autocompletion=completion.model_names,
 )
 EMBEDDER = typer.Argument(
@@ -26,10 +27,14 @@ EMBEDDER = typer.Argument(
     autocompletion=completion.model_names,
 )
 PROMPT = typer.Argument(metavar="PROMPT", help="Answer this instead of a chat. MODEL may be left out.")
-NAMED = typer.Option("--model", metavar="MODEL", help="The model, as a flag.", autocompletion=completion.model_names)
+NAMED = typer.Option(
+    "--model", metavar="MODEL", help="The same as the argument MODEL.", autocompletion=completion.model_names
+)
+FLAG_ONLY = typer.Option("--model", metavar="MODEL", help=WHICH_MODEL, autocompletion=completion.model_names)
 JSON = typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
-RUNS = typer.Option(min=1, max=1000, help="Runs of each case; the median is reported.")
+CASES = typer.Option(metavar="CASES", help="NxIN/OUT: N requests of IN prompt and OUT output tokens. Comma-separated.")
+RUNS = typer.Option(metavar="N", min=1, max=1000, help="Runs of each case; the median is reported.")
 
 # Plain help, as importing rich would make --help slow.
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -146,7 +151,10 @@ add_operate_commands(app)
 )
 def print_completion(
     shell: Annotated[
-        str, typer.Argument(metavar="SHELL", autocompletion=completion.one_of(*completion.SCRIPTS), help="Its name.")
+        str,
+        typer.Argument(
+            metavar="SHELL", autocompletion=completion.one_of(*completion.SCRIPTS), help="bash, zsh or fish."
+        ),
     ],
 ) -> None:
     typer.echo(completion.script(shell), nl=False)
@@ -177,7 +185,7 @@ def verify(
 def detect(
     *,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="A text, a file, or - for standard input.")] = "-",
-    model: Annotated[str | None, NAMED] = None,
+    model: Annotated[str | None, FLAG_ONLY] = None,
     scheme: Annotated[
         str | None, typer.Option("--watermark", metavar="NAME", help="green-list or gumbel. Default: both.")
     ] = None,
@@ -200,7 +208,7 @@ def batch(
     requests: Annotated[str, typer.Argument(metavar="REQUESTS", help="A file of JSON lines.")],
     answers: Annotated[str, typer.Argument(metavar="ANSWERS", help="The file to write: a JSON line for each request.")],
     *,
-    named: Annotated[str | None, NAMED] = None,
+    named: Annotated[str | None, FLAG_ONLY] = None,
     flags: Flags,
 ) -> None:
     from penstock.cli.batch import batch as command
@@ -217,7 +225,9 @@ def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval, and end.")] = False,
     interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, max=3600, help="Between two looks.")] = 1.0,
-    api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key to send.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_API_KEY", help="API key to send.")
+    ] = None,
 ) -> None:
     from penstock.cli.top.command import top as command
 
@@ -239,9 +249,7 @@ def replay(log: Annotated[str, typer.Argument(metavar="FILE", help="Written by p
 def throughput(
     *,
     model: Annotated[str | None, MODEL] = None,
-    cases: Annotated[
-        str, typer.Option(help="NxIN/OUT: N requests of IN prompt and OUT output tokens. Comma-separated.")
-    ] = "1x256/64,8x256/64,32x256/128",
+    cases: Annotated[str, CASES] = "1x256/64,8x256/64,32x256/128",
     runs: Annotated[int, RUNS] = 3,
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
@@ -256,9 +264,7 @@ def throughput(
 def latency(
     *,
     model: Annotated[str | None, MODEL] = None,
-    cases: Annotated[
-        str, typer.Option(help="NxIN/OUT: N requests of IN prompt and OUT output tokens. Comma-separated.")
-    ] = "1x128/32,1x1024/32",
+    cases: Annotated[str, CASES] = "1x128/32,1x1024/32",
     runs: Annotated[int, RUNS] = 3,
     json_file: Annotated[str | None, JSON] = None,
     flags: Flags,
@@ -282,11 +288,11 @@ def quality(
     ] = None,
     windows: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Windows to score. Default: 32, or all of --tokens-in."),
+        typer.Option(metavar="N", min=1, max=1_000_000, help="Windows to score. Default: 32, or all of --tokens-in."),
     ] = None,
     window_tokens: Annotated[
         int | None,
-        typer.Option(min=2, max=10_000_000, help="Tokens of a window. Default: 512."),
+        typer.Option(metavar="N", min=2, max=10_000_000, help="Tokens of a window. Default: 512."),
     ] = None,
     dense: Annotated[
         bool, typer.Option(help="If something is quantised, also score the model without that, to compare.")
@@ -306,33 +312,47 @@ def quality(
     command(model, QualityOptions(text, windows, window_tokens, dense, tokens_in, tokens_out), json_file, flags)
 
 
-@bench.command("serve", help="Load a running server over HTTP. Reports latencies, rates and goodput as users see them.")
+@bench.command(
+    "serve", help="Send load to a running server over HTTP. Reports latencies, rates and goodput as users see them."
+)
 def bench_serve(
     *,
-    url: Annotated[str, typer.Option(help="The server's address.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="The model's id. Default: the first that the server lists.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="API key to send.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of requests.")] = 100,
+    url: Annotated[str, typer.Option(metavar="URL", help="The server's address.")] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's id. Default: the first that the server lists.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="PENSTOCK_API_KEY", help="API key to send.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, max=1_000_000, help="Number of requests.")] = 100,
     input_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Prompt tokens of a request.")] = "128",
     output_len: Annotated[str, typer.Option(metavar="N|LOW-HIGH", help="Output tokens of a request.")] = "32",
     shared_prefix: Annotated[
-        int, typer.Option(min=0, max=10_000_000, help="Tokens that all prompts begin with, beside --input-len.")
+        int,
+        typer.Option(
+            metavar="N", min=0, max=10_000_000, help="Tokens that all prompts begin with, beside --input-len."
+        ),
     ] = 0,
     vocab_size: Annotated[
-        int, typer.Option(min=16, max=10_000_000, help="Prompt token ids are drawn below this number.")
+        int, typer.Option(metavar="N", min=16, max=10_000_000, help="Prompt token ids are drawn below this number.")
     ] = 8000,
-    request_rate: Annotated[float | None, typer.Option(help="Requests per second. Default: all at once.")] = None,
+    request_rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Requests per second. Default: all at once.")
+    ] = None,
     burstiness: Annotated[
         float,
         typer.Option(
-            help="Shape of the gamma distribution of the gaps between requests: 1 is Poisson, less is burstier."
+            metavar="N",
+            help="Shape of the gamma distribution of the gaps between requests: 1 is Poisson, less is burstier.",
         ),
     ] = 1.0,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Most requests at a time. Default: no limit.")
+        int | None, typer.Option(metavar="N", min=1, max=100_000, help="Most requests at a time. Default: no limit.")
     ] = None,
-    slo: Annotated[str | None, typer.Option(help="Limits in seconds for goodput: ttft=0.5,tpot=0.05,e2e=10.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, prompts and arrival times.")] = 0,
+    slo: Annotated[
+        str | None, typer.Option(metavar="LIMITS", help="Limits in seconds for goodput: ttft=0.5,tpot=0.05,e2e=10.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of lengths, prompts and arrival times.")] = 0,
     json_file: Annotated[str | None, JSON] = None,
 ) -> None:
     from penstock.cli.bench.commands import Load, online

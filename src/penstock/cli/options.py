@@ -21,11 +21,16 @@ ENGINE: Flags = {
     "generation_config": Annotated[
         str | None,
         typer.Option(
-            help="Sampling values of requests that do not set them: model, as it recommends, or none. Default: model."
+            metavar="NAME",
+            help="Sampling values of requests that do not set them: model, as it recommends, or none. Default: model.",
         ),
     ],
-    "revision": Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face model.")],
-    "device": Annotated[str | None, typer.Option(help="auto, cpu or cuda. Default: auto, a GPU if there is one.")],
+    "revision": Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit of a Hugging Face model.")
+    ],
+    "device": Annotated[
+        str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda. Default: auto, a GPU if there is one.")
+    ],
     "gpu_memory_utilization": Annotated[
         str | None,
         typer.Option(metavar="SHARE", help="Share of a GPU's memory that the engine may use. Default: 0.9."),
@@ -41,15 +46,19 @@ ENGINE: Flags = {
         ),
     ],
     "attention_backend": Annotated[
-        str | None, typer.Option(help="GPU: auto, triton or flashinfer. Default: auto, triton.")
+        str | None, typer.Option(metavar="NAME", help="GPU: auto, triton or flashinfer. Default: auto, triton.")
     ],
     "dtype": Annotated[
         str | None,
-        typer.Option(help="float32 or bfloat16. Default: the checkpoint's if it is one of these, else bfloat16."),
+        typer.Option(
+            metavar="NAME", help="float32 or bfloat16. Default: the checkpoint's if it is one of these, else bfloat16."
+        ),
     ],
     "quantization": Annotated[
         str | None,
-        typer.Option(help="Quantise the weights while loading: int8, int4 or, on a GPU, fp8. Default: none."),
+        typer.Option(
+            metavar="NAME", help="Quantise the weights while loading: int8, int4 or, on a GPU, fp8. Default: none."
+        ),
     ],
     "quantization_group": Annotated[
         str | None, typer.Option(metavar="N", help="Values that share a scale in int4: 32, 64 or 128. Default: 32.")
@@ -82,7 +91,10 @@ ENGINE: Flags = {
         ),
     ],
     "kv_cache_dtype": Annotated[
-        str | None, typer.Option(help="auto, or half the size: int8 on a CPU, fp8 on a GPU. Default: auto, as --dtype.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="auto, or half the size: int8 on a CPU, fp8 on a GPU. Default: auto, as --dtype."
+        ),
     ],
     "enable_prefix_caching": Annotated[
         bool | None,
@@ -94,8 +106,9 @@ ENGINE: Flags = {
     "speculation": Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="Verify several guessed tokens in a step: ngram (from the request), suffix (also from recent outputs "
-            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: auto."
+            "of the same tenant), off, or auto: suffix if this engine can verify them. Default: auto.",
         ),
     ],
     "num_speculative_tokens": Annotated[
@@ -119,21 +132,31 @@ ENGINE: Flags = {
     ],
     "distributed_executor": Annotated[
         str | None,
-        typer.Option(help="How ranks are started: auto, process or ray. Default: auto, processes on this machine."),
+        typer.Option(
+            metavar="NAME",
+            help="How ranks are started: auto, process or ray. Default: auto, processes on this machine.",
+        ),
     ],
 }
 SERVER: Flags = {
-    "host": Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")],
+    "host": Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")],
     "port": Annotated[str | None, typer.Option(metavar="N", help="Port to listen on. Default: 8000.")],
+    "api_processes": Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Processes that speak HTTP; more for thousands of streams. Default: 1."),
+    ],
     "grpc_port": Annotated[
         str | None, typer.Option(metavar="N", help="Port of KServe's gRPC service. Default: HTTP only.")
     ],
     "served_model_name": Annotated[
         str | None, typer.Option(metavar="NAME,...", help="The model's name in the API, and aliases of it.")
     ],
-    "api_key": Annotated[str | None, typer.Option(help="Key that clients must send. Better set PENSTOCK_API_KEY.")],
+    "api_key": Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key that clients must send. Better set PENSTOCK_API_KEY.")
+    ],
     "admin_key": Annotated[
-        str | None, typer.Option(help="Key of penstock reload, sleep and wake. Better set PENSTOCK_ADMIN_KEY.")
+        str | None,
+        typer.Option(metavar="KEY", help="Key of penstock reload, sleep and wake. Better set PENSTOCK_ADMIN_KEY."),
     ],
     "allowed_host": Annotated[
         list[str] | None,
@@ -174,10 +197,11 @@ SERVER: Flags = {
         str | None, typer.Option(metavar="N", help="Seed for requests without one. Default: a random one for each.")
     ],
     "watermark": Annotated[
-        str | None, typer.Option(help="Mark outputs: green-list or gumbel (docs/watermarking.md). Default: none.")
+        str | None,
+        typer.Option(metavar="NAME", help="Mark outputs: green-list or gumbel (docs/watermarking.md). Default: none."),
     ],
     "watermark_key": Annotated[
-        str | None, typer.Option(help="Secret of the watermark. Better set PENSTOCK_WATERMARK_KEY.")
+        str | None, typer.Option(metavar="KEY", help="Secret of the watermark. Better set PENSTOCK_WATERMARK_KEY.")
     ],
     "max_waiting": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests that wait; the next ones get 429. Default: 1024.")
@@ -195,7 +219,10 @@ SERVER: Flags = {
     ],
     "target_itl": Annotated[
         str | None,
-        typer.Option(metavar="MS", help="Milliseconds between tokens, to which prompts are cut. Default: 0, not cut."),
+        typer.Option(
+            metavar="MS",
+            help="Target for the milliseconds between tokens, by smaller prompt chunks. Default: 0, none.",
+        ),
     ],
     "max_in_flight": Annotated[
         str | None, typer.Option(metavar="N", help="Most requests in flight; the next ones get 429. Default: 2048.")
@@ -250,7 +277,8 @@ SERVER: Flags = {
         ),
     ],
     "log_format": Annotated[
-        str | None, typer.Option(help="text, or json: one object a line, for log collectors. Default: text.")
+        str | None,
+        typer.Option(metavar="NAME", help="text, or json: one object a line, for log collectors. Default: text."),
     ],
     "otlp_endpoint": Annotated[
         str | None,

@@ -10,6 +10,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.cli.checks import check_start
 from penstock.cli.device import detect_device
 from penstock.cli.options import Flags
@@ -19,19 +21,21 @@ from penstock.config import (
     Hardware,
     ModelFacts,
     Resolved,
+    ServerConfig,
     Split,
     format_bytes,
     read_settings,
     resolve,
 )
 from penstock.config.defaults import Divide
+from penstock.config.facts import PoolingFacts
 from penstock.config.wrong_setting import COMMAND_LINE
 from penstock.families import ModelSpec, load_generation_defaults, load_spec, model_facts, rank_facts
 from penstock.gguf import is_gguf, model_name
 from penstock.kernels.native.loader import instruction_sets
-from penstock.weights.files import text_files
+from penstock.weights.files import model_bytes, text_files
 from penstock.weights.hub import locate_model
-from penstock.weights.packaged import EMBEDDED, SMOLLM2, embedded_model, locate_default, packaged_model
+from penstock.weights.packaged import EMBEDDED, MINILM, SMOLLM2, embedded_model, locate_default, packaged_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,6 +44,15 @@ if TYPE_CHECKING:
     from penstock.messages import EngineClient, EngineInfo
     from penstock.observe.costs import CostModel
     from penstock.text import Tokenizer
+
+
+class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what answers depend on besides the engine."""
+
+    path: str  # of the model: a folder, or a GGUF file
+    server: ServerConfig
+    generation: dict[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
+    pooling: PoolingFacts | None  # of a model that gives vectors
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,17 @@ class PreparedModel:
     facts: ModelFacts
     resolved: Resolved
     hardware: Hardware
-    generation: Mapping[str, float]  # sampling values for requests that do not set them, named as in SamplingParams
+    generation: Mapping[str, float]  # see AnswerSettings
+
+    @property
+    def answers(self) -> AnswerSettings:
+        """The part that an API process needs."""
+        return AnswerSettings(
+            path=str(self.path),
+            server=self.resolved.server,
+            generation=dict(self.generation),
+            pooling=self.spec.pooling,
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +170,9 @@ def prepare(model: str | None, flags: Flags, *, pools: bool = False) -> Prepared
     found = find_model(model, flags)
     name = model or found.path.name
     if pools and found.spec.pooling is None:
-        raise ConfigError(f"{name} generates text and has no embeddings: name an embedding model")
+        raise ConfigError(
+            f"{name} generates text and has no embeddings: name an embedding model, such as {MINILM.name}"
+        )
     if not pools and found.spec.pooling is not None:
         raise ConfigError(f"{name} gives vectors, not text: use penstock embed or penstock serve")
     return prepare_found(found)
@@ -163,43 +188,46 @@ def prepare_found(found: FoundModel, hardware: Hardware | None = None) -> Prepar
 
 
 def served_model(
-    prepared: PreparedModel,
+    answers: AnswerSettings,
     client: "EngineClient",
     tokenizer: "Tokenizer | None" = None,
     costs: "CostModel | None" = None,
     texts: str | None = None,
+    created: int | None = None,
 ) -> "ServedModel":
-    """Returns what answers requests with an engine of the prepared model. `costs` are those of its steps, `texts` is
+    """Returns what answers requests with an engine of the model. `costs` are those of its steps, `texts` is
     what `text_digest` returns, if that has been called before."""
     from penstock.frontend import ServedModel  # imported here, as a command may only want to know what fits
     from penstock.text import Tokenizer
 
-    server = prepared.resolved.server
+    server, path = answers.server, Path(answers.path)
     return ServedModel(
         name=server.served_model_name,
         aliases=server.aliases,
         client=client,
-        tokenizer=tokenizer or Tokenizer.load(prepared.path),
-        created=int(time.time()),
-        fingerprint=_fingerprint(client.info, text_digest(prepared) if texts is None else texts),
+        tokenizer=tokenizer or Tokenizer.load(path),
+        created=int(time.time()) if created is None else created,
+        fingerprint=_fingerprint(client.info, text_digest(answers) if texts is None else texts),
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
         thinking_budget=server.thinking_budget,
-        defaults=prepared.generation,
-        pooling=prepared.spec.pooling,
+        defaults=answers.generation,
+        pooling=answers.pooling,
         costs=costs,
+        file_bytes=model_bytes(path),
+        file_format="gguf" if is_gguf(path) else "safetensors",
     )
 
 
-def text_digest(prepared: PreparedModel) -> str:
+def text_digest(answers: AnswerSettings) -> str:
     """Returns a digest of what answers depend on besides the engine: tokenizer, chat template, and the settings of
     formats and defaults."""
     digest = hashlib.sha256()
-    for path, size in text_files(prepared.path):
+    for path, size in text_files(Path(answers.path)):
         with path.open("rb") as file:
             digest.update(file.read(size))
-    server = prepared.resolved.server
-    defaults = sorted(prepared.generation.items())
+    server = answers.server
+    defaults = sorted(answers.generation.items())
     digest.update(repr((defaults, server.tool_format, server.reasoning_format, server.thinking_budget)).encode())
     return digest.hexdigest()
 

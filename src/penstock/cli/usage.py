@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-# What other programs call a command, and what it is called here.
+# Other programs' names of commands, and Penstock's.
 MEANT = {
     "chat": "run",
     "delete": "rm",
@@ -23,7 +23,7 @@ MEANT = {
     "stats": "top",
     "version": "--version",
 }
-# What other programs have a command for, and how it is done here.
+# Commands of other programs that Penstock does not have, and what to do instead.
 DONE_OTHERWISE = {
     "create": "name the GGUF file or the folder itself: penstock serve ./model.gguf",
     "stop": "Ctrl-C or SIGTERM ends penstock serve, penstock sleep frees the memory of its model",

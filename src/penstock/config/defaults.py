@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from penstock.config.checks.speculation import cannot_speculate
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.machine.hardware import Hardware
@@ -15,16 +16,17 @@ from penstock.config.memory import (
     gpu_budget,
     kv_budget,
     pool_bytes,
+    states_bytes,
     tokens_of_one_sequence,
     workspace_bytes,
 )
 from penstock.config.server import WIRE_NAMES
 from penstock.config.sizes import format_bytes
-from penstock.config.speculation import cannot_speculate
 from penstock.config.split import Split
 
 MAX_NUM_SEQS = (256, 128, 64)
 WORKSPACE_BYTES = 160 << 20  # for logits and the sampler: peak memory is then weights + KV + 500 MB
+STATE_SHARE = 1 / 8  # of the memory, for states
 STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 QUANTIZATION_GROUP = 32
@@ -135,7 +137,7 @@ def _speculation(inputs: DefaultInputs) -> Default:
     """Returns what "auto" stands for, which is also the default."""
     if inputs.facts.pooling is not None:
         return Default("off", "a model that gives vectors has no tokens to guess")
-    if (reason := cannot_speculate(inputs.hardware.device, inputs.split, inputs.facts.transformers)) is not None:
+    if (reason := cannot_speculate(inputs.hardware.device, inputs.split, inputs.facts)) is not None:
         return Default("off", reason)
     return Default("suffix", "this engine can verify drafts from every source")
 
@@ -154,7 +156,17 @@ def _max_num_seqs(inputs: DefaultInputs) -> Default:
         return max(workspace_bytes(facts, count) for facts in inputs.ranks)
 
     count = next((count for count in MAX_NUM_SEQS if workspace(count) <= WORKSPACE_BYTES), MAX_NUM_SEQS[-1])
+    state, share = states_bytes(inputs.facts, 1), int(inputs.memory * STATE_SHARE)
+    if state * count > share:
+        count = max(share // state, 1)
+        return Default(count, f"their states, of {format_bytes(state)} each, take {STATE_SHARE:g} of the memory")
     return Default(count, f"their logits and the sampler take {format_bytes(workspace(count))}")
+
+
+def _enable_prefix_caching(inputs: DefaultInputs) -> Default:
+    if inputs.facts.state_elements:
+        return Default(False, "the model keeps states, which are not shared between sequences")
+    return Default(True, "equal prefixes are computed once")
 
 
 def _max_num_batched_tokens(inputs: DefaultInputs) -> Default:
@@ -211,6 +223,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "revision": _constant("", "the hub's main branch, or the folder as it is"),
         "host": _constant("127.0.0.1", "reachable from this machine only"),
         "port": _constant(8000, "what clients of such servers expect"),
+        "api_processes": _constant(1, "enough for about a thousand streams"),
         "grpc_port": _constant(None, "HTTP only"),
         "api_key": _constant(None, "no key is required"),
         "admin_key": _constant(None, "on loopback without an API key none is required; else there are no such routes"),
@@ -232,7 +245,7 @@ DEFAULTS: Mapping[str, Callable[[DefaultInputs], Default]] = MappingProxyType(
         "quantization_group": _constant(QUANTIZATION_GROUP, "the smallest: in int4, quality comes from small groups"),
         "block_size": _constant(16, "small blocks waste little at a sequence's end"),
         "kv_cache_dtype": _constant("auto", "keys and values in the dtype lose nothing"),
-        "enable_prefix_caching": _constant(True, "equal prefixes are computed once"),
+        "enable_prefix_caching": _enable_prefix_caching,
         "tensor_parallel_size": _constant(1, "layers are not divided"),
         "pipeline_parallel_size": _constant(1, "layers stay together"),
         "expert_parallel": _constant(False, "each tensor rank has a part of every expert, so that all have equal work"),

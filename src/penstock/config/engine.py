@@ -36,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark_key: str = ""  # a secret
     max_waiting: int = 1024  # requests queued before new ones are refused
     max_waiting_tokens: int = 1 << 20  # of the prompts of these
-    target_itl: float = 0.0  # ms between the tokens of a stream, to which prompts are cut; 0: they are not cut
+    target_itl: float = 0.0  # ms between the tokens of a stream, which limits prompt chunks; 0: no target
     depth: int = 1  # plans that may be outstanding
     threads: int = 0  # of each rank; 0: its share of the cores its process may use
     tensor_parallel_size: int = 1

@@ -14,19 +14,20 @@ class PageShape(msgspec.Struct, frozen=True):
     """The part of a KV page that one layer uses: `planes` x `heads` rows of `width` elements for each token.
 
     Full attention has planes for keys and values; latent attention has one plane and one head. A layer that keeps
-    nothing has width 0.
+    nothing has width 0. A layer with a state has no page: it keeps `width` float32 elements of a sequence, whatever its
+    length.
     """
 
     planes: int
     heads: int
     width: int
-    per_token: bool = True  # False: one row for the whole block, such as a recurrent state after its last token
+    state: bool = False
 
     def size(self, block_size: int, element_size: int) -> tuple[int, int, int, int]:
         """[planes, heads, rows, width] in elements of `element_size` bytes. One-byte elements are quantised: each row
         is followed by its scale."""
         scale = SCALE_BYTES if element_size == 1 and self.width else 0
-        return self.planes, self.heads, block_size if self.per_token else 1, self.width + scale
+        return self.planes, self.heads, block_size, self.width + scale
 
     def block_bytes(self, block_size: int, element_size: int) -> int:
         return prod(self.size(block_size, element_size)) * element_size
@@ -99,6 +100,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     widest_gathered: int  # per token of context: copied out of the pages before attention, on a CPU
     groups: tuple[GroupFacts, ...]
     max_position: int
+    state_elements: int = 0  # float32 elements that a sequence keeps in layers with a state; 0: there are none
     checkpoint_dtype: str
     eos_token_ids: tuple[int, ...] = ()
     mixture: MixtureFacts | None = None
@@ -111,6 +113,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     def parameters_per_token(self) -> float:
         """Parameters of the layers' matrices that a token is multiplied with: of experts, those that it uses."""
         return sum(m.count * m.experts * m.share * m.rows * m.columns for m in self.matrices if not m.vocabulary)
+
+    @property
+    def latents(self) -> bool:
+        """Whether a token keeps one row that serves as key and as value (see families/kinds/latent.py)."""
+        return any(group.page.planes == 1 and group.page.width for group in self.groups)
 
     def without_codes(self) -> "ModelFacts":
         """The facts for kernels that read no codes of GGUF files: the matrices are floats."""

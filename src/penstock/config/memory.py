@@ -28,6 +28,7 @@ LOGIT_COPIES = 3  # a row's logits, and two scratch rows of the sampler (sorting
 PROMPT_LOGPROB_ROWS = 128  # prompt logprobs are computed in slices of so many rows,
 PROMPT_LOGPROB_COPIES = 2  # each with its logits and their log-softmax
 LOGIT_SIZE = 4  # logits are fp32 in every dtype
+STATE_SIZE = 4  # and so are states
 
 
 class DoesNotFit(ValueError):
@@ -260,8 +261,21 @@ def _fixed_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...
             workspace_bytes(facts, engine.max_num_seqs + engine.max_step_drafts),
             _workspace_note(facts, engine.max_num_seqs),
         ),
+        *_state_rows(facts, engine),
         *_runtime_rows(facts, engine),
     )
+
+
+def _state_rows(facts: ModelFacts, engine: EngineConfig) -> tuple[MemoryRow, ...]:
+    if not facts.state_elements:
+        return ()
+    note = f"float32, of each of {engine.max_num_seqs} sequences"
+    return (MemoryRow("states", states_bytes(facts, engine.max_num_seqs), note),)
+
+
+def states_bytes(facts: ModelFacts, sequences: int) -> int:
+    """Bytes of the states of so many sequences."""
+    return sequences * facts.state_elements * STATE_SIZE
 
 
 def weights_note(facts: ModelFacts, engine: EngineConfig) -> str:

@@ -7,18 +7,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from penstock.config.checks.device import check_device_settings, check_flashinfer_settings
+from penstock.config.checks.encoders import check_encoder, check_whole_texts
+from penstock.config.checks.latents import check_latents
+from penstock.config.checks.speculation import check_speculation
+from penstock.config.checks.states import check_states
+from penstock.config.checks.transformers import check_transformers
 from penstock.config.defaults import DEFAULTS, DefaultInputs, Divide
-from penstock.config.device_limits import check_device_settings, check_flashinfer_settings
-from penstock.config.encoders import check_encoder, check_whole_texts
 from penstock.config.engine import EngineConfig
 from penstock.config.facts import ModelFacts
 from penstock.config.machine.hardware import Hardware
 from penstock.config.memory import MemoryPlan, size_ranks
 from penstock.config.server import ServerConfig
 from penstock.config.sources import SECRET, ConfigError, Given
-from penstock.config.speculation import check_speculation
 from penstock.config.split import Split
-from penstock.config.transformers import check_transformers
 
 GPU_DEPTH = 2  # plans outstanding: the next one is made while the device computes
 
@@ -62,7 +64,7 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
             sources[name] = f"default: {reason}"
     _check(values, sources, inputs)
     check_flashinfer_settings(values, sources)
-    check_speculation(values, sources, hardware.device, inputs.split, facts.transformers)
+    check_speculation(values, sources, hardware.device, inputs.split, facts)
     name, *aliases = _names(values["served_model_name"], sources["served_model_name"])
     engine, server = _engine(values, name, folder, hardware), _server(values, name, aliases)
     ranks = size_ranks(inputs.ranks, engine, [inputs.memory] * inputs.split.world)
@@ -132,6 +134,10 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         check_encoder(values, sources, inputs.hardware.device)
     if inputs.facts.transformers:
         check_transformers(values, sources, inputs.facts.transformers, inputs.hardware.device)
+    if inputs.facts.state_elements:
+        check_states(values, sources, inputs.hardware.device)
+    if inputs.facts.latents:
+        check_latents(values, sources, inputs.hardware.device)
     if pooling is not None and pooling.whole_prompts:
         check_whole_texts(values, sources)
     if values["quantization"] != "int4" and not sources["quantization_group"].startswith("default"):
@@ -156,6 +162,11 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str], inputs: Defaul
         raise ConfigError(
             f"--grpc-port ({sources['grpc_port']}) is {values['grpc_port']}, but --wires ({sources['wires']}) has no "
             "kserve, whose service it is; add kserve, or leave out --grpc-port"
+        )
+    if values["manage_models"] and values["api_processes"] > 1:
+        raise ConfigError(
+            f"--manage-models ({sources['manage_models']}) works with one API process, and --api-processes "
+            f"({sources['api_processes']}) is {values['api_processes']}; leave one of them out"
         )
     if values["tls_key"] and not values["tls_certificate"]:
         raise ConfigError(

@@ -14,6 +14,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()  # other names of the model
     host: str = "127.0.0.1"
     port: int = 8000
+    api_processes: int = 1  # that speak HTTP
     grpc_port: int | None = None  # of KServe's gRPC service; None: there is none
     api_key: str | None = None
     admin_key: str | None = None  # of the operator's routes

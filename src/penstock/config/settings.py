@@ -72,7 +72,7 @@ class Settings(BaseModel):
 
     model: str | None = Field(
         None,
-        description="A folder, a GGUF file, a hub id or a name of penstock list; none: a small model",
+        description="A folder, a GGUF file, a hub id or a name of penstock list; none: the default model",
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The names clients ask for, with commas between them"
@@ -84,6 +84,9 @@ class Settings(BaseModel):
     host: str | None = Field(None, min_length=1, description="Address to listen on")
     port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port; 0 takes any that is free"
+    )
+    api_processes: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=64)] | None = Field(
+        None, description="Processes that speak HTTP, each with a share of the connections"
     )
     grpc_port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65535)] | None = Field(
         None, description="TCP port of KServe's gRPC service; 0 takes any that is free"
@@ -99,7 +102,7 @@ class Settings(BaseModel):
     )
     tls_certificate: str | None = Field(None, min_length=1, description="PEM file of the certificate and its chain")
     tls_key: str | None = Field(None, min_length=1, description="PEM file of the certificate's private key")
-    allow_insecure_bind: bool | None = Field(None, description="Listen beyond loopback without a key")
+    allow_insecure_bind: bool | None = Field(None, description="Listen on other addresses than loopback without a key")
     cors_origin: Annotated[tuple[str, ...], BeforeValidator(read_origins)] | None = Field(
         None, description="Web origins whose pages may use the server, with commas between them"
     )
@@ -161,7 +164,8 @@ class Settings(BaseModel):
     max_waiting: Count | None = Field(None, description="Requests queued before new ones are refused")
     max_waiting_tokens: Count | None = Field(None, description="Prompt tokens queued before new requests are refused")
     target_itl: Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=60000)] | None = Field(
-        None, description="Milliseconds between the tokens of a stream, to which prompts beside it are cut; 0: not cut"
+        None,
+        description="Target for the milliseconds between tokens: longer prompts are prefilled in small chunks; 0: none",
     )
     threads: Count | None = Field(None, description="Threads of each rank that compute")
     tensor_parallel_size: Ranks | None = Field(None, description="Ranks that share every layer")

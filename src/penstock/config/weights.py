@@ -79,6 +79,7 @@ class WeightFormat:
         return -(-self.padded_width(k) // SUPER) if self.groups(k) and self.scales == "two_levels" else 0
 
 
+MULTIPLY_BF16 = ("amx", "avx512_bf16")  # instruction sets with products of bf16
 F32, BF16, INT16 = WeightFormat("f32"), WeightFormat("bf16"), WeightFormat("int16")
 INT8 = WeightFormat("grouped")
 # The format that holds each block type of a GGUF file without loss.
@@ -135,8 +136,9 @@ def cpu_format(
     `stored` has the GGUF types of the tensors that it is made of, "" for floats.
 
     Codes stay as they are, unless another tensor of the matrix has floats. Routers are never quantised, because they
-    choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. Without AMX, a CPU
-    multiplies integers faster than floats, so matrices of bf16 become int16, but for embedding and head.
+    choose a token's experts. With int4, embedding, head and `sensitive` matrices are int8. A CPU that has no
+    instruction for products of bf16 multiplies integers faster than floats, so matrices of bf16 become int16, but for
+    embedding and head.
     """
     floats = F32 if dtype == "float32" else BF16
     if kind == "router":
@@ -147,7 +149,7 @@ def cpu_format(
         return int4_format(group)
     if quantization in ("int8", "int4"):
         return INT8
-    return INT16 if floats == BF16 and kind != "vocabulary" and isa != "amx" else floats
+    return INT16 if floats == BF16 and kind != "vocabulary" and isa not in MULTIPLY_BF16 else floats
 
 
 def schemes(dtype: str, quantization: str) -> tuple[DeviceScheme, DeviceScheme]:

@@ -64,37 +64,29 @@ class StreamingClient:
         info: EngineInfo,
         link: EngineLink,
         streams: Streams,
-        pace: Pace,
+        pace: Pace | None,
         *,
         restart: Restart | None = None,
     ) -> None:
+        """With `pace`, an engine that makes no steps is given up."""
         self.info = info
         self._link = link
         self._streams = streams
-        self._pace = pace
         self._recovery = Recovery(time.monotonic)
         self._restart = restart
         self._restarting: asyncio.Task[None] | None = None
         self._restarts = 0
         self._asleep = False
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(pace.tick_seconds, self._tick)
+        self._timer = None if pace is None else self._loop.call_later(pace.tick_seconds, self._tick, pace)
         if restart is not None:
             streams.on_failure = self._engine_failed
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
         """Deltas until every choice has finished, see messages.EngineClient. Closing it early aborts the request."""
-        frame = _encode_request(request)
-        self._recovery.check(request)
-        stream = self._streams.open(request)
+        stream = self.open(request)
         timers = self._timers(stream)
         try:
-            if self._streams.down or self._recovery.holding:
-                self._recovery.hold(stream, alone=self._recovery.holding)
-                self._begin_to_wake()
-            else:
-                stream.sent = True
-                self._link.send(frame)
             while deltas := await stream.read():
                 for delta in deltas:
                     yield delta
@@ -104,8 +96,26 @@ class StreamingClient:
         finally:
             for timer in timers:
                 timer.cancel()
-            for name in self._streams.close(stream):
-                self._link.send(encode(Abort(name)))
+            self.release(stream)
+
+    def open(self, request: GenerateRequest) -> Stream:
+        """Send a request. The caller must `release` the stream of its deltas. Raises what `generate` raises before
+        them."""
+        frame = _encode_request(request)
+        self._recovery.check(request)
+        stream = self._streams.open(request)
+        if self._streams.down or self._recovery.holding:
+            self._recovery.hold(stream, alone=self._recovery.holding)
+            self._begin_to_wake()
+        else:
+            stream.sent = True
+            self._link.send(frame)
+        return stream
+
+    def release(self, stream: Stream) -> None:
+        """Forget a stream, and abort what is unfinished of it."""
+        for name in self._streams.close(stream):
+            self._link.send(encode(Abort(name)))
 
     def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> None:
         name = self._streams.finish(request_id, choice, reason, keep)
@@ -137,6 +147,20 @@ class StreamingClient:
     def restarts(self) -> int:
         return self._restarts
 
+    @property
+    def idle(self) -> bool:
+        """True while no request is open."""
+        return self._streams.idle
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Let `call` be called when `restarting`, `asleep` or `healthy` may have changed."""
+        self._streams.on_state = call
+
+    @property
+    def failure(self) -> str:
+        """Why the engine has ended for good, or ""."""
+        return self._streams.failure
+
     async def sleep(self) -> None:
         """See messages.EngineClient."""
         if self._asleep:
@@ -164,7 +188,7 @@ class StreamingClient:
 
     async def close(self) -> None:
         """End the engine. Streams still open end with EngineError. May be called twice."""
-        self._timer.cancel()
+        self._stop_timer()
         self._streams.end("the engine is closed")
         if self._restarting is not None:
             self._restarting.cancel()
@@ -189,15 +213,19 @@ class StreamingClient:
 
     # -- an engine that ends ----------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
+    def _tick(self, pace: Pace) -> None:
         streams = self._streams
-        stalled = self._pace.tick(streams.heard if streams.busy else None, streams.stats)
-        self._timer = self._loop.call_later(self._pace.tick_seconds, self._tick)
+        stalled = pace.tick(streams.heard if streams.busy else None, streams.stats)
+        self._timer = self._loop.call_later(pace.tick_seconds, self._tick, pace)
         if stalled:
             streams.fail(f"the engine made no step for {stalled:.3g} s and was given up (--step-deadline)")
             self._link.kill()
             if streams.failure:
-                self._timer.cancel()
+                self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _engine_failed(self, reason: str) -> None:
         self._restarting = self._loop.create_task(self._replace(reason))

@@ -9,6 +9,7 @@ from penstock.engine.link.channel import Channel
 from penstock.engine.link.wire import Abort, Add, Command, Control, ControlReply, Finish, Rejected, Step, Stop
 from penstock.engine.meter import StepMeter
 from penstock.messages import (
+    OUT_OF_MEMORY,
     Capacity,
     Clock,
     EngineStats,
@@ -24,6 +25,7 @@ from penstock.schedule import Scheduler
 ADMISSION_SECONDS = 0.002  # of each step that adding new requests may take
 COMPILER_SECONDS = 0.001  # between looks at grammars that are being compiled while there is nothing else to do
 HEALTH_SECONDS = 1.0  # between looks at the executor while there is nothing to do
+STATS_SECONDS = 0.05  # between statistics while the same number of sequences runs
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +56,10 @@ class EngineCore:
         self._meter = StepMeter(clock)
         self._outstanding = 0  # plans submitted whose results are not in
         self._backlog: dict[str, GenerateRequest] = {}  # received, not yet added to the scheduler
-        self._idle = True  # the last round found nothing to do
-        self._waits_for_grammars = False  # there was nothing to do but to wait until grammars are compiled
-        self._out = Step(EngineStats())  # the next message in the making
-        self._posted_steps = 0  # that a message has reported
+        self._patience = HEALTH_SECONDS  # how long to block for commands: 0 while there are steps
+        self._out = Step()  # the next message in the making
+        self._posted = EngineStats()  # the last statistics sent
+        self._stats_due = 0.0  # when the next ones are sent at the latest
         self._stop_reason: str | None = None
 
     def run(self) -> str:
@@ -73,18 +75,12 @@ class EngineCore:
 
     def _receive(self) -> None:
         """Execute the commands received. An idle engine blocks until one comes, and checks the executor's health."""
-        commands = self._channel.receive(wait=self._patience())
-        if self._idle:
+        commands = self._channel.receive(wait=self._patience)
+        if self._patience == HEALTH_SECONDS:
             self._executor.health()
             self._meter.resume()
         for command in commands:
             self._execute(command)
-
-    def _patience(self) -> float:
-        """How long to block for commands, in seconds."""
-        if self._idle:
-            return HEALTH_SECONDS
-        return COMPILER_SECONDS if self._waits_for_grammars else 0.0
 
     def _admit(self) -> None:
         """Add requests for a bounded time, so that many new ones do not delay those that run. One whose grammar is
@@ -109,33 +105,56 @@ class EngineCore:
     def _advance(self) -> None:
         """Drop what would be late, fill the pipeline with plans, then apply the oldest result."""
         for request_id, seconds in self._scheduler.drop_late(self._clock()):
-            self._out.rejected.append(Rejected(request_id, _late(seconds), late=True))
+            self._out.rejected.append(Rejected(request_id, _late(seconds), "deadline"))
         while self._outstanding < self._depth and (plan := self._scheduler.plan(self._clock())) is not None:
             if plan.new:
                 # If the step ends the engine, the client must know who was in it.
-                stats = self._scheduler.stats(*self._meter.seconds)
-                self._channel.post(Step(stats, begun=self._scheduler.begun(plan)))
-            self._executor.submit(plan)
+                self._channel.post(Step(begun=self._scheduler.begun(plan)))
+            try:
+                self._executor.submit(plan)
+            except Exception as error:
+                self._start_over(error)
+                return
             self._outstanding += 1
         if self._outstanding:
-            self._idle = self._waits_for_grammars = False
-            result = self._executor.result()
+            self._patience = 0.0
+            try:
+                result = self._executor.result()
+            except Exception as error:
+                self._start_over(error)
+                return
             self._outstanding -= 1
             self._out.deltas.extend(self._scheduler.apply(result, self._clock()))
             self._meter.step(result.timing)
             return
-        self._idle = not self._backlog
-        self._waits_for_grammars = not self._idle
+        self._patience = COMPILER_SECONDS if self._backlog else HEALTH_SECONDS
         if self._scheduler.has_work:
             raise RuntimeError("the scheduler has work but plans none of it")
 
+    def _start_over(self, error: Exception) -> None:
+        """After a failed allocation: end the request that needed most, and let the others go on. Raises other errors.
+
+        How far the step came is unknown, so the executor forgets all sequences, and the others are computed again.
+        """
+        if not self._executor.recover(error):
+            raise error
+        log.error("a step failed for lack of memory; one request ends, and the others are computed again: %r", error)
+        self._outstanding = 0
+        self._patience = 0.0
+        message = f"{OUT_OF_MEMORY} beside the others: send it again later, or a shorter one"
+        self._out.deltas.extend(self._scheduler.start_over(message, self._clock()))
+
     def _send(self) -> None:
         """Send one message with everything new since the last one, if there is anything."""
-        out, steps = self._out, self._meter.steps
-        if steps > self._posted_steps or out.deltas or out.rejected or out.aborted or out.replies:
+        out, running, mark = self._out, self._scheduler.num_running, self._meter.mark
+        if not running or running != self._posted.running or mark >= self._stats_due:
+            self._stats_due = mark + STATS_SECONDS
             stats = self._scheduler.stats(*self._meter.seconds)
-            self._channel.post(Step(stats, out.deltas, out.rejected, out.aborted, out.replies))
-            self._out, self._posted_steps = Step(stats), steps
+            if stats != self._posted:
+                out.stats = self._posted = stats
+        if out.stats or out.deltas or out.rejected or out.aborted or out.replies:
+            self._channel.post(out)
+            self._out = Step()
 
     def _execute(self, command: Command | Rejected) -> None:
         now = self._clock()

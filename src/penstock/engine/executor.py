@@ -8,6 +8,7 @@ from penstock.config.engine import EngineConfig
 from penstock.engine.grammars import EngineGrammars
 from penstock.messages import Capacity, Grammar, StepPlan, StepResult
 from penstock.runtime.loading.preload import Preload
+from penstock.runtime.loading.quick_torch import import_torch
 
 if TYPE_CHECKING:
     from penstock.runtime.encoder_runner import EncoderRunner
@@ -37,6 +38,15 @@ class InProcessExecutor:
         """See Executor."""
         return self._runner is None or self._runner.prepare(grammar)
 
+    def recover(self, error: Exception) -> bool:
+        """See Executor."""
+        from penstock.runtime.out_of_memory import is_out_of_memory  # not above: it imports torch
+
+        if self._runner is None or not is_out_of_memory(error):
+            return False
+        self._runner.forget()
+        return True
+
     def health(self) -> None:
         """Never raises: the runner ends with the engine."""
 
@@ -51,6 +61,7 @@ class InProcessExecutor:
 def import_runtime() -> None:
     """Imports what `start` needs, torch above all. An error is not raised here: `start` meets it again."""
     with contextlib.suppress(Exception):
+        import_torch()
         import penstock.runtime.loading.cpu  # noqa: F401
 
 

@@ -1,4 +1,4 @@
-"""The grammars of an engine. They need a tokenizer, which an engine does not load before the first one."""
+"""The grammars of an engine. Their tokenizer is loaded when the first request with a grammar comes."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineGrammars:
-    """See runtime's Grammars. Loads everything beside the caller, at the first call."""
+    """Implements runtime's Grammars. The first call starts to load the tokenizer in another thread."""
 
     def __init__(self, config: EngineConfig, vocab_size: int) -> None:
         self._config = config
@@ -44,6 +44,7 @@ class EngineGrammars:
 
 
 def load_grammars(config: EngineConfig, vocab_size: int) -> "GrammarMatchers":
+    """Loads the model's tokenizer for grammars. Raises TokenizerError."""
     from penstock.families import load_spec
     from penstock.text import Tokenizer
     from penstock.text.grammars.matchers import GrammarMatchers  # not above: an engine may never need them

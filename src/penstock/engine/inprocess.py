@@ -98,7 +98,8 @@ class EngineThread:
     async def close(self) -> None:
         self.send(encode(Stop("the engine is closed")))
         try:
-            await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._ended.wait()
         except TimeoutError:
             log.warning("the engine's thread is still in a step after %g s; it is left running", CLOSE_SECONDS)
 

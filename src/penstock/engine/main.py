@@ -89,7 +89,7 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
-        target_itl=config.target_itl / 1000,
+        target_step_time=config.target_itl / 1000,
         enable_prefix_caching=config.enable_prefix_caching,
         speculation=config.speculation,
         num_speculative_tokens=config.num_speculative_tokens,

@@ -12,19 +12,19 @@ class StepMeter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._mark = clock()
+        self.mark = clock()  # the end of the last step
         self.steps = 0
         self._step = self._forward = self._sample = 0.0
 
     def resume(self) -> None:
         """Start to count again after the loop was asleep."""
-        self._mark = self._clock()
+        self.mark = self._clock()
 
     def step(self, timing: StepTiming) -> None:
         """A step's result has been applied."""
         now = self._clock()
-        self._step += now - self._mark
-        self._mark = now
+        self._step += now - self.mark
+        self.mark = now
         self._forward += timing.forward
         self._sample += timing.sample
         self.steps += 1

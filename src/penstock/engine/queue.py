@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from penstock.config.engine import EngineConfig
-from penstock.messages import QueueFull
+from penstock.messages import LATER_PRIORITY, QueueFull
 
 WINDOW = 30.0  # seconds with waiting requests, over which the rate is measured
 MOST_SECONDS = 120  # the largest Retry-After
@@ -21,8 +21,8 @@ class RequestQueue:
     def __init__(self, *, max_num_seqs: int, max_waiting: int, max_waiting_tokens: int, clock: Callable[[], float]):
         self.requests = self.tokens = 0  # that wait
         self.refused = self.late = 0
-        self._max_num_seqs, self._max_waiting, self._max_tokens = max_num_seqs, max_waiting, max_waiting_tokens
-        self._free = max_num_seqs  # sequences that could start at once
+        self._max_num_seqs, self.max_waiting, self.max_waiting_tokens = max_num_seqs, max_waiting, max_waiting_tokens
+        self.running = 0  # sequences, as the engine said last
         self._clock = clock
         self._mark = clock()
         # Seconds with waiting requests, and the requests and tokens that started in them. Older ones count less.
@@ -40,18 +40,24 @@ class RequestQueue:
     @property
     def most(self) -> int:
         """Requests that may run or wait."""
-        return self._max_num_seqs + self._max_waiting
+        return self._max_num_seqs + self.max_waiting
 
-    def check(self, tokens: int = 0) -> None:
+    def check(self, tokens: int = 0, priority: int = 0) -> None:
         """Raise QueueFull if one more request, with a prompt of so many tokens, would exceed a limit. A request that
-        would wait alone may have any number of tokens."""
-        waiting = max(self.requests - self._free, 0)
-        if waiting >= self._max_waiting:
+        would wait alone may have any number of tokens. From LATER_PRIORITY on, half of each limit holds, and a refusal
+        is not counted: its sender tries again."""
+        waiting = max(self.requests - max(self._max_num_seqs - self.running, 0), 0)
+        if priority >= LATER_PRIORITY:
+            if waiting >= -(-self.max_waiting // 2) or (
+                waiting and self.tokens + tokens > self.max_waiting_tokens // 2
+            ):
+                raise QueueFull("half of the requests or tokens that may wait do so", self.retry_after())
+        elif waiting >= self.max_waiting:
             self.refuse(f"{waiting} requests wait for the engine, the limit (--max-waiting)")
-        elif waiting and self.tokens + tokens > self._max_tokens:
+        elif waiting and self.tokens + tokens > self.max_waiting_tokens:
             self.refuse(
                 f"the requests that wait for the engine have {self.tokens} tokens, and {tokens} more would exceed the "
-                f"limit of {self._max_tokens} (--max-waiting-tokens)"
+                f"limit of {self.max_waiting_tokens} (--max-waiting-tokens)"
             )
 
     def refuse(self, reason: str) -> None:
@@ -74,10 +80,6 @@ class RequestQueue:
         if started:
             self._started_requests += 1
             self._started_tokens += tokens
-
-    def running(self, sequences: int) -> None:
-        """Note how many sequences run."""
-        self._free = max(self._max_num_seqs - sequences, 0)
 
     def retry_after(self) -> int:
         """Return the seconds in which all waiting requests will have started, at the measured rate: 1 to 120."""

@@ -27,6 +27,24 @@ class EndsEngines(RequestRejected):
     """The request has ended two engines. It must not be sent again."""
 
 
+class Starts:
+    """The starts of a process that ends, each later than the one before."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._times: deque[float] = deque()
+
+    def delay(self) -> float | None:
+        """Seconds to wait before the next start; None to give up."""
+        now = self._clock()
+        while self._times and self._times[0] < now - MINUTE:
+            self._times.popleft()
+        if len(self._times) >= len(DELAYS):
+            return None
+        self._times.append(now)
+        return DELAYS[len(self._times) - 1]
+
+
 class Recovery:
     """The requests that wait for an engine, and the prompts that are refused."""
 
@@ -37,7 +55,7 @@ class Recovery:
         self._tried: Stream | None = None  # the held request that the engine has now
         self._ends: dict[str, int] = {}  # engines that each open request has seen end
         self._refused: dict[bytes, float] = {}  # digests of prompts, and until when
-        self._starts: deque[float] = deque(maxlen=len(DELAYS) + 1)
+        self._starts = Starts(clock)
 
     @property
     def holding(self) -> bool:
@@ -51,13 +69,7 @@ class Recovery:
 
     def delay(self) -> float | None:
         """Seconds to wait before the next start; None to give up."""
-        now = self._clock()
-        while self._starts and self._starts[0] < now - MINUTE:
-            self._starts.popleft()
-        if len(self._starts) >= len(DELAYS):
-            return None
-        self._starts.append(now)
-        return DELAYS[len(self._starts) - 1]
+        return self._starts.delay()
 
     def hold(self, stream: Stream, *, alone: bool) -> None:
         """Keep a request for the next engine, or until its turn to be tried alone."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from penstock.engine.link.merge import DeltaBuffer
-from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Step
+from penstock.engine.link.wire import ControlReply, Ended, Event, Ready, Rejected, Step
 from penstock.engine.queue import RequestQueue
 from penstock.messages import (
     DeadlineExceeded,
@@ -17,6 +17,7 @@ from penstock.messages import (
     EngineStats,
     FinishReason,
     GenerateRequest,
+    QueueFull,
     RequestRejected,
     TokenDelta,
 )
@@ -47,7 +48,8 @@ class Stream:
         self._buffer = DeltaBuffer()
         self._error: Exception | None = None
         self._refused = False  # by the engine
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # of `read`, while it blocks
+        self.notify: Callable[[], None] = self._wake_reader  # called after each change
 
     @property
     def in_engine(self) -> bool:
@@ -77,12 +79,13 @@ class Stream:
         if self._names:
             delta = replace(delta, request_id=self.request.request_id)
         self._buffer.push(delta)
-        self._news.set()
+        self.notify()
 
-    def reject(self, message: str) -> None:
-        """The engine has refused the request."""
-        self._refused = True
-        self.fail(RequestRejected(message))
+    def reject(self, rejected: Rejected) -> None:
+        """The request is not served, or no longer."""
+        # Others of a late request's choices may still run: `Streams.close` returns their names.
+        self._refused = rejected.cause != "deadline"
+        self.fail(_error(rejected))
 
     @property
     def has_tokens(self) -> bool:
@@ -92,18 +95,37 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """End the stream after what has been pushed. The first error stays."""
         self._error = self._error or error
-        self._news.set()
+        self.notify()
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that the stream ends with, after what has been pushed."""
+        return self._error
 
     async def read(self) -> list[TokenDelta]:
-        """Return new deltas merged per choice, none at the end. Blocks until there are some. Raises `fail`'s error."""
+        """Return new deltas merged per choice, none at the end. Blocks until there are some. Raises `fail`'s error.
+        One reader may block at a time."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error
             if not self._outputs:
                 return []
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         return self._buffer.take()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():  # done: it was woken already, or cancelled
+            self._reader.set_result(None)
+
+    def take(self) -> list[TokenDelta]:
+        """Return what `read` would, without blocking."""
+        return self._buffer.take()
+
+    def aborted(self) -> list[TokenDelta]:
+        """Return what ends the unfinished choices after what has been read."""
+        name = self.request.request_id
+        return [TokenDelta(name, choice, len(output), (), "abort") for choice, output in self._outputs.items()]
 
     # -- its place in an engine -------------------------------------------------------------------------------
 
@@ -149,7 +171,8 @@ class Streams:
     open, `down` has the reason, and `begin` takes the events of a new engine.
     """
 
-    def __init__(self, *, incarnation: int, queue: RequestQueue) -> None:
+    def __init__(self, *, incarnation: int | None, queue: RequestQueue) -> None:
+        """Deltas of other incarnations are refused, unless it is None."""
         self.queue = queue
         self.info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.stats = EngineStats()
@@ -159,6 +182,7 @@ class Streams:
         self.down = ""  # why the last engine ended, until the next one is ready
         self.on_failure: Callable[[str], None] | None = None
         self.on_step: Callable[[], None] | None = None  # called after each step, if it is set
+        self.on_state: Callable[[], None] = lambda: None  # called when the engine rests, is back, or has ended for good
         self._incarnation = incarnation
         self._streams: dict[str, Stream] = {}
         self._parts: dict[str, Stream] = {}  # by the engine's name of a choice that was resumed apart
@@ -179,7 +203,7 @@ class Streams:
 
     @property
     def incarnation(self) -> int:
-        return self._incarnation
+        return self._incarnation or 0
 
     def open(self, request: GenerateRequest) -> Stream:
         """Raises EngineError after the engine's end, QueueFull, RequestRejected for an id in use or a wrong n."""
@@ -193,7 +217,7 @@ class Streams:
             raise RequestRejected(f"n={request.n}: from 1 to {most} choices are possible")
         if len(self._streams) + len(self._aborting) >= most:
             self.queue.refuse(f"{most} requests are in progress, the limit (--max-num-seqs and --max-waiting together)")
-        self.queue.check(tokens)
+        self.queue.check(tokens, request.priority)
         self.queue.join(tokens)
         stream = self._streams[name] = Stream(request)
         return stream
@@ -261,6 +285,7 @@ class Streams:
         self.down = reason
         self._fail_replies(reason)
         self._earlier = self.stats = self.stats.ended()
+        self.on_state()
 
     def begin(self, incarnation: int) -> None:
         """Take the events of a new engine, which is being started."""
@@ -270,6 +295,7 @@ class Streams:
     def resumed(self) -> None:
         """Take note that the new engine is ready."""
         self.down = ""
+        self.on_state()
 
     def unfinished(self) -> list[Stream]:
         """The streams that the engine must go on with, in the order in which they were opened."""
@@ -293,6 +319,7 @@ class Streams:
         if not self.info.done():
             self.info.set_exception(EngineError(reason))
         self._fail_replies(reason)
+        self.on_state()
 
     def _fail_replies(self, reason: str) -> None:
         for future in self._replies.values():
@@ -304,12 +331,12 @@ class Streams:
     # -- events -----------------------------------------------------------------------------------------------
 
     def _count(self, stats: EngineStats) -> None:
-        self.queue.running(stats.running)
+        self.queue.running = stats.running
         self.stats = stats if self._earlier is None else stats.after(self._earlier)
 
     def _push(self, deltas: Iterable[TokenDelta]) -> None:
         for delta in deltas:
-            if delta.incarnation != self._incarnation:
+            if delta.incarnation != self._incarnation is not None:
                 self._refuse(delta)
             elif (stream := self._find(delta.request_id)) is not None:
                 stream.push(delta)
@@ -318,18 +345,17 @@ class Streams:
         return self._streams.get(name) or self._parts.get(name)
 
     def _take_step(self, step: Step) -> None:
-        self._count(step.stats)
+        if step.stats is not None:
+            self._count(step.stats)
         self._push(step.deltas)
         for name in step.begun:
             if (stream := self._find(name)) is not None:
                 stream.begun = True
                 self._leave_queue(stream, started=True)
+                stream.notify()
         for rejected in step.rejected:
             if (stream := self._find(rejected.request_id)) is not None:
-                if rejected.late:  # others of its choices may still run: `close` returns their names
-                    stream.fail(DeadlineExceeded(rejected.message))
-                else:
-                    stream.reject(rejected.message)
+                stream.reject(rejected)
         self._aborting.difference_update(step.aborted)
         for reply in step.replies:
             self._answer(reply)
@@ -351,6 +377,18 @@ class Streams:
         if future is None or future.done():  # its caller has gone
             return
         if reply.error:
-            future.set_exception(ValueError(reply.error))
+            future.set_exception((EngineError if reply.cause == "engine" else ValueError)(reply.error))
         else:
             future.set_result(reply.text)
+
+
+def _error(rejected: Rejected) -> Exception:
+    match rejected.cause:
+        case "queue":
+            return QueueFull(rejected.message, rejected.retry_after)
+        case "deadline":
+            return DeadlineExceeded(rejected.message)
+        case "engine":
+            return EngineError(rejected.message)
+        case _:
+            return RequestRejected(rejected.message)

@@ -1,13 +1,21 @@
 """Shared by families with a mixture of experts: how their fields are read, and how checkpoints name the tensors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.families.hf_config import HFConfig
 from penstock.families.rows import joined
 from penstock.families.spec import LayerSpec, MoESpec, Parameter, TensorSource, stacked
 
 MAX_EXPERTS = 4096
+
+# the norms of a mixture beside an MLP, and the tensors of their weights
+NORMS_BESIDE_MLP = {
+    "router_norm": "router.scale",
+    "experts_norm": "pre_feedforward_layernorm_2.weight",
+    "experts_post_norm": "post_feedforward_layernorm_2.weight",
+    "dense_post_norm": "post_feedforward_layernorm_1.weight",
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,8 @@ class ExpertNames:
     transposed: bool = False  # the matrices of stacks are [in, out]
     alternating: bool = False  # the rows of gate and up alternate in stacks; False: all of the gate come first
     stored: str = ""  # the type of stacks, if they hold codes (see penstock.gguf)
+    beside_mlp: Mapping[str, str] = field(default_factory=lambda: NORMS_BESIDE_MLP)
+    expert_scales: str = "router.per_expert_scale"
     shared_fused: tuple[str, str] | None = None  # after `shared`: gate and up in one tensor, and down
 
 
@@ -97,6 +107,13 @@ def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: 
         parameters += _fused_mlp(f"{ours}shared.", f"{theirs}{names.shared}", moe, hidden, names.shared_fused)
     elif moe.shared_intermediate_size:
         parameters += mlps("shared", [names.shared], moe.shared_intermediate_size)
+    if moe.beside_mlp:
+        parameters += [
+            stacked(f"{ours}{name}.weight", (), (f"{theirs}{tensor}", hidden))
+            for name, tensor in names.beside_mlp.items()
+        ]
+        scales = stacked(f"{ours}expert_scales.weight", (), (f"{theirs}{names.expert_scales}", moe.num_experts))
+        parameters.append(replace(scales, precise=True))
     if moe.shared_gate:
         parameters.append(stacked(f"{ours}shared.gate.weight", (hidden,), (f"{theirs}{names.shared_gate}.weight", 1)))
     return parameters

@@ -159,6 +159,14 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def text_config(config: HFConfig) -> HFConfig:
+    """The configuration of the language model within one that also takes images."""
+    text = config.section("text_config")
+    if text is None:
+        raise config.unsupported("text_config", None, "the text model's configuration")
+    return text.inheriting(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
+
+
 def activation(config: HFConfig, name: str, default: str, *, gated: bool = True) -> Activation:
     value = config.text(name, default)
     known = [one for one, ours in _ACTIVATIONS.items() if not (gated and ours.startswith("relu"))]

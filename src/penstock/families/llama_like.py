@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from penstock.families.attention_kinds import GroupedQuerySpec, QKNorm, RopeSpec
+from penstock.config.facts import PageShape
 from penstock.families.experts import ExpertNames, expert_parameters
 from penstock.families.hf_config import HFConfig, activation, checkpoint_dtype, layer_windows
+from penstock.families.kinds.attention import GroupedQuerySpec, QKNorm, RopeSpec
 from penstock.families.rope_config import rope
 from penstock.families.rows import fused_heads, head_order, joined
+from penstock.families.shared_layers import per_layer_parameters
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, stacked
 
 MAX_LAYERS = 2000
@@ -43,6 +45,7 @@ class TensorNames:
     down: str = "down_proj"
     transposed: bool = False  # matrices of layers are [in, out]
     first_position: int = 0  # the row of the first learned position
+    output_scale: str = "layer_scalar"
 
 
 NAMES = TensorNames()
@@ -157,12 +160,7 @@ def decoder_spec(
         names = replace(names, by_group=False, transposed=False)
         experts = None if experts is None else replace(experts, stacks=None, shared_fused=None)
     positions = _integer(config, "max_position_embeddings", max_position)
-    # A window that no position can leave is full attention: one KV group less.
-    seen = [window if window < positions else 0 for window in windows or [0] * len(layers)]
-    # Layers that see the same tokens and keep the same of each share a block table.
-    kept = [(window, layer.attention.page) for layer, window in zip(layers, seen, strict=True)]
-    groups = sorted(dict.fromkeys(kept), key=lambda group: group[0])
-    layers = [replace(layer, kv_group=groups.index(group)) for layer, group in zip(layers, kept, strict=True)]
+    layers, group_windows = _in_kv_groups(layers, windows or [0] * len(layers), positions)
     vocab, hidden = _integer(config, "vocab_size", vocab_size), config.integer("hidden_size")
     tie = config.flag("tie_word_embeddings", tied)
     if any(layer.post_norms and layer.pre_norms for layer in layers) and names.norms == LLAMA_NORMS:
@@ -173,7 +171,7 @@ def decoder_spec(
         vocab_size=vocab,
         hidden_size=hidden,
         layers=tuple(layers),
-        windows=tuple(window for window, _ in groups),
+        windows=group_windows,
         max_position=positions,
         norm_eps=config.number(*eps),
         tie_embeddings=tie,
@@ -189,6 +187,23 @@ def decoder_spec(
         learned_positions=bool(names.positions),
         **model,
     )
+
+
+def _in_kv_groups(
+    layers: Sequence[LayerSpec], windows: Sequence[int], positions: int
+) -> tuple[list[LayerSpec], tuple[int, ...]]:
+    """Returns the layers with their KV group, and the window of each group that has KV pages. 0 is full attention.
+
+    Layers share a group, and so a block table, if they have the same window and keep the same data for a token.
+    """
+    # A window of all positions or more is full attention: one KV group less.
+    windows = [window if window < positions else 0 for window in windows]
+    kept = [(window, layer.attention.page) for layer, window in zip(layers, windows, strict=True)]
+    groups = sorted(dict.fromkeys(kept), key=lambda group: (group[1].state, group[0]))
+    if all(page.state for _, page in groups):  # every sequence needs a block table, even an empty one
+        groups.insert(0, (0, PageShape(1, 1, 0)))
+    layers = [replace(layer, kv_group=groups.index(group)) for layer, group in zip(layers, kept, strict=True)]
+    return layers, tuple(window for window, page in groups if not page.state)
 
 
 def _integer(config: HFConfig, name: str, default: int | None) -> int:
@@ -225,8 +240,16 @@ class _Parameters:
         parameters = attention(ours, f"{theirs}{self.names.attention}", layer.attention, self.hidden)
         for norm, name in self.names.norms.items():
             parameters += self._norm(f"{ours}{norm}", f"{theirs}{name}")
+        if layer.per_layer is not None:
+            parameters += per_layer_parameters(ours, theirs, layer.per_layer, self.hidden)
+        if layer.output_scale:
+            parameters.append(stacked(f"{ours}output_scale.weight", (), (f"{theirs}{self.names.output_scale}", 1)))
         if layer.moe is not None and self.experts is not None:
-            return parameters + expert_parameters(ours, theirs, layer.moe, self.hidden, self.experts)
+            parameters += expert_parameters(ours, theirs, layer.moe, self.hidden, self.experts)
+            if not layer.moe.beside_mlp:
+                return parameters
+        if not layer.has_mlp:
+            return parameters
         width, mlp, turned = layer.intermediate_size, f"{theirs}{self.names.mlp}", self.names.transposed
         halves = 2 if layer.gated else 1
         each = width * halves // len(self.names.up)
@@ -251,14 +274,24 @@ def grouped_query_parameters(
     if len(names.heads) == 1:
         heads = fused_heads(f"{theirs}{names.heads[0]}", spec, by_group=names.by_group)
     else:
-        each = zip(names.heads, parts, (order, order, ()), strict=True)
-        heads = [TensorSource(f"{theirs}{name}", 0, rows, order=own) for name, rows, own in each]
+        q, k, v = names.heads
+        each = zip((q, k, k if spec.keys_are_values else v), parts, (order, order, ()), strict=True)
+        heads = [TensorSource(f"{theirs}{name}", 0, rows, order=own) for name, rows, own in each if rows]
+    if spec.gate:  # the rows of each query head, then those of its gate
+        dim, name = spec.head_dim, f"{theirs}{names.heads[0]}"
+        queries = [TensorSource(name, 0, dim, 2 * i * dim, order=order) for i in range(spec.num_heads)]
+        gates = [replace(each, first_row=each.first_row + dim, order=()) for each in queries]
+        heads = [*queries, *heads[1:]]
     turned, output = names.transposed, [TensorSource(f"{theirs}{names.output}", 0, hidden)]
     parameters = _linear(f"{ours}qkv", hidden, heads, spec.qkv_bias, turned, parts)
+    if spec.gate:
+        parameters += _linear(f"{ours}gate", hidden, gates, spec.qkv_bias, turned, parts[:1])
     parameters += _linear(f"{ours}output", spec.query_width, output, spec.output_bias, turned)
     if spec.qk_norm in ("heads", "whole"):
         widths = parts[:2] if spec.qk_norm == "whole" else (spec.head_dim, spec.head_dim)
         for name, width in zip(("q_norm.weight", "k_norm.weight"), widths, strict=True):
+            if name == "k_norm.weight" and spec.kv_layer is not None:
+                continue
             parameters.append(joined(ours + name, (), [TensorSource(theirs + name, 0, width, order=order)], ()))
     if spec.sinks:
         parameters.append(stacked(f"{ours}sinks.weight", (), (f"{theirs}sinks", spec.num_heads)))

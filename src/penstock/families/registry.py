@@ -9,21 +9,26 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.facts import GroupFacts, MatrixFacts, MixtureFacts, ModelFacts
-from penstock.families.bert import bert, roberta
+from penstock.families.checkpoint.fp8 import scale_block
 from penstock.families.decoders.cohere import cohere, cohere2
 from penstock.families.decoders.falcon import falcon
 from penstock.families.decoders.gemma import gemma, gemma2
-from penstock.families.decoders.gemma3 import gemma3, gemma3_multimodal
+from penstock.families.decoders.gemma3 import gemma3
+from penstock.families.decoders.gemma4 import gemma4
 from penstock.families.decoders.glm import glm, glm4
-from penstock.families.decoders.glm4_moe import glm4_moe
 from penstock.families.decoders.gpt2 import gpt2
 from penstock.families.decoders.gpt_neox import gpt_neox
-from penstock.families.decoders.gpt_oss import gpt_oss
-from penstock.families.decoders.granite import granite, granite_4, granite_moe
+from penstock.families.decoders.hybrids.granite import granite, granite_4, granite_moe
+from penstock.families.decoders.hybrids.mamba2 import mamba2
+from penstock.families.decoders.hybrids.nemotron_h import nemotron_h
+from penstock.families.decoders.hybrids.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
 from penstock.families.decoders.llama import llama
-from penstock.families.decoders.llama4 import llama4, llama4_multimodal
 from penstock.families.decoders.mistral import ministral, ministral3, mistral
-from penstock.families.decoders.mixtral import mixtral
+from penstock.families.decoders.mixtures.deepseek import deepseek_v2, deepseek_v3
+from penstock.families.decoders.mixtures.glm4_moe import glm4_moe
+from penstock.families.decoders.mixtures.gpt_oss import gpt_oss
+from penstock.families.decoders.mixtures.llama4 import llama4
+from penstock.families.decoders.mixtures.mixtral import mixtral
 from penstock.families.decoders.olmo import olmo2, olmo3
 from penstock.families.decoders.opt import opt
 from penstock.families.decoders.phi3 import phi3
@@ -31,12 +36,14 @@ from penstock.families.decoders.qwen2 import qwen2, qwen2_moe
 from penstock.families.decoders.qwen3 import qwen3, qwen3_moe
 from penstock.families.decoders.smollm3 import smollm3
 from penstock.families.decoders.starcoder2 import starcoder2
+from penstock.families.encoders.bert import bert, roberta
+from penstock.families.encoders.modernbert import modernbert
 from penstock.families.gguf.config import hf_config, sampling_defaults
 from penstock.families.gguf.keys import WHERE
 from penstock.families.gguf.names import with_stored_types
 from penstock.families.hf_config import HFConfig, UnsupportedModel
 from penstock.families.json_file import read_json_object
-from penstock.families.modernbert import modernbert
+from penstock.families.multimodal import LANGUAGE_MODELS
 from penstock.families.pooling import with_pooling
 from penstock.families.spec import ModelSpec
 from penstock.families.transformers_model import transformers_spec, why_not_transformers
@@ -47,7 +54,6 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
     {
         "LlamaForCausalLM": llama,
         "Llama4ForCausalLM": llama4,
-        "Llama4ForConditionalGeneration": llama4_multimodal,
         "Qwen2ForCausalLM": qwen2,
         "Qwen3ForCausalLM": qwen3,
         "MistralForCausalLM": mistral,
@@ -56,10 +62,13 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "MixtralForCausalLM": mixtral,
         "Qwen2MoeForCausalLM": qwen2_moe,
         "Qwen3MoeForCausalLM": qwen3_moe,
+        "Qwen3NextForCausalLM": qwen3_next,
+        "Qwen3_5ForCausalLM": qwen3_5,
+        "Qwen3_5MoeForCausalLM": qwen3_5_moe,
         "GemmaForCausalLM": gemma,
         "Gemma2ForCausalLM": gemma2,
         "Gemma3ForCausalLM": gemma3,
-        "Gemma3ForConditionalGeneration": gemma3_multimodal,
+        "Gemma4ForCausalLM": gemma4,
         "Phi3ForCausalLM": phi3,
         "SmolLM3ForCausalLM": smollm3,
         "Olmo2ForCausalLM": olmo2,
@@ -79,6 +88,11 @@ FAMILIES: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
         "OPTForCausalLM": opt,
         "FalconForCausalLM": falcon,
         "GptOssForCausalLM": gpt_oss,
+        "Mamba2ForCausalLM": mamba2,
+        "NemotronHForCausalLM": nemotron_h,
+        "DeepseekV2ForCausalLM": deepseek_v2,
+        "DeepseekV3ForCausalLM": deepseek_v3,
+        **LANGUAGE_MODELS,
     }
 )
 _QUANTIZED = {"GptOssForCausalLM": "mxfp4"}  # quantised weights that a family reads: its method
@@ -110,10 +124,12 @@ def spec_from_config(config: Mapping[str, Any], where: str = "config.json") -> M
         )
         raise UnsupportedModel(f"{where}: {why}")
     quantization = fields.section("quantization_config")
-    method = None if quantization is None else quantization.get("quant_method")
-    if quantization is not None and method != _QUANTIZED.get(known[0], ""):
-        raise fields.unsupported("quantization_config", method, "weights in float32, bfloat16 or float16")
     spec = _ALL[known[0]](fields)
+    if quantization is not None and (method := _QUANTIZED.get(known[0])):
+        if (given := quantization.get("quant_method")) != method:
+            raise fields.unsupported("quantization_config", given, f"{method}, or weights in floats")
+    elif quantization is not None:
+        spec = replace(spec, fp8_block=scale_block(fields, quantization))
     check_layers(spec)
     return _with_sensitive_layers(spec)
 
@@ -208,6 +224,7 @@ def model_facts(spec: ModelSpec) -> ModelFacts:
             for group, window in enumerate(spec.windows)
         ),
         max_position=spec.max_position,
+        state_elements=len(spec.state_layers) * spec.state_width,
         checkpoint_dtype=spec.checkpoint_dtype,
         eos_token_ids=spec.eos_token_ids,
         mixture=_mixture(spec),
@@ -279,6 +296,8 @@ def check_layers(spec: ModelSpec) -> None:
     """Raise UnsupportedModel unless all layers are causal, and those of a KV group keep the same in a page."""
     if spec.encoder is None and not all(layer.attention.causal for layer in spec.layers):
         raise UnsupportedModel("a layer's attention is not causal; supported: causal attention, computed in chunks")
+    if len({spec.layers[i].attention.page for i in spec.state_layers}) > 1:
+        raise UnsupportedModel("layers have states of different sizes; supported: one size for all")
     for group, window in enumerate(spec.windows):
         pages = {spec.layers[i].attention.page for i in spec.group_layers(group)}
         if len(pages) > 1:

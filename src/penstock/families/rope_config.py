@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
-from penstock.families.attention_kinds import RopeSpec
 from penstock.families.hf_config import HFConfig
+from penstock.families.kinds.attention import RopeSpec
 
 NO_ROPE = RopeSpec(scaling="off")
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 def rope(
@@ -33,6 +33,8 @@ def rope_of_layers(config: HFConfig, layer_type: str, scaling: HFConfig | None, 
 def rope_of(parameters: HFConfig, config: HFConfig, theta: float, *, partial: float | None = None) -> RopeSpec:
     """The RopeSpec of one set of parameters. `theta` and `partial` are as in `rope`."""
     theta = parameters.number("rope_theta", theta)
+    if parameters.get("rope_type") == "proportional":
+        return _proportional(parameters, config, theta)
     name = "partial_rotary_factor"
     part = parameters.number(name, config.number(name, 1.0 if partial is None else partial))
     if partial is None and part != 1.0:
@@ -79,6 +81,14 @@ def _llama3(parameters: HFConfig, config: HFConfig, theta: float, dims: int) -> 
     if spec.high_freq_factor <= spec.low_freq_factor:
         raise parameters.unsupported("high_freq_factor", spec.high_freq_factor, "above low_freq_factor")
     return spec
+
+
+def _proportional(parameters: HFConfig, config: HFConfig, theta: float) -> RopeSpec:
+    part, dims = parameters.number("partial_rotary_factor", 1.0, or_zero=True), config.integer("head_dim")
+    if part > 1:
+        raise parameters.unsupported("partial_rotary_factor", part, "at most 1")
+    factor = parameters.number("factor", 1.0)
+    return RopeSpec(theta=theta, scaling="proportional", factor=factor, turning=int(part * dims // 2))
 
 
 def _original(parameters: HFConfig, config: HFConfig) -> int:

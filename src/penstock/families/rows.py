@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.families.attention_kinds import GroupedQuerySpec, RopeSpec
+from penstock.families.kinds.attention import GroupedQuerySpec, RopeSpec
 from penstock.families.spec import Parameter, TensorSource
 
 Order = tuple[tuple[int, int, int], ...]
 
 
 def joined(name: str, columns: tuple[int, ...], sources: Sequence[TensorSource], parts: tuple[int, ...]) -> Parameter:
-    """The parameter of these sources, one after the other. `parts` are as in Parameter."""
+    """Returns a parameter whose rows are those of `sources`, one after the other. `parts` are as in Parameter."""
     placed, start = [], 0
     for source in sources:
         placed.append(replace(source, start=start))
@@ -19,10 +19,10 @@ def joined(name: str, columns: tuple[int, ...], sources: Sequence[TensorSource],
 
 
 def head_order(rope: RopeSpec, head_dim: int) -> Order:
-    """The rows of a head in a checkpoint, as runs in the order of the kernels: see TensorSource.order.
+    """Returns the order in which the kernels need the rows of a head, as runs: see TensorSource.order. () keeps them.
 
-    The kernels rotate element i with element i + head_dim / 2. So the rotated elements are the first ones of each half,
-    and those that are not rotated follow. Attention does not change: queries and keys have the same order.
+    The kernels rotate element i with element i + head_dim / 2. So each half begins with its rotated elements, and those
+    that are not rotated follow. Attention does not change: queries and keys have the same order.
     """
     dims = rope.dims or head_dim
     half, rest = dims // 2, (head_dim - dims) // 2
@@ -33,8 +33,8 @@ def head_order(rope: RopeSpec, head_dim: int) -> Order:
 
 
 def fused_heads(tensor: str, spec: GroupedQuerySpec, *, by_group: bool = False) -> list[TensorSource]:
-    """The sources of q, k and v in one tensor: all of q, then k, then v; or `by_group` the query heads of each KV head,
-    then its key and value."""
+    """Returns the sources of q, k and v that a checkpoint has in one tensor: all of q, then k, then v. With `by_group`,
+    each KV head has its query heads, its key and its value there, one after the other."""
     dim, order = spec.head_dim, head_order(spec.rope, spec.head_dim)
     if not by_group:
         rows = (spec.query_width, spec.kv_width, spec.kv_width)

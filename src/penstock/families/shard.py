@@ -11,10 +11,12 @@ from types import MappingProxyType
 
 from penstock.config import ModelFacts, Place, Split
 from penstock.config.split import part
-from penstock.families.attention_kinds import Cut
+from penstock.families.kinds.attention import Cut
 from penstock.families.registry import model_facts
 from penstock.families.spec import LayerSpec, ModelSpec, MoESpec, Parameter, TensorSource
 from penstock.gguf import TYPES
+
+_PER_LAYER = ("table", "projection", "norm", "gate", "output", "post_norm")
 
 # The cut of each parameter of a layer. Those of attention are in its AttentionSpec.
 _CUTS: Mapping[str, Cut] = MappingProxyType(
@@ -41,6 +43,13 @@ _CUTS: Mapping[str, Cut] = MappingProxyType(
         "experts.gate_up.bias": "rows",
         "experts.down.bias": "once",
         "choice.bias": "whole",
+        "expert_scales.weight": "whole",
+        "router_norm.weight": "whole",
+        "experts_norm.weight": "whole",
+        "experts_post_norm.weight": "whole",
+        "dense_post_norm.weight": "whole",
+        "output_scale.weight": "whole",
+        **{f"per_layer.{name}.weight": "whole" for name in _PER_LAYER},
     }
 )
 
@@ -113,6 +122,16 @@ def check_split(spec: ModelSpec, split: Split, group: int = 1) -> None:
             f"transformers' code executes {spec.transformers.architecture} whole, but there are {split.world} ranks: "
             "leave --tensor-parallel-size, --pipeline-parallel-size and --expert-parallel out"
         )
+    if spec.state_layers and split.world > 1:
+        raise CannotSplit(
+            f"a {spec.family} model keeps states and is not divided, but there are {split.world} ranks: leave "
+            "--tensor-parallel-size, --pipeline-parallel-size and --expert-parallel out"
+        )
+    if spec.whole_stages and split.pipeline > 1:
+        raise CannotSplit(
+            f"layers of this {spec.family} model read keys and values or embeddings that another stage would have, but "
+            f"--pipeline-parallel-size is {split.pipeline}: leave it out"
+        )
     if split.pipeline > len(spec.layers):
         raise CannotSplit(
             f"--pipeline-parallel-size {split.pipeline} is more than the {len(spec.layers)} layers: use "
@@ -141,11 +160,11 @@ def possible_splits(spec: ModelSpec, most: int, group: int = 1) -> list[Split]:
     """Splits into at most `most` ranks, the fewest ranks first. The number of stages is a power of two, or uses all
     ranks. `group` is as in `check_split`."""
     splits: list[Split] = []
-    if spec.encoder is not None or spec.transformers is not None:
+    if spec.encoder is not None or spec.transformers is not None or spec.state_layers:
         return [Split()]
     for expert in (False, True) if any(layer.moe for layer in spec.layers) else (False,):
         for tensor in tensor_sizes(spec, expert, group):
-            stages = range(1, min(most // tensor, len(spec.layers)) + 1)
+            stages = range(1, 2 if spec.whole_stages else min(most // tensor, len(spec.layers)) + 1)
             some = [count for count in stages if count & (count - 1) == 0 or count * tensor == most]
             splits += [Split(tensor, count, expert) for count in some if tensor > 1 or not expert]
     return sorted(splits, key=lambda split: (split.world, split.pipeline, split.expert))

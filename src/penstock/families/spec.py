@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.config.facts import PageShape, PoolingFacts
-from penstock.families.attention_kinds import AttentionSpec
+from penstock.families.kinds.attention import AttentionSpec
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
 _TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
@@ -26,7 +26,9 @@ class MoESpec:
     - `experts.gate_up.weight` [held * 2 * intermediate_size, hidden]: expert by expert its gate rows, then its up rows;
     - `experts.down.weight` [held * hidden, intermediate_size];
     - with a shared expert `shared.gate_up.weight`, `shared.down.weight`, and with a gate of its own
-      `shared.gate.weight` [1, hidden], in full precision too.
+      `shared.gate.weight` [1, hidden], in full precision too;
+    - beside an MLP the norms' weights [hidden] `router_norm` (its result is divided by sqrt(hidden)), `experts_norm`,
+      `experts_post_norm`, `dense_post_norm`, and `expert_scales.weight` [num_experts], in float32.
     """
 
     num_experts: int  # that the router chooses among, on all ranks
@@ -43,6 +45,7 @@ class MoESpec:
     choice_bias: bool = False  # a bias of scores that changes the choice alone
     biases: bool = False  # of the router and the experts
     weigh_inputs: bool = False  # an expert's input is multiplied by its weight, not its output
+    beside_mlp: bool = False  # a layer has an MLP too: see LayerSpec
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 
@@ -53,9 +56,28 @@ class MoESpec:
 
 
 @dataclass(frozen=True)
+class PerLayerSpec:
+    """A layer's own embedding of each token, which joins the residual after the MLP (Gemma 3n, Gemma 4).
+
+    It is (norm(projection of the model's embedding) + row of the table) / sqrt(2). It is multiplied by
+    activation(`gate` x), projected to the hidden size, and normed.
+
+    Parameters of layer i, each after `per_layer.`: `table.weight` [rows, width], `projection.weight` and `gate.weight`
+    [width, hidden], `norm.weight` [width], `output.weight` [hidden, width], `post_norm.weight` [hidden].
+    """
+
+    width: int
+    rows: int  # tokens of the table
+    layer: int  # the place of its columns and rows in tensors that hold those of all layers
+    stacked: str  # the prefix of these tensors
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One decoder block: attention and an MLP or, with `moe`, a mixture of them; each of the two with a norm before,
-    with `post_norms` one after too.
+    with `post_norms` one after too. A mixture `beside_mlp` reads the residual that the MLP reads, by norms of its own
+    for the router and the experts; the outputs of both are normed and added, and a token's experts are weighted by
+    their `expert_scales` too.
 
     Parameters of layer i besides those of its attention: `attention_norm.weight` and `mlp_norm.weight` [hidden] (with a
     bias if the model's norms have one), with post_norms `attention_post_norm.weight` and `mlp_post_norm.weight`;
@@ -64,8 +86,8 @@ class LayerSpec:
     """
 
     attention: AttentionSpec
-    intermediate_size: int  # of the MLP; 0 with a mixture instead
-    kv_group: int  # index into ModelSpec.windows
+    intermediate_size: int  # of the MLP; 0: there is none
+    kv_group: int  # index into ModelSpec.windows; their number for a layer with a state
     activation: Activation = "silu"
     mlp_bias: bool = False
     pre_norms: bool = True
@@ -74,6 +96,19 @@ class LayerSpec:
     parallel: bool = False  # the MLP reads what attention reads, not its output; there is no norm after
     shared_norm: bool = False  # of a parallel block: attention and MLP share one norm, `attention_norm`
     moe: MoESpec | None = None
+    per_layer: PerLayerSpec | None = None
+    output_scale: bool = False  # the hidden states after the block are multiplied by `output_scale.weight` [1]
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether there is an MLP or a mixture. Else the block ends after attention, and has no `mlp_norm`."""
+        return self.intermediate_size > 0 or self.moe is not None
+
+    @property
+    def sums(self) -> int:
+        """How many times tensor ranks add their parts of a product."""
+        beside = self.moe is not None and self.moe.beside_mlp
+        return 1 if self.parallel or not self.has_mlp else 2 + beside
 
 
 @dataclass(frozen=True)
@@ -138,10 +173,11 @@ class Parameter:
 
     @property
     def kind(self) -> ParameterKind:
-        """Norms and biases are vectors; a gated matrix is two, stacked: the gate, then what it gates; embedding and
-        head are the vocabulary's; a router's, a shared expert's gate, learned positions and an encoder's tables, which
-        are the matrices outside its layers, stay in full precision."""
-        if len(self.shape) <= 1:
+        """Norms, biases and the taps of convolutions [channels, 1, taps] are vectors; a gated matrix is two, stacked:
+        the gate, then what it gates; embedding and head are the vocabulary's; a router's, a shared expert's gate,
+        learned positions and an encoder's tables, which are the matrices outside its layers, stay in full
+        precision."""
+        if len(self.shape) != 2:
             return "vector"
         if self.name.startswith(_TABLES):
             return "table"
@@ -157,7 +193,7 @@ class Parameter:
     def float32(self) -> bool:
         """Whether a vector is float32 in a model of any dtype. Rounded, a bias of scores would choose other experts;
         sinks are added to scores in float32."""
-        return self.name.endswith((".choice.bias", ".sinks.weight")) or (self.precise and len(self.shape) <= 1)
+        return self.name.endswith((".choice.bias", ".sinks.weight")) or (self.precise and self.kind == "vector")
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -187,9 +223,9 @@ class ModelSpec:
     `transformers`, parameters are the checkpoint's tensors, and of each layer only its attention's sizes count.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
-    is the number of tokens that a query of group g sees, itself included; 0 is all. A rank has all groups, also those
-    without a layer of its own. Its embedding and head, if it has them, are rows `vocab_start` to `vocab_start +
-    vocab_size` of the model's `vocab_total`.
+    is the number of tokens that a query of group g sees, itself included; 0 is all. Layers with a state (see PageShape)
+    are in none. A rank has all groups, also those without a layer of its own. Its embedding and head, if it has them,
+    are rows `vocab_start` to `vocab_start + vocab_size` of the model's `vocab_total`.
     """
 
     family: str
@@ -213,6 +249,7 @@ class ModelSpec:
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of checkpoint tensors that carry no weights of ours
     duplicates: tuple[tuple[str, str], ...] = ()  # (tensor, the source that it must equal if it is stored): a tied head
     base_prefix: str = ""  # of tensor names; some checkpoints leave it out
+    fp8_block: tuple[int, int] | None = None  # matrices are FP8, with scales: see checkpoint/fp8.py
     vocab_start: int = 0
     vocab_total: int = 0  # 0: vocab_size
     encoder: EncoderSpec | None = None  # the model is an encoder, not a decoder
@@ -235,13 +272,35 @@ class ModelSpec:
         return self.encoder is None and self.transformers is None
 
     def group_layers(self, group: int) -> list[int]:
-        """Indices of the layers in a KV group. A layer's place in the list is its place in the group's page."""
-        return [i for i, layer in enumerate(self.layers) if layer.kv_group == group]
+        """Indices of the layers in a KV group that have keys and values of their own. A layer's place in the list is
+        its place in the group's page."""
+        layers = enumerate(self.layers)
+        return [i for i, layer in layers if layer.kv_group == group and self.kv_layer(i) == i]
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: mostly itself."""
+        other: int | None = getattr(self.layers[layer].attention, "kv_layer", None)
+        return layer if other is None else other
+
+    @property
+    def whole_stages(self) -> bool:
+        """Whether layers read what another stage would have: keys and values, or the embedding."""
+        return any(each.per_layer or self.kv_layer(i) != i for i, each in enumerate(self.layers))
 
     def group_page(self, group: int) -> PageShape:
         """The page of each layer of a KV group, which is the same for all. Its width is 0 if there is no layer."""
         layers = self.group_layers(group)
         return self.layers[layers[0]].attention.page if layers else PageShape(1, 1, 0)
+
+    @property
+    def state_layers(self) -> list[int]:
+        """Indices of the layers with a state. A layer's place in the list is its place in a sequence's states."""
+        return self.group_layers(len(self.windows))
+
+    @property
+    def state_width(self) -> int:
+        """float32 elements of a state, which is as large in all layers that have one; 0: there are none."""
+        return self.group_page(len(self.windows)).width
 
     @property
     def plain_scores(self) -> bool:
@@ -253,7 +312,7 @@ class ModelSpec:
     @property
     def head_dims(self) -> tuple[int, ...]:
         """The width of a row that each layer keeps: the sizes that attention kernels must support."""
-        return tuple(layer.attention.page.width for layer in self.layers)
+        return tuple(page.width for layer in self.layers if not (page := layer.attention.page).state)
 
     def num_parameters(self) -> int:
         return sum(parameter.size for parameter in self.parameters)

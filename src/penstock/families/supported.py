@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.families.registry import ENCODER_KINDS, ENCODERS, FAMILIES, spec_from_config
+from penstock.families.registry import ENCODER_KINDS, ENCODERS, FAMILIES, model_facts, spec_from_config
 from penstock.families.shard import tensor_sizes
 from penstock.families.spec import ModelSpec
 
@@ -20,6 +20,11 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE, Qwen 2 MoE", ("qwen2moe",)),
         "Qwen3ForCausalLM": ("Qwen 3", ("qwen3",)),
         "Qwen3MoeForCausalLM": ("Qwen 3 MoE", ("qwen3moe",)),
+        "Qwen3NextForCausalLM": ("Qwen3-Next", ()),
+        "Qwen3_5ForCausalLM": ("Qwen 3.5 (text), dense", ()),
+        "Qwen3_5ForConditionalGeneration": ("Qwen 3.5, its language model, dense", ()),
+        "Qwen3_5MoeForCausalLM": ("Qwen 3.5 MoE (text)", ()),
+        "Qwen3_5MoeForConditionalGeneration": ("Qwen 3.5 MoE, its language model", ()),
         "MistralForCausalLM": ("Mistral 7B, Nemo, Small", ("llama", "mistral3")),
         "MinistralForCausalLM": ("Ministral", ()),
         "Ministral3ForCausalLM": ("Ministral 3, up to 16,384 tokens", ()),
@@ -28,6 +33,8 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Gemma2ForCausalLM": ("Gemma 2", ("gemma2",)),
         "Gemma3ForCausalLM": ("Gemma 3 (text)", ("gemma3",)),
         "Gemma3ForConditionalGeneration": ("Gemma 3, its language model", ()),
+        "Gemma4ForCausalLM": ("Gemma 4 (text): E2B, E4B, 26B-A4B, 31B", ()),
+        "Gemma4ForConditionalGeneration": ("Gemma 4, its language model: E2B, E4B, 26B-A4B, 31B", ()),
         "Phi3ForCausalLM": ("Phi 3, 3.5, 4, 4-mini", ("phi3",)),
         "SmolLM3ForCausalLM": ("SmolLM 3", ("smollm3",)),
         "Olmo2ForCausalLM": ("OLMo 2", ("olmo2",)),
@@ -35,7 +42,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "GraniteForCausalLM": ("Granite 3", ("granite",)),
         "GraniteMoeForCausalLM": ("Granite 3 MoE", ("granitemoe",)),
         "GraniteMoeSharedForCausalLM": ("Granite 4 preview, without Mamba layers", ("granitemoe",)),
-        "GraniteMoeHybridForCausalLM": ("Granite 4, without Mamba layers", ()),
+        "GraniteMoeHybridForCausalLM": ("Granite 4; without Mamba layers as Granite 3", ()),
         "CohereForCausalLM": ("Command R (without norms of heads)", ("command-r",)),
         "Cohere2ForCausalLM": ("Command R7B, Command A", ("cohere2",)),
         "GlmForCausalLM": ("GLM-4 (2024)", ()),
@@ -47,6 +54,10 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "OPTForCausalLM": ("OPT, except 350m", ()),
         "FalconForCausalLM": ("Falcon 7B, 11B, 40B, 180B", ("falcon",)),
         "GptOssForCausalLM": ("gpt-oss 20B, 120B", ("gpt-oss",)),
+        "Mamba2ForCausalLM": ("Mamba 2, Codestral Mamba", ()),
+        "NemotronHForCausalLM": ("Nemotron-H, without mixtures of experts", ()),
+        "DeepseekV2ForCausalLM": ("DeepSeek V2, V2.5 and V2 Lite", ("deepseek2",)),
+        "DeepseekV3ForCausalLM": ("DeepSeek V3 and R1; Moonlight", ("deepseek2",)),
     }
 )
 
@@ -66,10 +77,14 @@ _SAMPLE: Mapping[str, Any] = MappingProxyType(
         "hidden_size": 64,
         "intermediate_size": 64,
         "ffn_dim": 64,
+        "moe_intermediate_size": 64,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "num_kv_heads": 2,
+        "num_heads": 8,  # of Mamba 2
+        "hybrid_override_pattern": "M-*-",
+        "hidden_size_per_layer_input": 0,
         "head_dim": 16,
         "max_position_embeddings": 64,
         "sliding_window": 16,
@@ -89,6 +104,7 @@ class SupportedModel:
     tensor_ranks: bool
     expert_ranks: bool
     flashinfer: bool  # whether FlashInfer can compute its attention; Triton always can
+    states: bool  # whether layers keep states
 
 
 def supported_models() -> list[SupportedModel]:
@@ -102,20 +118,19 @@ def supported_models() -> list[SupportedModel]:
 
 def _row(architecture: str, models: str, gguf: tuple[str, ...]) -> SupportedModel:
     spec = _sample(architecture)
+    latents = model_facts(spec).latents
     return SupportedModel(
         architecture,
         models,
         "text" if spec.encoder is None else "scores" if architecture.endswith("Classification") else "embeddings",
         gguf,
         tensor_ranks=spec.encoder is None and 2 in tensor_sizes(spec),
-        expert_ranks=any(layer.moe is not None for layer in spec.layers),
-        flashinfer=spec.encoder is None and spec.plain_scores,
+        expert_ranks=any(layer.moe is not None for layer in spec.layers) and not spec.state_layers,
+        flashinfer=spec.encoder is None and spec.plain_scores and not (spec.state_layers or latents),
+        states=bool(spec.state_layers),
     )
 
 
 def _sample(architecture: str) -> ModelSpec:
-    """A small spec of the family, with its defaults, but with attention in all layers."""
-    sample = {**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]}
-    if "Hybrid" in architecture:
-        sample["layer_types"] = ["full_attention"] * _SAMPLE["num_hidden_layers"]
-    return spec_from_config(sample)
+    """A small spec of the family, with its defaults."""
+    return spec_from_config({**_SAMPLE, "text_config": dict(_SAMPLE), "architectures": [architecture]})

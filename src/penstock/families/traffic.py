@@ -27,12 +27,12 @@ def step_traffic(spec: ModelSpec, place: Place, tokens: int, sampled: int, eleme
     """The bytes that the rank at `place` sends in a step of `tokens` tokens. For `sampled` of them logits are computed,
     to sample or for prompt logprobs. `element_size`: bytes of an activation.
 
-    Ranks sum after the embedding and, in every layer, after attention and the MLP, or once if these are parallel. The
-    sums of the model's last layer are of the `sampled` tokens only.
+    Ranks sum after the embedding and, in every layer, after attention, the MLP and a mixture beside it, or once if
+    attention and MLP are parallel. The sums of the model's last layer are of the `sampled` tokens only.
     """
     split = place.split
     row = spec.hidden_size * element_size
-    sums = [1 if spec.layers[i].parallel else 2 for i in stage_layers(len(spec.layers), split.pipeline, place.stage)]
+    sums = [spec.layers[i].sums for i in stage_layers(len(spec.layers), split.pipeline, place.stage)]
     last = sums.pop() if place.last else 0
     summed = tokens * (place.first + sum(sums)) + sampled * last if split.tensor > 1 else 0
     columns = len(part(spec.vocab_size, split.tensor, place.tensor_rank))

@@ -13,10 +13,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from penstock.families.attention_kinds import GroupedQuerySpec, RopeSpec
 from penstock.families.checkpoint.folder import tensors_of_folder
 from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.families.hf_config import HFConfig, UnsupportedModel, checkpoint_dtype, layer_windows
+from penstock.families.kinds.attention import GroupedQuerySpec, RopeSpec
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, TransformersCode
 from penstock.families.wrong_models import EXAMPLE
 

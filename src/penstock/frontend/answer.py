@@ -19,31 +19,45 @@ _log = logging.getLogger("penstock.frontend")
 class CollectedChoice:
     """One choice, collected from its updates."""
 
-    __slots__ = ("_text", "choice", "finish_reason", "ids", "logprobs", "offsets", "prompt_logprobs", "stopped")
+    __slots__ = ("_ids", "_last", "_text", "choice", "logprobs", "offsets", "prompt_logprobs")
 
     def __init__(self, first: ChoiceUpdate) -> None:
         self.choice = first.choice
         self.prompt_logprobs = first.prompt_logprobs
-        self.finish_reason: FinishReason | None = None
-        self.stopped: str | None = None  # the stop string that ended it
-        self.ids: list[int] = []
         self.logprobs = bytearray()
         self.offsets: list[int] = []  # for each token: where it begins in the choice's text
+        self._ids: list[int] = []
         self._text = io.StringIO()
         self.add(first)
 
     def add(self, update: ChoiceUpdate) -> None:
         self._text.write(update.text)
-        self.finish_reason = update.finish_reason
-        self.stopped = update.stopped
-        self.ids += update.token_ids[: update.tokens - len(self.ids)]
+        self._ids += update.token_ids
         self.offsets += update.offsets
         if update.logprobs:
             self.logprobs += update.logprobs
+        self._last = update
 
     @property
     def text(self) -> str:
         return self._text.getvalue()
+
+    @property
+    def tokens(self) -> int:
+        return self._last.tokens
+
+    @property
+    def ids(self) -> list[int]:
+        return self._ids[: self.tokens]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._last.finish_reason
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended it."""
+        return self._last.stopped
 
 
 class Codec(Protocol):

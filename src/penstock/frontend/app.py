@@ -1,6 +1,7 @@
 """The ASGI application: its routes, and the layers around them."""
 
 import asyncio
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -14,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from penstock.config import ServerConfig
 from penstock.frontend.admin import AdminRoutes
 from penstock.frontend.errors import APIError, as_api_error
-from penstock.frontend.http.access import OPEN_PATHS, Access, Lifecycle
+from penstock.frontend.http.access import OPEN_PATHS, Access, Background, Lifecycle, tenant_of
 from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
@@ -22,14 +23,17 @@ from penstock.frontend.local import ServedRequests
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.serving import Prepare, Serving
-from penstock.frontend.storage.database import open_storage
+from penstock.frontend.siblings import Siblings
+from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
 from penstock.frontend.wires import OPENAI, WIRES, Wire
+from penstock.messages import LATER_PRIORITY
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
 from penstock.version import __version__
 
 _LONGEST_PATH = 1024  # characters of a path that is counted under its route's template, and in its wire's errors
+_NEAREST = 3  # routes in the message of a 404
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -41,6 +45,7 @@ def create_app(
     tracer: Tracer | None = None,
     store: ModelStore | None = None,
     prepare: Prepare | None = None,
+    siblings: Siblings | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model, which its `serving` can exchange by `prepare`.
 
@@ -48,49 +53,27 @@ def create_app(
     accepts only loopback names in the Host header, so that no web page can reach it under a name of its own. The routes
     of `AdminRoutes` require the admin key or, if the server needs no key at all, loopback. The app's `lifecycle` counts
     requests and can refuse new ones. `metrics` must not have a model of this name yet. With a
-    `tracer`, requests that generate are traced. With a `store`, clients may download and delete models.
+    `tracer`, requests that generate are traced. With a `store`, clients may download and delete models. `siblings` are
+    the server's other API processes.
     """
     limits = limits or RequestLimits.of(config)
-    storage = open_storage(config, limits)
+    storage = open_storage(config, limits, None if siblings is None else siblings.storage_lock)
     bodies = BodyBuffers(max(limits.max_buffered_bytes, limits.max_body_bytes), limits.retry_after)
     serving = Serving(model, metrics, limits.drain_timeout, prepare)
     lifecycle = Lifecycle()
-    batches = None
-    if storage is not None:
-        from penstock.frontend.jobs.runner import BatchRunner
-
-        local = ServedRequests(serving, limits, config.seed, priority=limits.max_priority)
-        most = 2 * model.client.info.max_num_seqs
-        batches = BatchRunner(storage, local, limits, most, lambda: lifecycle.in_flight)
-    wake = (lambda: None) if batches is None else batches.wake
-    site = Site(serving, limits, config.seed, bodies, tracer, store, storage, wake)
     metrics.in_flight = lambda: lifecycle.in_flight
+    background = _background(config, limits, serving, storage, siblings)
+    wake_batches = siblings.run_batches if siblings else background.wake if background else lambda: None
+    site = Site(serving, limits, config.seed, bodies, tracer, store, storage, wake_batches, siblings)
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
-    shown_paths = {_shown(path): app for path, app in paths.items()}
-    routes = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
-    probes = _Probes(serving, lifecycle, metrics, wires).routes()
-    rest = Starlette(routes=[*probes, *AdminRoutes(serving).routes(), *routes])
-    rest.router.redirect_slashes = False
+    probes = _Probes(serving, lifecycle, metrics if siblings is None else siblings, wires)
+    rest = _starlette([*probes.routes(), *AdminRoutes(serving).routes()], paths)
     template = _templates(rest.router.routes)
-
+    errors = _Errors(paths, template)
+    errors.answer_for(rest)
+    routes = [route for wire in wires for route in wire.routes]
     is_local = not config.api_key and config.host.strip("[]") in _LOOPBACK
-
-    def encode_error(error: APIError, scope: Scope | None) -> Answer:
-        at = None if scope is None else shown_paths.get(template(scope["path"]))
-        wire = OPENAI if at is None or scope is None else at.wire(scope)
-        encoded: Answer = wire.package.encode_error(error)
-        return encoded
-
-    async def answer_error(request: Request, error: Exception) -> Response:
-        known = as_api_error(_routing_error(request, error) if isinstance(error, HTTPException) else error, 0)
-        encoded = encode_error(known, request.scope)
-        response = Response(encoded.body, encoded.status, media_type="application/json")
-        response.raw_headers += known.http_headers()
-        return response
-
-    for kind in (APIError, HTTPException, Exception):
-        rest.add_exception_handler(kind, answer_error)
     return Access(
         _Dispatch(paths, rest),
         serving=serving,
@@ -102,17 +85,70 @@ def create_app(
         is_local=is_local,
         allowed_hosts=(*_LOOPBACK, *config.allowed_host) if is_local or config.allowed_host else (),
         route_of=template,
-        encode_error=encode_error,
+        encode_error=errors.encode,
         bodies=bodies,
         cors_origins=config.cors_origin,
-        is_socket=frozenset(
-            route.path.encode() for wire in wires for route in wire.routes if route.kind == "socket"
-        ).__contains__,
-        is_page=_page_paths(route.path for wire in wires for route in wire.routes if route.public),
-        quiet=[_shown(route.path) for wire in wires for route in wire.routes if not route.logged],
+        is_socket=frozenset(route.path.encode() for route in routes if route.kind == "socket").__contains__,
+        is_page=_page_paths(route.path for route in routes if route.public),
+        quiet=[_shown(route.path) for route in routes if not route.logged],
         retry_after=lambda: serving.model.client.queue.retry_after(),
-        background=batches,
+        background=background,
     )
+
+
+def _background(
+    config: ServerConfig,
+    limits: RequestLimits,
+    serving: Serving,
+    storage: Database | None,
+    siblings: Siblings | None,
+) -> Background | None:
+    """The batches, which the first API process runs. The other processes only close their storage at the end."""
+    if storage is None:
+        return None
+    if siblings is not None and not siblings.first:
+        return StorageOnly(storage)
+    from penstock.frontend.jobs.runner import BatchRunner
+    from penstock.frontend.jobs.turns import Turns
+
+    local = ServedRequests(serving, limits, config.seed, priority=limits.max_priority + LATER_PRIORITY)
+    turns = Turns(2 * serving.model.client.info.max_num_seqs, local.others)
+    fresh = siblings is None or siblings.fresh
+    return BatchRunner(storage, tenant_of(config.api_key), local, limits, turns, fresh)
+
+
+def _starlette(routes: Sequence[Route], paths: Mapping[str, PathApp]) -> Starlette:
+    """An app of `routes` and of the wires' routes, without redirects."""
+    of_wires = [Route(path, app, methods=sorted(app.methods)) for path, app in paths.items()]
+    starlette = Starlette(routes=[*routes, *of_wires])
+    starlette.router.redirect_slashes = False
+    return starlette
+
+
+class _Errors:
+    """Errors as answers, each in the format of the wire that its path belongs to; OpenAI's elsewhere."""
+
+    def __init__(self, paths: Mapping[str, PathApp], template: Callable[[str], str]) -> None:
+        self._paths = {_shown(path): app for path, app in paths.items()}
+        self._template = template
+
+    def answer_for(self, app: Starlette) -> None:
+        """Answers all errors of `app`."""
+        for kind in (APIError, HTTPException, Exception):
+            app.add_exception_handler(kind, self._answer)
+
+    def encode(self, error: APIError, scope: Scope | None) -> Answer:
+        path = None if scope is None else self._paths.get(self._template(scope["path"]))
+        wire = OPENAI if path is None or scope is None else path.wire(scope)
+        encoded: Answer = wire.package.encode_error(error)
+        return encoded
+
+    async def _answer(self, request: Request, error: Exception) -> Response:
+        known = as_api_error(_routing_error(request, error) if isinstance(error, HTTPException) else error, 0)
+        encoded = self.encode(known, request.scope)
+        response = Response(encoded.body, encoded.status, media_type="application/json")
+        response.raw_headers += known.http_headers()
+        return response
 
 
 class _Dispatch:
@@ -137,7 +173,9 @@ class _Dispatch:
 class _Probes:
     """Routes about the server itself. They never run inference."""
 
-    def __init__(self, serving: Serving, lifecycle: Lifecycle, metrics: Metrics, wires: Sequence[Wire]) -> None:
+    def __init__(
+        self, serving: Serving, lifecycle: Lifecycle, metrics: Metrics | Siblings, wires: Sequence[Wire]
+    ) -> None:
         self._serving = serving
         self._lifecycle = lifecycle
         self._metrics = metrics
@@ -176,7 +214,11 @@ class _Probes:
         return _json({"version": __version__})
 
     async def _show_metrics(self, request: Request) -> Response:
-        body, content_type = await asyncio.to_thread(self._metrics.scrape(request.headers.get("accept")))
+        accept, metrics = request.headers.get("accept"), self._metrics
+        if isinstance(metrics, Metrics):
+            body, content_type = await asyncio.to_thread(metrics.scrape(accept))
+        else:
+            body, content_type = await metrics.metrics(accept)
         return Response(body, headers={"content-type": content_type})
 
     async def _show_openapi(self, request: Request) -> Response:
@@ -225,8 +267,9 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
             shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
-            near = [other for other in shown if other.split("/")[1:2] == path.split("/")[1:2]]
-            code, message = "not_found", f"there is no route {path}; the routes are {', '.join(near or shown)}"
+            near = difflib.get_close_matches(path, shown, _NEAREST)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+            code, message = "not_found", f"there is no route {path}{meant} GET /openapi.json lists all routes"
         case 405:
             code, message = "method_not_allowed", f"{path} does not take {request.method}"
             if allowed := (error.headers or {}).get("Allow"):

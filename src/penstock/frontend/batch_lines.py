@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.frontend.http.asgi import Answer
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")  # of the requests
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")  # of the requests
 MAX_CUSTOM_ID = 512  # characters
 
 

@@ -9,6 +9,7 @@ from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
+from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
 from penstock.observe.model_metrics import ModelMetrics
@@ -32,6 +33,7 @@ class RequestContext:
     query: bytes = b""  # of the URL
     storage: Database | None = None  # None: nothing is stored
     wake_batches: Callable[[], None] = lambda: None  # called after a batch has been stored or changed
+    siblings: Siblings | None = None  # None: this is the only API process
 
     def salt(self, client_salt: str | None) -> str:
         """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It

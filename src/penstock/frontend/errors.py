@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.messages import GRAMMAR_TOO_COMPLEX, DeadlineExceeded, EngineError, QueueFull, RequestRejected
+from penstock.messages import (
+    GRAMMAR_TOO_COMPLEX,
+    OUT_OF_MEMORY,
+    DeadlineExceeded,
+    EngineError,
+    QueueFull,
+    RequestRejected,
+)
 
 INTERNAL_ERROR = "internal_error"  # the code of an unexpected exception
 
@@ -78,6 +85,8 @@ def as_api_error(error: Exception, retry_after: int) -> APIError:
             return APIError(503, str(error), code="engine_unavailable", retry_after=retry_after)
         case GenerationFailed() if str(error).startswith(GRAMMAR_TOO_COMPLEX):
             return invalid(f"{error}; send a simpler one", code="invalid_grammar")
+        case GenerationFailed() if str(error).startswith(OUT_OF_MEMORY):
+            return APIError(503, str(error), code="out_of_memory", retry_after=retry_after)
         case GenerationFailed():
             return APIError(500, str(error), code="generation_failed")
         case _:

@@ -53,6 +53,15 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0  # for requests in flight to finish after the server was asked to stop
     retry_after: int = 1  # seconds; the Retry-After header where nothing better is known
 
+    def share(self, processes: int) -> "RequestLimits":
+        """The limits of one of several processes: its part of what is counted in a process."""
+        return msgspec.structs.replace(
+            self,
+            max_buffered_bytes=-(-self.max_buffered_bytes // processes),
+            max_in_flight=-(-self.max_in_flight // processes),
+            max_sockets=-(-self.max_sockets // processes),
+        )
+
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLimits":
         """The limits that the server's settings contain; the others have their defaults."""

@@ -18,14 +18,19 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel
 from penstock.frontend.serving import Serving
-from penstock.frontend.wires import OPENAI
+from penstock.frontend.wires import OPENAI, RESPONSES
 from penstock.messages import EngineError
 from penstock.observe.model_metrics import ModelMetrics
 
 _log = logging.getLogger("penstock.frontend")
 RETRY_STATUSES = (429, 503)  # of a request that the engine may take later
 RETRY_SECONDS = 0.5
-_ROUTES = {route.path: route for route in OPENAI.routes if route.path in PATHS}
+_ROUTES = {
+    route.path: (wire, route)
+    for wire in (OPENAI, RESPONSES)
+    for route in wire.routes
+    if route.method == "POST" and route.path in PATHS
+}
 
 
 class LocalRequests:
@@ -63,8 +68,8 @@ class LocalRequests:
             tenant=tenant,
             seed=self._seed,
         )
-        route = _ROUTES[path]
-        function = getattr(OPENAI.package, route.function)
+        wire, route = _ROUTES[path]
+        function = getattr(wire.package, route.function)
         try:
             if route.kind == "answer":
                 return Answer(await function(body, context))
@@ -79,7 +84,7 @@ class LocalRequests:
             failure = as_api_error(error, self._limits.retry_after)
             if failure.code == INTERNAL_ERROR:
                 _log.exception("a request failed")
-            encoded: Answer = OPENAI.package.encode_error(failure)
+            encoded: Answer = wire.package.encode_error(failure)
             return encoded
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
@@ -106,12 +111,19 @@ class ServedRequests:
         self._limits = limits
         self._seed = seed
         self._priority = priority
+        self._own = 0  # requests being answered here
+
+    def others(self) -> int:
+        """How many requests of clients use the model. Those that only look, such as at a batch, are not counted."""
+        return self._serving.version.requests - self._own
 
     async def answer_later(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """See LocalRequests.answer_later."""
         version = await self._serving.enter()
+        self._own += 1
         try:
             local = LocalRequests(version.model, self._limits, version.metrics, self._seed, self._priority)
             return await local.answer_later(path, body, request_id, tenant)
         finally:
+            self._own -= 1
             version.leave()

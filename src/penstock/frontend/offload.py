@@ -15,3 +15,29 @@ async def offload_if_large(work: Callable[[], T], size: int) -> T:
     `size` is the amount of work: the number of characters, token ids or bytes that it processes.
     """
     return work() if size <= _INLINE else await asyncio.to_thread(work)
+
+
+class FewThreads:
+    """Runs work in threads, of which it takes at most `most` at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.waiting = 0  # calls of `run` that have not returned
+        self._free = asyncio.Semaphore(most)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`. A thread whose caller is cancelled counts until it has ended."""
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        except BaseException:
+            self.waiting -= 1
+            raise
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        future.add_done_callback(self._ended)
+        return await asyncio.shield(future)
+
+    def _ended(self, future: "asyncio.Future[T]") -> None:
+        self.waiting -= 1
+        self._free.release()
+        if not future.cancelled():
+            future.exception()  # else asyncio logs that of a caller that was cancelled

@@ -32,6 +32,7 @@ from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import deadlines
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.serving import Serving, Version
+from penstock.frontend.siblings import Siblings
 from penstock.frontend.sockets import serve_socket
 from penstock.frontend.storage.database import Database
 from penstock.frontend.store import ModelStore
@@ -56,6 +57,7 @@ class Site:
     store: ModelStore | None = None  # of models that clients may change; None: they may not
     storage: Database | None = None
     wake_batches: Callable[[], None] = lambda: None
+    siblings: Siblings | None = None
 
     @asynccontextmanager
     async def version(self, scope: Scope) -> AsyncIterator[Version]:
@@ -100,6 +102,7 @@ class Site:
             query=scope.get("query_string", b""),
             storage=self.storage,
             wake_batches=self.wake_batches,
+            siblings=self.siblings,
         )
 
 
@@ -248,7 +251,7 @@ class _SocketRoute(_Route):
             raise APIError(426, message, code="upgrade_required", headers={"upgrade": "websocket"})
         package = self._wire.package
         codec = getattr(package, self._function)()
-        await serve_socket(scope, receive, send, codec, self._site.limits, package.encode_error)
+        await serve_socket(scope, receive, send, codec, self._site.limits, self._site.bodies, package.encode_error)
 
 
 class _UploadRoute(_Route):

@@ -6,11 +6,14 @@ from types import MappingProxyType
 
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.errors import APIError
+from penstock.frontend.offload import FewThreads
 from penstock.messages import EngineClient
 from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
 from penstock.text.calls import Conversation
+from penstock.text.prompts import PromptEncoder, PromptWorkers
 
+PROMPT_WORKERS = 2  # processes that encode large prompts
 _NO_NAMES = (None, "dummy", "tgi")  # huggingface_hub sends these texts when its user names no model
 
 
@@ -35,8 +38,13 @@ class ServedModel:
     pooling: PoolingFacts | None = None  # of a model that gives vectors; it generates no text
     thinking_budget: int | None = None  # most tokens of reasoning in an answer; None: any number
     costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
+    file_bytes: int = 0  # of the model's files
+    file_format: str = ""  # gguf or safetensors
     conversation: Conversation = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
+    encoder: PromptEncoder = field(init=False, compare=False)
+    prompt_workers: PromptWorkers = field(init=False, compare=False)
+    large_prompts: FewThreads = field(init=False, compare=False)  # that call them
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown format."""
@@ -44,6 +52,17 @@ class ServedModel:
         object.__setattr__(self, "grammars", GrammarChecker(self.tokenizer, info.vocab_size, info.eos_token_ids))
         conversation = Conversation(self.tokenizer, self.tool_format, self.reasoning_format)
         object.__setattr__(self, "conversation", conversation)
+        encoder = PromptEncoder(self.tokenizer, conversation, info.max_model_len)
+        object.__setattr__(self, "encoder", encoder)
+        workers = PromptWorkers(
+            self.tokenizer,
+            encoder,
+            info.max_model_len,
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
+        )
+        object.__setattr__(self, "prompt_workers", workers)
+        object.__setattr__(self, "large_prompts", FewThreads(PROMPT_WORKERS))
 
     def check_name(self, name: str | None) -> None:
         """Raises APIError 404 if a request names another model. A request without a name means this one."""

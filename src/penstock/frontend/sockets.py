@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 from penstock.frontend.errors import APIError, as_api_error
 from penstock.frontend.http.access import KEY_PROTOCOL, bearer
 from penstock.frontend.http.asgi import Answer, ASGIApp, Headers, Message, Receive, Scope, Send
+from penstock.frontend.http.body import check_json
+from penstock.frontend.http.buffers import BodyBuffers, HeldBytes
 from penstock.frontend.http.inner import InnerRequest
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
 from penstock.frontend.limits import RequestLimits
@@ -36,6 +38,7 @@ class SocketCodec(Protocol):
     """Reads and writes the messages of one WebSocket as a wire does. A message to the client is JSON."""
 
     at_once: int | None  # requests that run at a time, others wait; None: all that the limits allow
+    decodes_all: bool  # `read` decodes a whole message, so its parts must be counted before; else the route counts them
 
     def read(self, message: bytes) -> SocketRequest | SocketCancel:
         """Raises APIError, whose answer is a failure without a key."""
@@ -65,12 +68,13 @@ async def serve_socket(
     send: Send,
     codec: SocketCodec,
     limits: RequestLimits,
+    bodies: BodyBuffers,
     encode_error: Callable[[APIError], Answer],
 ) -> None:
     """Accepts a handshake, and returns when the socket is closed and its requests have ended."""
     await receive()  # the handshake
     await send({"type": "websocket.accept", "subprotocol": _subprotocol(scope)})
-    socket = _Socket(scope, send, codec, limits, encode_error)
+    socket = _Socket(scope, send, codec, limits, bodies, encode_error)
     async with asyncio.TaskGroup() as tasks:
         while (message := await receive())["type"] == "websocket.receive":
             await socket.take(message, tasks)
@@ -84,6 +88,7 @@ class _Socket:
         send: Send,
         codec: SocketCodec,
         limits: RequestLimits,
+        bodies: BodyBuffers,
         encode_error: Callable[[APIError], Answer],
     ) -> None:
         self._scope = scope
@@ -92,29 +97,38 @@ class _Socket:
         self._send = send
         self._codec = codec
         self._limits = limits
+        self._bodies = bodies
         self._encode_error = encode_error
         self._requests: dict[str, InnerRequest] = {}
         self._turns = asyncio.Semaphore(codec.at_once or limits.max_socket_requests)
         self._closed = False
 
     async def take(self, message: Message, tasks: asyncio.TaskGroup) -> None:
-        """Begins or cancels a request. Waits only if the message is wrong and the client does not read its answers."""
+        """Begins or cancels a request. Waits only for its turn to count the parts of a large message, and if the
+        message is wrong and the client does not read its answers."""
         text: str | None = message.get("text")
         key = None
+        waiting = self._bodies.hold()
         try:
-            read = self._codec.read(message["bytes"] if text is None else text.encode())
+            data = message["bytes"] if text is None else text.encode()
+            waiting.add(len(data))
+            if self._codec.decodes_all:
+                await check_json(data, self._limits, waiting)
+            read = self._codec.read(data)
             if isinstance(read, SocketCancel):
+                waiting.release()
                 if read.key in self._requests:  # else it has just ended
                     self._requests[read.key].cancel()
                 return
             key = read.key
             self._check(key)
         except Exception as error:
+            waiting.release()
             await self._fail(key, error)
             return
         request = InnerRequest(self._app, self._scope, read.path, read.body, self._headers)
         self._requests[key] = request
-        tasks.create_task(self._run(key, request))
+        tasks.create_task(self._run(key, request, waiting))
 
     def close(self) -> None:
         """Aborts all requests."""
@@ -131,16 +145,18 @@ class _Socket:
             message = f"{most} requests are in flight on this socket, the limit; wait until one ends"
             raise APIError(429, message, code="too_many_requests", retry_after=self._limits.retry_after)
 
-    async def _run(self, key: str, request: InnerRequest) -> None:
+    async def _run(self, key: str, request: InnerRequest, waiting: HeldBytes) -> None:
         reply = _Reply(key, self._codec, self._write)
         try:
             async with self._turns:
+                waiting.release()  # the route counts the body from here on
                 await request.run(reply.send)
         except Exception as error:
             await self._fail(key, error)
         else:
             await reply.end(request.cancelled)
         finally:
+            waiting.release()
             del self._requests[key]
 
     async def _fail(self, key: str | None, error: Exception) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.elementwise import capped, normed_together, qk_norm_rope
+from penstock.kernels.elementwise import capped, normed, normed_together, qk_norm_rope
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class AttentionBatch:
     query_start: NDArray[np.int64]  # [sequences + 1]
     context_lens: NDArray[np.int64]  # [sequences], queries included
     block_tables: NDArray[np.int64]  # [sequences, at least the most blocks of any]
+    causal: bool = True  # False, only on a CPU: a query also sees later tokens, within the window on that side too
 
     @property
     def query_lens(self) -> NDArray[np.int64]:
@@ -81,11 +82,14 @@ class PagedAttention(Protocol):
         offset: float,
         *,
         whole: bool = False,
+        queries_only: bool = False,
     ) -> Tensor:
         """Norm (with a weight [heads + kv_heads, head_dim]) and rotate the query and key heads of qkv
-        [tokens, (heads + 2 kv_heads) * head_dim]. `whole` norms all query heads together, and all key heads. Store
+        [tokens, (heads + 2 kv_heads) * head_dim]. `whole` norms all query heads together, and all key heads. A weight
+        [heads + 2 kv_heads, head_dim], which excludes `whole`, norms the values' heads too. Store
         token i's key and value at offset `offsets[i]` of block `blocks[i]`; all places are distinct. Returns the
-        queries [tokens, heads, head_dim]. The layout within a page is the provider's."""
+        queries [tokens, heads, head_dim]. The layout within a page is the provider's. With `queries_only` qkv and the
+        weight have query heads alone, and nothing is stored."""
         ...
 
     def __call__(
@@ -138,14 +142,21 @@ class TorchPages:
         offset: float,
         *,
         whole: bool = False,
+        queries_only: bool = False,
     ) -> Tensor:
         _, kv_heads, _, head_dim = keys.shape
+        if queries_only:
+            return qk_norm_rope(qkv.view(-1, heads, head_dim), weight, *rotation, eps, offset)
         split = qkv.view(-1, heads + 2 * kv_heads, head_dim)
         if weight is not None and whole:
             split, weight = normed_together(split, heads, kv_heads, weight, eps, offset), None
+        value = split[:, heads + kv_heads :]
+        if weight is not None and len(weight) > heads + kv_heads:
+            weight, of_values = weight.split((heads + kv_heads, kv_heads))
+            value = normed(value, of_values, eps, offset)
         qk = qk_norm_rope(split[:, : heads + kv_heads], weight, *rotation, eps, offset)
         keys[blocks, :, offsets] = qk[:, heads:]
-        values[blocks, :, offsets] = split[:, heads + kv_heads :]
+        values[blocks, :, offsets] = value
         return qk[:, :heads]
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
@@ -176,7 +187,7 @@ class ReferenceAttention(TorchPages):
             table = torch.from_numpy(prepared.block_tables[i, first : -(-context // size)])
             key_at = torch.arange(first * size, context)
             query_at = torch.arange(context - (end - start), context)[:, None]
-            visible = key_at <= query_at
+            visible = key_at <= query_at if prepared.causal else key_at < query_at + (prepared.window or context)
             if prepared.window:
                 visible &= key_at > query_at - prepared.window
             # [blocks, kv_heads, block_size, head_dim] to [1, kv_heads, keys, head_dim]
@@ -208,25 +219,39 @@ def _weighed(
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ v
 
 
-def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Iterator[tuple[Any, ...]]:
+# (kv_heads, heads that share one, window, (queries, context) of each sequence, softcap, whether there are sinks)
+_CAUSAL: tuple[tuple[int, int, int, list[tuple[int, int]], float, bool], ...] = (
+    (2, 2, 0, [(1, 1)], 0.0, False),
+    (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)], 0.0, False),
+    (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)], 0.0, False),
+    (3, 1, 0, [(300, 301), (1, 200)], 0.0, False),
+    (2, 2, 33, [(290, 300), (1, 200), (1, 1)], 0.0, False),
+    (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)], 0.0, False),  # several segments of the context
+    (2, 1, 700, [(1, 1400), (5, 1030)], 0.0, False),
+    (1, 4, 6, [(1, 30), (13, 29), (1, 3)], 2.0, False),
+    (2, 2, 33, [(40, 50), (1, 200), (1, 1)], 0.0, True),
+    (1, 2, 0, [(1, 1300), (3, 3), (1, 40)], 3.0, True),
+    (2, 2, 0, [], 0.0, False),
+)
+_BIDIRECTIONAL: tuple[tuple[int, int, int, list[tuple[int, int]], float, bool], ...] = (
+    (2, 1, 0, [(1, 1)], 0.0, False),
+    (3, 1, 0, [(17, 17), (1, 1), (300, 300), (40, 40)], 0.0, False),
+    (2, 2, 9, [(70, 70), (5, 5), (16, 16)], 0.0, False),
+    (2, 1, 130, [(1100, 1100), (513, 513)], 0.0, False),
+    (1, 2, 0, [(1030, 1030), (9, 9)], 0.0, False),
+    (2, 1, 0, [], 0.0, False),
+)
+
+
+def attention_inputs(
+    dtype: torch.dtype, seed: int, head_dim: int = 48, *, causal: bool = True
+) -> Iterator[tuple[Any, ...]]:
     """(query, keys, values, batch, scale, softcap, sinks): mixed lengths, scattered blocks, and garbage outside the
     sequences."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     size = 16
-    for kv_heads, groups, window, lens, softcap, has_sinks in (
-        (2, 2, 0, [(1, 1)], 0.0, False),
-        (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)], 0.0, False),
-        (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)], 0.0, False),
-        (3, 1, 0, [(300, 301), (1, 200)], 0.0, False),
-        (2, 2, 33, [(290, 300), (1, 200), (1, 1)], 0.0, False),
-        (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)], 0.0, False),  # several segments of the context
-        (2, 1, 700, [(1, 1400), (5, 1030)], 0.0, False),
-        (1, 4, 6, [(1, 30), (13, 29), (1, 3)], 2.0, False),
-        (2, 2, 33, [(40, 50), (1, 200), (1, 1)], 0.0, True),
-        (1, 2, 0, [(1, 1300), (3, 3), (1, 40)], 3.0, True),
-        (2, 2, 0, [], 0.0, False),
-    ):
+    for kv_heads, groups, window, lens, softcap, has_sinks in _CAUSAL if causal else _BIDIRECTIONAL:
         query_lens, context_lens = np.array(lens, np.int64).reshape(-1, 2).T
         widest = max((-(-context // size) for _, context in lens), default=0)
         num_blocks = 1 + len(lens) * widest
@@ -237,7 +262,7 @@ def attention_inputs(dtype: torch.dtype, seed: int, head_dim: int = 48) -> Itera
         pages = torch.randn((num_blocks, 2, kv_heads, size, head_dim), generator=generator).to(dtype)
         pages[0] = 0.0
         start = np.concatenate([[0], np.cumsum(query_lens)])
-        batch = AttentionBatch(size, window, start, context_lens, tables)
+        batch = AttentionBatch(size, window, start, context_lens, tables, causal)
         sinks = torch.randn(kv_heads * groups, generator=generator) if has_sinks else None
         yield query, pages[:, 0], pages[:, 1], batch, head_dim**-0.5, softcap, sinks
 
@@ -263,6 +288,7 @@ def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             (normal(heads + kv_heads, head_dim), 0.0, False),
             (normal(heads + kv_heads, head_dim), 1.0, False),
             (normal(heads + kv_heads, head_dim), 0.0, True),
+            (normal(heads + 2 * kv_heads, head_dim), 0.0, False),
         ):
             cache = pages[:, 1, 0], pages[:, 1, 1], slots // size, slots % size
             yield qkv, heads, weight, (positions, frequencies), *cache, 1e-6, offset, whole

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.kernels.registry import normals
 
 # See rms_norm. The first result is Any as it may be rows that a norm has quantised.
-RmsNorm = Callable[[Tensor, Tensor | None, Tensor, float, float], tuple[Any, Tensor]]
+RmsNorm = Callable[..., tuple[Any, Tensor]]
 LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
 
 ROWS = (0, 1, 7, 33)  # of generated inputs
@@ -34,14 +34,17 @@ def embedding(token_ids: Tensor, weight: Tensor, scale: float, first: int | None
     return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=weight.dtype))
 
 
-def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """(norm of x + residual, x + residual): both like x, [tokens, hidden]. Without a residual the second is x.
+def rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(norm of the sum, the sum): both like x, [tokens, hidden]. The sum is (x + residual) * scale; without a residual
+    it is x, and the scale must be 1.
 
-    The factor is weight + offset. With an offset (Gemma) it is applied in fp32, else after rounding (Llama).
+    The norm's factor is weight + offset. With an offset (Gemma) it is applied in fp32, else after rounding (Llama).
     """
     if residual is not None:
-        x = x + residual
-    return _normed(x, weight, eps, offset), x
+        x = x + residual if scale == 1.0 else ((x.float() + residual.float()) * scale).to(x.dtype)
+    return normed(x, weight, eps, offset), x
 
 
 def layer_norm(
@@ -59,7 +62,7 @@ def normed_together(qkv: Tensor, heads: int, kv_heads: int, weight: Tensor, eps:
     heads. weight [heads + kv_heads, head_dim]."""
     parts = list(qkv.split((heads, kv_heads, kv_heads), 1))
     for i, factors in enumerate(weight.split((heads, kv_heads))):
-        parts[i] = _normed(parts[i].flatten(1), factors.flatten(), eps, offset).view(parts[i].shape)
+        parts[i] = normed(parts[i].flatten(1), factors.flatten(), eps, offset).view(parts[i].shape)
     return torch.cat(parts, 1)
 
 
@@ -70,7 +73,7 @@ def qk_norm_rope(qk: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, ep
     half of sin is negated: x * cos + swap_halves(x) * sin is the rotation.
     """
     if weight is not None:
-        qk = _normed(qk, weight, eps, offset)
+        qk = normed(qk, weight, eps, offset)
     swapped = torch.roll(qk, qk.shape[-1] // 2, -1)
     return (qk * cos).addcmul_(swapped, sin)
 
@@ -121,7 +124,8 @@ def _centered(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+def normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    """RMSNorm over the last dimension; see rms_norm for the factor."""
     wide = x.float()
     # vector_norm reads x once and allocates nothing of its size; x.pow(2).mean() would write a copy of x.
     length: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -138,6 +142,7 @@ def rms_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
         weight = normal(72)
         yield x, None, weight, 1e-6, 0.0
         yield x, normal(rows, 72), weight, 1e-5, 1.0
+        yield x, normal(rows, 72), weight, 1e-5, 0.0, 0.3
 
 
 def layer_norm_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:

@@ -109,6 +109,13 @@ class TorchLinear:
     def activated(self, x: Tensor, weight: DenseWeight, activation: str) -> Tensor:
         return UNGATED[activation](self(x, weight))
 
+    def by_head(self, x: Tensor, weight: DenseWeight, heads: int) -> Tensor:
+        """x [tokens, heads * in] to [tokens, heads * out]: each head's part of x times its own rows of the weight
+        [heads * out, in]. `out` is a multiple of 16."""
+        return torch.einsum(
+            "thk,hnk->thn", x.unflatten(1, (heads, -1)), weight.weight.unflatten(0, (heads, -1))
+        ).flatten(1)
+
     def logits(self, x: Tensor, weight: DenseWeight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
         """A small weight, such as a router's, is multiplied in fp32: rounding to x's dtype could choose another
         expert."""
@@ -147,6 +154,14 @@ def activated_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
             yield normal(rows, 64), normal(48, 64), normal(48), activation
 
 
+def by_head_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    normal = normals(dtype, seed)
+    for rows in (0, 1, 2, 5, 17, 515):
+        yield normal(rows, 3 * 40), normal(3 * 48, 40), 3
+    yield normal(5, 2 * 520), normal(2 * 160, 520), 2
+    yield normal(9, 37), normal(53, 37), 1
+
+
 def logits_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
     normal = normals(dtype, seed)
     for rows in (0, 1, 9):
@@ -165,6 +180,12 @@ def embedding_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]
 def run_linear(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
     x, weight, bias, residual, scale = arguments
     result: Tensor = linear(x, linear.pack(weight, bias), residual, scale=scale)
+    return result
+
+
+def run_by_head(linear: Any, arguments: tuple[Any, ...]) -> Tensor:
+    x, weight, heads = arguments
+    result: Tensor = linear.by_head(x, linear.pack(weight), heads)
     return result
 
 

@@ -22,11 +22,18 @@ class Experts(Protocol):
         ...
 
     def route(
-        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: int,
+        *,
+        normalize: bool,
+        scoring: Scoring = SOFTMAX,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Routing:
         """The `slots` largest scores of fp32 logits [tokens, experts], the first among equals. `bias` fp32 [experts] is
         added to scores for the choice alone. With `normalize` the weights are scaled to a sum of 1 before they are
-        scaled as `scoring` says."""
+        scaled as `scoring` says, and by `scales` fp32 [experts] of the chosen experts."""
         ...
 
     def __call__(
@@ -59,7 +66,9 @@ class ExpertMatrices:
         return sum(weight.nbytes for weight in self.each)
 
 
-def route_by_scores(logits: Tensor, slots: int, scoring: Scoring, bias: Tensor | None, *, normalize: bool) -> Routing:
+def route_by_scores(
+    logits: Tensor, slots: int, scoring: Scoring, bias: Tensor | None, scales: Tensor | None, *, normalize: bool
+) -> Routing:
     """Experts.route for any scoring, in torch."""
     scores = logits.sigmoid() if scoring.sigmoid else logits.softmax(-1)
     choice = scores if bias is None else scores + bias
@@ -73,7 +82,8 @@ def route_by_scores(logits: Tensor, slots: int, scoring: Scoring, bias: Tensor |
     weights = scores.gather(-1, experts)
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return Routing(experts, weights * scoring.scale)
+    weights = weights * scoring.scale
+    return Routing(experts, weights if scales is None else weights * scales[experts])
 
 
 class TorchExperts:
@@ -88,10 +98,17 @@ class TorchExperts:
         return ExpertMatrices(tuple(self._linear.pack(matrix, own, gated=gated) for matrix, own in each))
 
     def route(
-        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: int,
+        *,
+        normalize: bool,
+        scoring: Scoring = SOFTMAX,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Routing:
-        if scoring != SOFTMAX or bias is not None:
-            return route_by_scores(logits, slots, scoring, bias, normalize=normalize)
+        if scoring != SOFTMAX or bias is not None or scales is not None:
+            return route_by_scores(logits, slots, scoring, bias, scales, normalize=normalize)
         experts = logits.argsort(dim=-1, descending=True, stable=True)[:, :slots].contiguous()
         weights = logits.softmax(-1).gather(-1, experts)
         return Routing(experts, weights / weights.sum(-1, keepdim=True) if normalize else weights)
@@ -127,15 +144,15 @@ class TorchExperts:
 
 
 def route_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """(logits, slots, normalize, scoring, bias). Rounded logits have many ties."""
+    """(logits, slots, normalize, scoring, bias, scales). Rounded logits have many ties."""
     normal = normals(torch.float32, seed)
     for tokens in (0, 1, 3, 70):
         for experts, slots in ((5, 2), (8, 8), (17, 1), (128, 8)):
-            yield normal(tokens, experts) * 3, slots, experts % 2 == 0, SOFTMAX, None
-            yield normal(tokens, experts).round(), slots, experts % 2 == 1, SOFTMAX, None
+            yield normal(tokens, experts) * 3, slots, experts % 2 == 0, SOFTMAX, None, None
+            yield normal(tokens, experts).round(), slots, experts % 2 == 1, SOFTMAX, None, normal(experts)
         for scoring in (Scoring(sigmoid=True, scale=2.5), Scoring(True, 4, 2, True), Scoring(False, 6, 3, scale=1.5)):
             bias = normal(24) if scoring.sigmoid else None
-            yield normal(tokens, 24), 4, scoring.sigmoid, scoring, bias
+            yield normal(tokens, 24), 4, scoring.sigmoid, scoring, bias, None
 
 
 def experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
@@ -176,8 +193,9 @@ def biased_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, 
 
 
 def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
-    logits, slots, normalize, scoring, bias = arguments
-    routing: Routing = experts.route(logits, slots, normalize=normalize, scoring=scoring, bias=bias)
+    logits, slots, normalize, scoring, bias, scales = arguments
+    options = {"normalize": normalize, "scoring": scoring, "bias": bias, "scales": scales}
+    routing: Routing = experts.route(logits, slots, **options)
     return routing
 
 

@@ -19,15 +19,24 @@ from penstock.kernels.attention import (
 from penstock.kernels.elementwise import RmsNorm, layer_norm, layer_norm_inputs, rms_norm, rms_norm_inputs
 from penstock.kernels.flashinfer import DTYPES as FLASHINFER_DTYPES
 from penstock.kernels.flashinfer import FlashInferAttention, library, unsupported_head_dims
+from penstock.kernels.latent import (
+    ReferenceLatentAttention,
+    latent_inputs,
+    run_latent,
+    run_store_latents,
+    store_latents_inputs,
+)
 from penstock.kernels.linear import (
     Linear,
     TorchLinear,
     activated_inputs,
+    by_head_inputs,
     embedding_inputs,
     gated_inputs,
     linear_inputs,
     logits_inputs,
     run_activated,
+    run_by_head,
     run_embedding,
     run_gated,
     run_linear,
@@ -42,12 +51,21 @@ from penstock.kernels.moe import (
     run_experts,
     run_route,
 )
-from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.attention import NativeAttention, NativeLatentAttention
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
+from penstock.kernels.native.recurrence import NativeRecurrence
 from penstock.kernels.native.session import native_session
 from penstock.kernels.native_limits import has_whole_lines
+from penstock.kernels.recurrence import (
+    product,
+    recurrence,
+    recurrence_inputs,
+    run_recurrence,
+    sigmoid_gate,
+    sigmoid_gate_inputs,
+)
 from penstock.kernels.registry import (
     EXACT,
     ROUNDING,
@@ -122,9 +140,15 @@ _ATTENTION = (
     Provider("triton", _triton_attention, has_triton),
 )
 
+_RECURRENCE = (Provider("native", lambda: NativeRecurrence(native_session()), has_native),)
+
+# Not on a GPU yet, where models that need them are refused.
+_LATENT = (Provider("native", lambda: NativeLatentAttention(native_session()), _has_native_attention),)
+
 _TORCH_LINEAR = reference(TorchLinear)
 _TORCH_EXPERTS = reference(lambda: TorchExperts(TorchLinear()))
 _TORCH_ATTENTION = reference(ReferenceAttention)
+_TORCH_LATENT = reference(ReferenceLatentAttention)
 
 # Two products, one after the other, and a rounding between them.
 _TWICE = {dtype: 2 * tolerance for dtype, tolerance in ROUNDING.items()}
@@ -141,6 +165,7 @@ LAYER_NORM = Op(
 LINEAR = Op("linear", _TORCH_LINEAR, ROUNDING, linear_inputs, _LINEAR, run_linear)
 GATED_LINEAR = Op("gated_linear", _TORCH_LINEAR, ROUNDING, gated_inputs, _LINEAR, run_gated)
 ACTIVATED_LINEAR = Op("activated_linear", _TORCH_LINEAR, ROUNDING, activated_inputs, _LINEAR, run_activated)
+LINEAR_BY_HEAD = Op("linear_by_head", _TORCH_LINEAR, ROUNDING, by_head_inputs, _LINEAR[:1], run_by_head)
 LOGITS = Op("logits", _TORCH_LINEAR, ROUNDING, logits_inputs, _LINEAR, run_logits)
 EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run_embedding)
 ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
@@ -150,8 +175,46 @@ STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _A
 PAGED_ATTENTION = Op(
     "paged_attention", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, attention_inputs, _ATTENTION, run_attention
 )
+BIDIRECTIONAL_ATTENTION = Op(
+    "bidirectional_attention",
+    _TORCH_ATTENTION,
+    _SEVERAL_ROUNDINGS,
+    partial(attention_inputs, causal=False),
+    _ATTENTION[:1],
+    run_attention,
+)
+STORE_LATENTS = Op("store_latents", _TORCH_LATENT, _SEVERAL_ROUNDINGS, store_latents_inputs, _LATENT, run_store_latents)
+LATENT_ATTENTION = Op("latent_attention", _TORCH_LATENT, _SEVERAL_ROUNDINGS, latent_inputs, _LATENT, run_latent)
+RECURRENCE = Op(
+    "recurrence", reference(lambda: recurrence), _SEVERAL_ROUNDINGS, recurrence_inputs, _RECURRENCE, run_recurrence
+)
+SIGMOID_GATE = Op(
+    "sigmoid_gate",
+    reference(lambda: sigmoid_gate),
+    ROUNDING,
+    sigmoid_gate_inputs,
+    (Provider("native", lambda: NativeRecurrence(native_session()).sigmoid_gate, has_native),),
+)
+PRODUCT = Op(
+    "product",
+    reference(lambda: product),
+    ROUNDING,
+    sigmoid_gate_inputs,
+    (Provider("native", lambda: NativeRecurrence(native_session()).product, has_native),),
+)
 
 OPS: tuple[Op, ...] = (
-    *(EMBEDDING, RMS_NORM, LAYER_NORM, LINEAR, GATED_LINEAR, ACTIVATED_LINEAR, LOGITS),
-    *(ROUTE, EXPERTS, BIASED_EXPERTS, STORE_KV, PAGED_ATTENTION),
+    *(EMBEDDING, RMS_NORM, LAYER_NORM, LINEAR, GATED_LINEAR, ACTIVATED_LINEAR, LINEAR_BY_HEAD, LOGITS),
+    *(STORE_LATENTS, LATENT_ATTENTION),
+    *(
+        ROUTE,
+        EXPERTS,
+        BIASED_EXPERTS,
+        STORE_KV,
+        PAGED_ATTENTION,
+        BIDIRECTIONAL_ATTENTION,
+        RECURRENCE,
+        SIGMOID_GATE,
+        PRODUCT,
+    ),
 )

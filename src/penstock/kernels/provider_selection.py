@@ -1,17 +1,34 @@
 """Chooses the provider of each op for a model on a machine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from penstock.kernels.attention import AttentionBatch, PagedAttention, PlannedAttention
 from penstock.kernels.elementwise import LayerNorm, RmsNorm
 from penstock.kernels.flashinfer import check_attention, installed_version
+from penstock.kernels.latent import LatentAttention
 from penstock.kernels.linear import Linear
 from penstock.kernels.moe import Experts
 from penstock.kernels.native.session import Session, native_session
 from penstock.kernels.native_limits import unsupported_int8_pages
-from penstock.kernels.ops import EXPERTS, LAYER_NORM, LINEAR, OPS, PAGED_ATTENTION, RMS_NORM
+from penstock.kernels.ops import (
+    EXPERTS,
+    LATENT_ATTENTION,
+    LAYER_NORM,
+    LINEAR,
+    LINEAR_BY_HEAD,
+    OPS,
+    PAGED_ATTENTION,
+    PRODUCT,
+    RECURRENCE,
+    RMS_NORM,
+    SIGMOID_GATE,
+)
 from penstock.kernels.packers import CannotQuantize, DensePacker, Packer, Packing, select_packing
+from penstock.kernels.recurrence import Recurrence, RecurrenceWeights
 from penstock.kernels.registry import Needs, Op, Platform, Provider, detect_platform
 from penstock.kernels.routing import Routing, Scoring, SharedExpertOutput
 
@@ -21,10 +38,15 @@ class Kernels:
     """The functions that a model calls. Signatures and meaning are those of the protocols and of the references."""
 
     linear: Linear
+    linear_by_head: Callable[[Tensor, Any, int], Tensor]
     rms_norm: RmsNorm
     layer_norm: LayerNorm  # of the provider of rms_norm, or in torch
     attention: PagedAttention
+    latent_attention: LatentAttention
     experts: Experts
+    recurrence: Recurrence
+    sigmoid_gate: Callable[[Tensor, Tensor], Tensor]
+    product: Callable[[Tensor, Tensor], Tensor]
     fingerprint: str  # which provider computes which op: results of equal fingerprints can be compared bit for bit
     session: Session | None = None  # records the ops; None unless all providers are native
 
@@ -49,10 +71,14 @@ def select_kernels(platform: Platform, needs: Needs) -> Kernels:
     if chosen[PAGED_ATTENTION.name].name == "flashinfer":
         fingerprint += f",flashinfer={installed_version()}"
     linear, rms_norm, attention, experts = (provider.make() for provider in chosen.values())
-    layer_norm = LAYER_NORM.select(platform, needs).make()
+    others = (LINEAR_BY_HEAD, LAYER_NORM, LATENT_ATTENTION, RECURRENCE, SIGMOID_GATE, PRODUCT)
+    by_head, layer_norm, latent, states, gate, product = (op.select(platform, needs).make() for op in others)
     native = all(provider.name == "native" for provider in chosen.values())
     session = native_session() if native else None
-    return Kernels(linear, rms_norm, layer_norm, attention, experts, fingerprint, session)
+    vectors = rms_norm, layer_norm
+    return Kernels(
+        linear, by_head.by_head, *vectors, attention, latent, experts, states, gate, product, fingerprint, session
+    )
 
 
 def check_kv_dtype(platform: Platform, needs: Needs, kv_dtype: str) -> None:
@@ -92,6 +118,7 @@ __all__ = [
     "PlannedAttention",
     "Platform",
     "Provider",
+    "RecurrenceWeights",
     "Routing",
     "Scoring",
     "SharedExpertOutput",

@@ -1,4 +1,4 @@
-"""What passes between the parts of a mixture of experts: tensors, and how tokens choose."""
+"""Types of a mixture of experts: the rule by which tokens choose experts, and the tensors between its parts."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,4 +33,4 @@ class SharedExpertOutput(NamedTuple):
     """The output of the shared expert, which every token goes through. It is added to the sum of the routed experts."""
 
     output: Tensor  # [tokens, hidden]
-    gate: Tensor | None  # fp32 [tokens, 1]: the logits of what it is scaled by
+    gate: Tensor | None  # fp32 [tokens, 1]: the output is scaled by the sigmoid of these logits

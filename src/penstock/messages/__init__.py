@@ -1,6 +1,13 @@
 """Frozen structs that cross a boundary between rooms, and the protocols between rooms. No behaviour but packing."""
 
-from penstock.messages.delta import GRAMMAR_TOO_COMPLEX, EngineInfo, EngineStats, RequestTiming, TokenDelta
+from penstock.messages.delta import (
+    GRAMMAR_TOO_COMPLEX,
+    OUT_OF_MEMORY,
+    EngineInfo,
+    EngineStats,
+    RequestTiming,
+    TokenDelta,
+)
 from penstock.messages.limits import InvalidParameter, check_sampling
 from penstock.messages.logprobs import TokenLogprobs, pack_row, row_size, unpack_rows
 from penstock.messages.plan import (
@@ -26,10 +33,12 @@ from penstock.messages.protocols import (
     QueueFull,
     RequestRejected,
 )
-from penstock.messages.request import GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
+from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
 
 __all__ = [
     "GRAMMAR_TOO_COMPLEX",
+    "LATER_PRIORITY",
+    "OUT_OF_MEMORY",
     "BlockCopy",
     "Capacity",
     "Clock",

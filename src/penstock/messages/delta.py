@@ -40,7 +40,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pooled: bytes = b""  # float32 numbers: the vector of a request with `pooling`, in its only delta
 
 
-GRAMMAR_TOO_COMPLEX = "the request's grammar is too complex"  # so begins an error that the request has caused
+# So begin errors of a request that have a status of their own.
+GRAMMAR_TOO_COMPLEX = "the request's grammar is too complex"
+OUT_OF_MEMORY = "the engine's memory did not suffice for this request"
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

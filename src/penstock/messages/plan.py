@@ -120,6 +120,7 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True):
     pools: bool = False  # requests are pooled, and none gives tokens
     whole_prompts: bool = False  # a prompt is computed in one step, and nothing is kept of it
     exact_drafts: bool = True  # a token is the same to the last bit, computed alone or verified as a draft
+    shares: bool = True  # a sequence may begin with another's blocks; not if its row of the batch keeps a state
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -27,6 +27,11 @@ class Executor(Protocol):
         """Return the result of the oldest outstanding plan. Blocks until it is there."""
         ...
 
+    def recover(self, error: Exception) -> bool:
+        """Forget every sequence and outstanding plan, if `error`, which `submit` or `result` has raised, is a failed
+        allocation. Return False if it is not, or if the executor cannot go on."""
+        ...
+
     def health(self) -> None:
         """Raise the error that has ended the executor. Called about once a second while it has nothing to do."""
         ...

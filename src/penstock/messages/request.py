@@ -68,6 +68,9 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     second: int = 0  # where the second text of a pair begins in the prompt; 0: there is one text
 
 
+LATER_PRIORITY = 3600  # of requests that no client waits for: they leave half of the queue to others
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt and what to do with it.
 

@@ -11,6 +11,7 @@ from penstock.kernels import Kernels
 from penstock.models.attention import ATTENTION_KINDS, AttentionKinds, GroupInput, LayerCache
 from penstock.models.block import Block
 from penstock.models.collectives import Collectives
+from penstock.models.norm import Norm
 from penstock.models.parameters import LayerParameters
 from penstock.models.rope import rotary_frequencies
 
@@ -21,7 +22,7 @@ class StepInput:
 
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
-    groups: tuple[GroupInput, ...]  # one per KV group of the spec
+    groups: tuple[GroupInput, ...]  # one per KV group of the spec, and one for layers with a state
     hidden: Tensor | None = None  # [tokens, hidden] from the previous pipeline stage; None on the first stage
 
 
@@ -38,6 +39,8 @@ class Hidden:
         None  # [tokens, width] output of the last block's attention; None on a rank without the head
     )
 
+    own: Tensor | None = None  # [tokens, width] embedding of the tokens for the last block, if it has one
+
     def __len__(self) -> int:
         return len(self.states)
 
@@ -45,8 +48,9 @@ class Hidden:
         return self.mapped(lambda tensor: tensor[rows])
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Hidden":
-        """Returns new hidden states: `function` is applied to both tensors."""
-        return Hidden(function(self.states), None if self.attended is None else function(self.attended))
+        """Returns new hidden states: `function` is applied to all tensors."""
+        attended, own = (None if each is None else function(each) for each in (self.attended, self.own))
+        return Hidden(function(self.states), attended, own)
 
     @property
     def latest(self) -> Tensor:
@@ -132,14 +136,17 @@ class Decoder:
             for rotary, frequencies in self._frequencies.items()
         }
         hidden, addend = self._embed(step)
-        last = self._blocks[-1]
+        last, scale, embedded = self._blocks[-1], 1.0, hidden
         for block, cache in zip(self._blocks, caches, strict=True):
             rotation = rotations[block.rotary] if block.rotary else None
-            hidden, attended = block.attend(hidden, addend, rotation, step.groups[block.group], cache)
+            hidden, attended = block.attend(hidden, addend, rotation, step.groups[block.group], cache, scale)
+            layer = block.per_layer
+            own = None if layer is None else layer.embed(self._kernels, step.token_ids, embedded)
             if self._norm is not None and block is last:  # this rank has the head: `logits` finishes the block
-                return Hidden(hidden, attended)
-            hidden, addend = block.finish(attended, hidden)
-        return Hidden(last.add(hidden, addend))
+                return Hidden(hidden, attended, own)
+            hidden, addend = block.finish(attended, hidden, own)
+            scale = block.output_scale
+        return Hidden(last.add(hidden, addend, scale))
 
     def logits(self, hidden: Hidden) -> Tensor | None:
         """Returns fp32 logits [rows, vocab] for rows of what `forward` returned. All tensor ranks of the last stage
@@ -147,8 +154,7 @@ class Decoder:
         spec = self._spec
         if hidden.attended is None or self._norm is None:
             raise ValueError("this pipeline stage has no head: only the last stage computes logits")
-        states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
-        normed, _ = self._norm(self._kernels, states, addend, before=self._head)
+        normed = self._normed(hidden, hidden.attended, self._norm, self._head)
         logits = self._kernels.linear.logits(normed, self._head, scale=spec.logit_scale, softcap=spec.logit_softcap)
         return logits if self._collectives is None else self._collectives.gather(logits, spec.vocab_total)
 
@@ -157,9 +163,14 @@ class Decoder:
         on a stage without the head."""
         if hidden.attended is None or self._norm is None:
             raise ValueError("this pipeline stage has no head: only the last stage computes vectors")
-        states, addend = self._blocks[-1].finish(hidden.attended, hidden.states)
-        normed: Tensor = self._norm(self._kernels, states, addend)[0]
+        normed: Tensor = self._normed(hidden, hidden.attended, self._norm)
         return normed
+
+    def _normed(self, rows: Hidden, attended: Tensor, norm: Norm, before: Any = None) -> Any:
+        """Returns the normed output of the last block."""
+        last = self._blocks[-1]
+        hidden, addend = last.finish(attended, rows.states, rows.own)
+        return norm(self._kernels, hidden, addend, before=before, scale=last.output_scale)[0]
 
     def _embed(self, step: StepInput) -> tuple[Tensor, Tensor | None]:
         """Returns the first block's input as (hidden, addend). The addend is that of learned positions."""

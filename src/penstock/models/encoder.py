@@ -3,51 +3,51 @@
 The texts of a step lie one after the other, without padding. Only attention sees where they begin.
 """
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.families import ModelSpec
-from penstock.families.encoder import BidirectionalSpec
-from penstock.kernels.prepacked import ACTIVATIONS, ActivatedLinear
+from penstock.families.encoders.shared import BidirectionalSpec
+from penstock.kernels import AttentionBatch, Kernels
+from penstock.kernels.attention import unscaled
+from penstock.kernels.linear import ACTIVATIONS as GATED
+from penstock.kernels.linear import UNGATED
 from penstock.models.pooling import finished, pool
-from penstock.models.rope import inverse_frequencies
+from penstock.models.rope import rotary_frequencies
 
-_QUERIES = 256  # of a text that attend at once, where each sees only near tokens
+BLOCK = 16  # tokens of a page
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({**UNGATED, "tanh": torch.tanh})
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a step, in an order in which texts of equal length are neighbours."""
+    """The texts of a step."""
 
     token_ids: Tensor  # int64 [tokens], one text after the other
     lengths: Sequence[int]
     second: Sequence[int]  # for each text: where the second text of a pair begins, or its length
 
-    def runs(self) -> Iterator[tuple[slice, int, int]]:
-        """(tokens, texts, length) of neighbours of equal length."""
-        begin = 0
-        for length, equal in groupby(self.lengths):
-            count = sum(1 for _ in equal)
-            yield slice(begin, begin + count * length), count, length
-            begin += count * length
-
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Computes torch's LayerNorm."""
+    """Computes LayerNorm."""
 
     weight: Tensor
     bias: Tensor | None
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+    def __call__(self, kernels: Kernels, x: Tensor) -> Tensor:
+        normed: Tensor = kernels.layer_norm(x, None, self.weight, self.bias, self.eps)[0]
+        return normed
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,77 @@ class _Layer:
     mlp_norm: LayerNorm
 
 
+@dataclass(frozen=True)
+class LayerInput:
+    """What layers read of a step beside the hidden states."""
+
+    positions: Tensor  # int64 [tokens], as are the next two: each token's place in its text,
+    blocks: Tensor  # the block that holds its key and value,
+    offsets: Tensor  # and the place in the block
+    attention: Mapping[int, Any]  # what attention prepared, by reach
+    keys: Tensor  # [blocks, heads, BLOCK, head_dim]: those of one layer after the other
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of texts are, and their keys and values, which live as long as the step. A text begins with a
+    block of its own. Arrays are int64."""
+
+    lengths: NDArray[np.int64]  # [texts]
+    starts: NDArray[np.int64]  # [texts + 1]: their first tokens, and the end of the last one
+    first_blocks: NDArray[np.int64]  # [texts]
+    positions: NDArray[np.int64]  # [tokens]
+    blocks: NDArray[np.int64]  # [tokens]
+    offsets: NDArray[np.int64]  # [tokens]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> "Places":
+        sizes = np.array(lengths, np.int64)
+        starts = np.concatenate(([0], np.cumsum(sizes)))
+        each = -(-sizes // BLOCK)
+        first_blocks = np.cumsum(each) - each
+        positions = np.arange(starts[-1]) - starts[:-1].repeat(sizes)
+        blocks = first_blocks.repeat(sizes) + positions // BLOCK
+        return cls(sizes, starts, first_blocks, positions, blocks, positions % BLOCK)
+
+    def part(self, first: int, end: int) -> "Places":
+        """Those of some texts alone."""
+        tokens, block = slice(self.starts[first], self.starts[end]), self.first_blocks[first]
+        return Places(
+            self.lengths[first:end],
+            self.starts[first : end + 1] - self.starts[first],
+            self.first_blocks[first:end] - block,
+            self.positions[tokens],
+            self.blocks[tokens] - block,
+            self.offsets[tokens],
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.blocks[-1]) + 1
+
+    def batch(self, reach: int) -> AttentionBatch:
+        """What attention reads, if a token sees `reach` tokens on either side, or with 0 the whole text."""
+        most = -(-int(self.lengths.max()) // BLOCK)
+        tables: NDArray[np.int64] = self.first_blocks[:, None] + np.arange(most)
+        return AttentionBatch(BLOCK, window_of(reach), self.starts, self.lengths, tables, causal=False)
+
+
+def window_of(reach: int) -> int:
+    """The window of an AttentionBatch in which a token sees `reach` tokens on either side."""
+    return reach + 1 if reach else 0
+
+
 class Encoder:
     """Executes a spec with an EncoderSpec. `parameters` maps the spec's names to tensors; matrices of layers are taken
-    out and packed for `linear`."""
+    out and packed for the kernels."""
 
-    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Tensor], linear: ActivatedLinear) -> None:
+    def __init__(self, spec: ModelSpec, parameters: MutableMapping[str, Tensor], kernels: Kernels) -> None:
         assert spec.encoder is not None and spec.pooling is not None, "the spec is an encoder's"
         self._spec, self._encoder, self._pooling = spec, spec.encoder, spec.pooling
         self._parameters = parameters
-        self._linear = linear
+        self._kernels = kernels
         self._activation = spec.encoder.activation
         self._embedding_norm = self._norm("embedding_norm")
         self._layers = [
@@ -78,7 +140,7 @@ class Encoder:
                 self._matrix(f"layers.{i}.qkv"),
                 self._matrix(f"layers.{i}.output"),
                 self._norm(f"layers.{i}.attention_norm"),
-                self._matrix(f"layers.{i}.up"),
+                self._matrix(f"layers.{i}.up", gated=self._encoder.gated and self._activation in GATED),
                 self._matrix(f"layers.{i}.down"),
                 self._norm(f"layers.{i}.mlp_norm"),  # type: ignore[arg-type]
             )
@@ -86,11 +148,7 @@ class Encoder:
         ]
         self._last_norm = self._norm("norm")
         self._tables = {name: parameters.get(f"{name}.weight") for name in ("tokens", "positions", "types")}
-        self._frequencies = {
-            layer.attention.rotary: inverse_frequencies(*layer.attention.rotary)
-            for layer in spec.layers
-            if layer.attention.rotary
-        }
+        self._frequencies = {layer.attention.rotary: _frequencies(layer.attention) for layer in self._layers}
 
     @property
     def nbytes(self) -> int:
@@ -98,14 +156,41 @@ class Encoder:
         packed = sum(each.nbytes for layer in self._layers for each in (layer.qkv, layer.output, layer.up, layer.down))
         return int(packed + sum(tensor.nbytes for tensor in self._parameters.values()))
 
+    @property
+    def reaches(self) -> set[int]:
+        """How far tokens see in the layers; 0: the whole text."""
+        return {layer.attention.reach for layer in self._layers}
+
+    @property
+    def recordable(self) -> bool:
+        """Whether `layers` consists of ops of the kernels alone."""
+        return self._activation in (GATED if self._encoder.gated else UNGATED)
+
+    def pages(self, blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns memory for the keys and values of a layer."""
+        spec = self._layers[0].attention
+        keys, values = torch.empty(2, blocks, spec.num_heads, BLOCK, spec.head_dim, dtype=dtype)
+        return keys, values
+
     def forward(self, texts: Texts) -> Tensor:
         """Returns the hidden states [tokens, hidden]."""
-        x = self._embed(texts)
-        rotations = {rotary: self._rotation(texts, of, x.dtype) for rotary, of in self._frequencies.items()}
+        places = Places.of(texts.lengths)
+        x = self.embed(texts, places)
+        keys, values = self.pages(places.num_blocks, x.dtype)
+        attention = {reach: self._kernels.attention.prepare(places.batch(reach), keys) for reach in self.reaches}
+        positions, blocks, offsets = map(torch.from_numpy, (places.positions, places.blocks, places.offsets))
+        return self.layers(x, LayerInput(positions, blocks, offsets, attention, keys, values))
+
+    def layers(self, x: Tensor, step: LayerInput) -> Tensor:
+        """Returns the hidden states [tokens, hidden] after all layers, for those that `embed` returned."""
+        rotations = {
+            rotary: self._kernels.attention.rotation(step.positions, of, x.dtype)
+            for rotary, of in self._frequencies.items()
+        }
         for layer in self._layers:
-            rotation = rotations.get(layer.attention.rotary)  # type: ignore[arg-type]
-            x = (self._first_norms if self._encoder.norm_first else self._last_norms)(layer, x, texts, rotation)
-        return x if self._last_norm is None else self._last_norm(x)
+            rotation = rotations[layer.attention.rotary]
+            x = (self._first_norms if self._encoder.norm_first else self._last_norms)(layer, x, step, rotation)
+        return x if self._last_norm is None else self._last_norm(self._kernels, x)
 
     def pool(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """Returns fp32 [texts, width]: embeddings, or a classifier's logits."""
@@ -114,54 +199,57 @@ class Encoder:
             return self._classify(pooled.to(hidden.dtype)).float()
         return finished(pooled, self._pooling)
 
-    def _last_norms(self, layer: _Layer, x: Tensor, texts: Texts, rotation: Any) -> Tensor:
+    def _last_norms(self, layer: _Layer, x: Tensor, step: LayerInput, rotation: Any) -> Tensor:
         assert layer.attention_norm is not None
-        x = layer.attention_norm(self._attend(layer, x, texts, rotation, x))
-        return layer.mlp_norm(self._mlp(layer, x, x))
+        x = layer.attention_norm(self._kernels, self._attend(layer, x, step, rotation, x))
+        return layer.mlp_norm(self._kernels, self._mlp(layer, x, x))
 
-    def _first_norms(self, layer: _Layer, x: Tensor, texts: Texts, rotation: Any) -> Tensor:
-        normed = x if layer.attention_norm is None else layer.attention_norm(x)
-        x = self._attend(layer, normed, texts, rotation, x)
-        return self._mlp(layer, layer.mlp_norm(x), x)
+    def _first_norms(self, layer: _Layer, x: Tensor, step: LayerInput, rotation: Any) -> Tensor:
+        normed = x if layer.attention_norm is None else layer.attention_norm(self._kernels, x)
+        x = self._attend(layer, normed, step, rotation, x)
+        return self._mlp(layer, layer.mlp_norm(self._kernels, x), x)
 
-    def _attend(self, layer: _Layer, x: Tensor, texts: Texts, rotation: Any, residual: Tensor) -> Tensor:
-        spec = layer.attention
-        qkv = self._linear(x, layer.qkv).view(len(x), 3, spec.num_heads, spec.head_dim)
-        if rotation is not None:
-            qkv[:, :2] = _rotate(qkv[:, :2], *rotation)
-        out = torch.empty(len(x), spec.num_heads, spec.head_dim, dtype=x.dtype)
-        for where, count, length in texts.runs():
-            q, k, v = qkv[where].view(count, length, 3, spec.num_heads, spec.head_dim).permute(2, 0, 3, 1, 4)
-            into = out[where].view(count, length, spec.num_heads, spec.head_dim)
-            if spec.reach and length > spec.reach + 1:
-                _attend_near(q, k, v, spec.reach, into)
-            else:
-                into.copy_(F.scaled_dot_product_attention(q, k, v).transpose(1, 2))
-        return self._linear(out.view(len(x), -1), layer.output, residual)
+    def _attend(self, layer: _Layer, x: Tensor, step: LayerInput, rotation: Any, residual: Tensor) -> Tensor:
+        spec, kernels = layer.attention, self._kernels
+        cache = step.keys, step.values
+        query = kernels.attention.store(
+            kernels.linear(x, layer.qkv),
+            spec.num_heads,
+            None,
+            rotation,
+            *cache,
+            step.blocks,
+            step.offsets,
+            0.0,
+            0.0,
+        )
+        out = kernels.attention(query, *cache, step.attention[spec.reach], spec.head_dim**-0.5)
+        return kernels.linear(out.flatten(1), layer.output, residual)
 
     def _mlp(self, layer: _Layer, x: Tensor, residual: Tensor) -> Tensor:
-        if self._encoder.gated:
-            up = self._linear(x, layer.up)
-            first, second = up.chunk(2, -1)
-            up = ACTIVATIONS[self._activation](first) * second
+        linear, activation = self._kernels.linear, self._activation
+        if self._encoder.gated and activation in GATED:
+            up = linear.gated(x, layer.up, activation)
+        elif self._encoder.gated:
+            first, second = linear(x, layer.up).chunk(2, -1)
+            up = ACTIVATIONS[activation](first) * second
+        elif activation in UNGATED:
+            up = linear.activated(x, layer.up, activation)
         else:
-            up = self._linear.activated(x, layer.up, self._activation)
-        return self._linear(up, layer.down, residual)
+            up = ACTIVATIONS[activation](linear(x, layer.up))
+        return linear(up, layer.down, residual)
 
-    def _embed(self, texts: Texts) -> Tensor:
+    def embed(self, texts: Texts, places: Places) -> Tensor:
+        """Returns the hidden states [tokens, hidden] before the first layer."""
         tokens, positions, types = (self._tables[name] for name in ("tokens", "positions", "types"))
         assert tokens is not None
         x = F.embedding(texts.token_ids, tokens)
         if types is not None:
             alone = not self._encoder.segments or list(texts.second) == list(texts.lengths)
-            x = x + (types[0] if alone else types[_segments(texts)])
+            x += types[0] if alone else types[_segments(texts)]
         if positions is not None:
-            x = x + positions[_positions(texts) + self._encoder.first_position]
-        return x if self._embedding_norm is None else self._embedding_norm(x)
-
-    def _rotation(self, texts: Texts, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = _positions(texts).float()[:, None, None, None] * frequencies
-        return torch.cat((angles, angles), -1).cos().to(dtype), torch.cat((angles, angles), -1).sin().to(dtype)
+            x += positions[torch.from_numpy(places.positions) + self._encoder.first_position]
+        return x if self._embedding_norm is None else self._embedding_norm(self._kernels, x)
 
     def _classify(self, pooled: Tensor) -> Tensor:
         assert self._encoder.classifier is not None
@@ -169,12 +257,12 @@ class Encoder:
         dense = F.linear(pooled, self._parameters["classifier.dense.weight"], get("classifier.dense.bias"))
         norm = self._norm("classifier.norm")
         x = ACTIVATIONS[self._encoder.classifier](dense)
-        x = x if norm is None else norm(x)
+        x = x if norm is None else norm(self._kernels, x)
         return F.linear(x, self._parameters["classifier.out.weight"], get("classifier.out.bias"))
 
-    def _matrix(self, name: str) -> Any:
+    def _matrix(self, name: str, *, gated: bool = False) -> Any:
         bias = self._parameters.pop(f"{name}.bias", None)
-        return self._linear.pack(self._parameters.pop(f"{name}.weight"), bias)
+        return self._kernels.linear.pack(self._parameters.pop(f"{name}.weight"), bias, gated=gated)
 
     def _norm(self, name: str) -> LayerNorm | None:
         weight = self._parameters.get(f"{name}.weight")
@@ -183,31 +271,13 @@ class Encoder:
         return LayerNorm(weight, self._parameters.get(f"{name}.bias"), self._spec.norm_eps)
 
 
-def _positions(texts: Texts) -> Tensor:
-    return torch.cat([torch.arange(length) for length in texts.lengths])
+def _frequencies(spec: BidirectionalSpec) -> Tensor:
+    if spec.rotary is None:
+        return unscaled(torch.zeros(spec.head_dim // 2))
+    return rotary_frequencies(*spec.rotary, context=0)
 
 
 def _segments(texts: Texts) -> Tensor:
     """1 for the tokens of a pair's second text, else 0."""
     each = zip(texts.lengths, texts.second, strict=True)
     return torch.cat([(torch.arange(length) >= second).long() for length, second in each])
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the halves of heads [tokens, 2, heads, head_dim]."""
-    first, second = heads.chunk(2, -1)
-    return heads * cos + torch.cat((-second, first), -1) * sin
-
-
-def _attend_near(q: Tensor, k: Tensor, v: Tensor, reach: int, out: Tensor) -> None:
-    """Attention over `reach` tokens on either side, of tensors [texts, heads, length, head_dim], into `out` [texts,
-    length, heads, head_dim]. The work grows with the length, not with its square."""
-    length = q.shape[2]
-    for begin in range(0, length, _QUERIES):
-        end = min(begin + _QUERIES, length)
-        first, last = max(begin - reach, 0), min(end + reach, length)
-        distance = torch.arange(begin, end)[:, None] - torch.arange(first, last)
-        seen = F.scaled_dot_product_attention(
-            q[:, :, begin:end], k[:, :, first:last], v[:, :, first:last], attn_mask=distance.abs() <= reach
-        )
-        out[:, begin:end] = seen.transpose(1, 2)

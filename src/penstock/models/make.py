@@ -1,4 +1,4 @@
-"""Makes what executes a ModelSpec of a decoder."""
+"""Makes the model that executes the ModelSpec of a decoder."""
 
 from collections.abc import MutableMapping
 from typing import Any

@@ -46,6 +46,7 @@ class Mixture:
     scoring: Scoring
     router: Any
     choice_bias: Tensor | None  # fp32 [experts]
+    expert_scales: Tensor | None  # fp32 [experts]
     gate_up: Any  # of all experts
     down: Any  # of all experts
     shared: MLP | None
@@ -53,20 +54,27 @@ class Mixture:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate, self.choice_bias)
-        return sum(part.nbytes for part in parts if part is not None)
+        parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate)
+        vectors = (self.choice_bias, self.expert_scales)
+        return sum(part.nbytes for part in (*parts, *vectors) if part is not None)
 
     @property
     def input_weight(self) -> None:
         """Returns None, because several weights multiply the input: the router's and the experts'."""
         return None
 
-    def __call__(self, kernels: Kernels, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Returns the output as `MLP.__call__` does."""
+    def __call__(
+        self, kernels: Kernels, x: Tensor, residual: Tensor | None = None, routed_by: Tensor | None = None
+    ) -> Tensor:
+        """Returns the output as `MLP.__call__` does. The router reads `routed_by` [tokens, hidden], or without it x."""
         linear, spec = kernels.linear, self.spec
-        logits, slots = linear.logits(x, self.router), spec.experts_per_token
         routing = kernels.experts.route(
-            logits, slots, normalize=spec.normalize, scoring=self.scoring, bias=self.choice_bias
+            linear.logits(x if routed_by is None else routed_by, self.router),
+            spec.experts_per_token,
+            normalize=spec.normalize,
+            scoring=self.scoring,
+            bias=self.choice_bias,
+            scales=self.expert_scales,
         )
         shared = None
         if self.shared is not None:
@@ -86,24 +94,29 @@ class Mixture:
 
 
 def make_mlp(spec: LayerSpec, parameters: LayerParameters, scale: float) -> MLP | Mixture:
-    """Returns a layer's MLP or its mixture, made from the parameters that LayerSpec and MoESpec list. `scale` is that
-    of the output."""
-    moe = spec.moe
+    """Returns a layer's MLP, or the mixture that it has instead, made from the parameters that LayerSpec and MoESpec
+    list. `scale` is that of the output."""
+    if spec.moe is None or spec.moe.beside_mlp:
+        return _mlp("", spec, parameters, scale)
+    return make_mixture(spec, spec.moe, parameters, scale)
 
-    def mlp(name: str) -> MLP:
-        up = parameters.matrix(f"{name}gate_up" if spec.gated else f"{name}up", gated=spec.gated)
-        return MLP(spec.activation, spec.gated, up, parameters.matrix(f"{name}down"), scale)
 
-    if moe is None:
-        return mlp("")
+def _mlp(name: str, spec: LayerSpec, parameters: LayerParameters, scale: float) -> MLP:
+    up = parameters.matrix(f"{name}gate_up" if spec.gated else f"{name}up", gated=spec.gated)
+    return MLP(spec.activation, spec.gated, up, parameters.matrix(f"{name}down"), scale)
+
+
+def make_mixture(spec: LayerSpec, moe: MoESpec, parameters: LayerParameters, scale: float) -> Mixture:
+    """Returns a layer's mixture `moe`."""
     return Mixture(
         moe,
         spec.activation,
         Scoring(moe.sigmoid, moe.groups, moe.kept_groups, moe.by_pairs, moe.weight_scale * scale),
         parameters.matrix("router"),
         parameters.vector("choice", "bias") if moe.choice_bias else None,
+        parameters.vector("expert_scales") if moe.beside_mlp else None,
         parameters.experts("experts.gate_up", moe.held, gated=True),
         parameters.experts("experts.down", moe.held),
-        mlp("shared.") if moe.shared_intermediate_size else None,
+        _mlp("shared.", spec, parameters, scale) if moe.shared_intermediate_size else None,
         parameters.matrix("shared.gate") if moe.shared_gate else None,
     )

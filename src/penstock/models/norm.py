@@ -23,11 +23,14 @@ class Norm:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(
-        self, kernels: Kernels, x: Tensor, addend: Tensor | None = None, *, before: Any = None
+        self, kernels: Kernels, x: Tensor, addend: Tensor | None = None, *, before: Any = None, scale: float = 1.0
     ) -> tuple[Any, Tensor]:
-        """Returns (the norm of x + addend, x + addend). `before` is the packed weight of the only product that reads
-        the norm: if that product takes quantised rows, the norm comes quantised."""
+        """Returns (the norm of the sum, the sum). The sum is (x + addend) * scale, or x without an addend. `before` is
+        the packed weight of the only product that reads the norm: if that product takes quantised rows, the norm comes
+        quantised."""
         if self.centered:
             return kernels.layer_norm(x, addend, self.weight, self.bias, self.eps)
         norm = kernels.rms_norm if before is None else kernels.norm_before(before)
-        return norm(x, addend, self.weight, self.eps, self.offset)
+        if scale == 1.0:
+            return norm(x, addend, self.weight, self.eps, self.offset)
+        return norm(x, addend, self.weight, self.eps, self.offset, scale)

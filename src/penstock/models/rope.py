@@ -30,6 +30,8 @@ def inverse_frequencies(spec: RopeSpec, dims: int, context: int = 0) -> Tensor:
     frequencies = 1.0 / (spec.theta**exponents)
     if spec.scaling == "linear":
         return frequencies / spec.factor
+    if spec.scaling == "proportional":
+        return frequencies.masked_fill(torch.arange(dims // 2) >= spec.turning, 0.0) / spec.factor
     if spec.scaling == "llama3":
         return _llama3(frequencies, spec)
     if spec.scaling == "yarn":

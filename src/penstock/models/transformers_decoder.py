@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._meta_registrations  # transformers makes tensors without data; see penstock.runtime.loading.quick_torch
 import transformers
 from torch import Tensor, nn
 

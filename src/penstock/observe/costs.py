@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import mul
 
 from penstock.messages import EngineStats
 
@@ -48,7 +49,7 @@ class WorkTotals:
         tokens = now.computed_tokens - before.computed_tokens
         if steps <= 0:
             return
-        held = sum(count * size for count, size in zip(now.blocks_held, costs.block_bytes, strict=False))
+        held = sum(map(mul, now.blocks_held, costs.block_bytes))
         self.read_bytes += steps * (costs.weight_bytes(-(-tokens // steps)) + held)
         sampled = now.decode_tokens - before.decode_tokens + now.draft_tokens - before.draft_tokens
         self.flops += tokens * costs.layer_flops + sampled * costs.head_flops

@@ -55,6 +55,15 @@ class Histogram:
     def sum(self) -> float:
         return self._sum
 
+    def counts(self) -> list[float]:
+        """The count of each bucket, then the sum: lists of several histograms can be added."""
+        return [*self._counts, self._sum]
+
+    def load(self, counts: Sequence[float]) -> None:
+        """Takes what `counts` returned."""
+        *buckets, self._sum = counts
+        self._counts = [int(count) for count in buckets]
+
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound, as in the exposition format."""
         total = 0

@@ -54,10 +54,10 @@ def formatter(style: LogFormat, process: str = "") -> logging.Formatter:
 
 
 def configure_logging(
-    level: str = "info", style: LogFormat = "text", stream: TextIO | None = None
+    level: str = "info", style: LogFormat = "text", stream: TextIO | None = None, process: str = ""
 ) -> Callable[[], int]:
     """Sends Penstock's logs and the libraries' warnings to `stream`, or to standard error without blocking. A command
-    calls it once.
+    calls it once. Lines begin with the name of the `process` if it has one.
 
     Returns a function that gives the number of lines dropped because standard error was full.
     Raises ValueError if the level does not exist.
@@ -66,7 +66,7 @@ def configure_logging(
     if level.upper() not in names:
         raise ValueError(f"log level {level!r} does not exist; choose one of debug, info, warning, error")
     sink: logging.Handler = StderrHandler() if stream is None else logging.StreamHandler(stream)
-    sink.setFormatter(formatter(style))
+    sink.setFormatter(formatter(style, process))
     logging.basicConfig(level=logging.WARNING, handlers=[sink], force=True)
     logging.getLogger(_OURS).setLevel(names[level.upper()])
     return lambda: getattr(sink, "dropped", 0)

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 
 from penstock.messages import EngineStats
 from penstock.observe.costs import CostModel
+from penstock.observe.counts import Counts
 from penstock.observe.model_metrics import REASONS, EngineView, ModelMetrics
 from penstock.observe.processes import usage
 from penstock.observe.series import COUNTERS, GAUGES, GENAI, HISTOGRAMS, OLDER, serves
@@ -28,8 +29,14 @@ RELOADS = ("done", "unchanged", "refused", "failed")  # the results of reloads
 class Metrics:
     """All series of one server process, exposed through a registry."""
 
-    def __init__(self, registry: CollectorRegistry, dropped_lines: Callable[[], int] = lambda: 0) -> None:
-        """`dropped_lines` returns the number of log lines dropped so far."""
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        dropped_lines: Callable[[], int] = lambda: 0,
+        processes: Callable[[], tuple[int, float]] | None = None,
+    ) -> None:
+        """`dropped_lines` returns the number of log lines dropped so far. `processes` returns the resident bytes and
+        the processor seconds of the server's processes; None: it has only this one."""
         self.registry = registry
         self.in_flight: Callable[[], int] = lambda: 0  # the number of requests being answered
         self.certificate_end: Callable[[], float] | None = None  # of TLS, in seconds since the epoch; None: no TLS
@@ -39,7 +46,10 @@ class Metrics:
         self._dropped_lines = dropped_lines
         registry.register(_Collector(self._models))
         registry.register(_ServerCollector(self))
-        ProcessCollector(registry=registry)
+        if processes is None:
+            ProcessCollector(registry=registry)
+        else:
+            registry.register(_ProcessesCollector(processes))
 
     def model(self, name: str, engine: EngineView, costs: CostModel | None = None) -> ModelMetrics:
         """Adds the series of one model. Every scrape and every delta reads `engine`. With `costs`, the share of the
@@ -60,6 +70,22 @@ class Metrics:
         """Counts an answered request. `route` is the route's template, so that there are few labels."""
         key = (method, route, str(code))
         self._requests[key] = self._requests.get(key, 0) + 1
+
+    def counts(self) -> Counts:
+        """What the server has counted besides what is of a model, for `load`."""
+        return {
+            "requests": {" ".join(key): count for key, count in self._requests.items()},
+            "dropped_lines": self._dropped_lines(),
+            "in_flight": self.in_flight(),
+        }
+
+    def load(self, counts: Counts) -> None:
+        """Takes what `counts` returned, or the sum of several."""
+        for key, count in counts["requests"].items():
+            method, route, code = key.split(" ")
+            self._requests[method, route, code] = count
+        self.in_flight = lambda: counts["in_flight"]
+        self._dropped_lines = lambda: counts["dropped_lines"]
 
     def server(self) -> Iterator[Metric]:
         """The series that are not of a model."""
@@ -113,6 +139,23 @@ class _ServerCollector:
     def describe(self) -> list[Metric]:
         """See _Collector."""
         return []
+
+
+class _ProcessesCollector:
+    """The series of prometheus_client's ProcessCollector that can be added up."""
+
+    def __init__(self, processes: Callable[[], tuple[int, float]]) -> None:
+        self._processes = processes
+
+    def describe(self) -> list[Metric]:
+        """See _Collector."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        resident, seconds = self._processes()
+        text = "Resident memory of the server's processes, without the engine."
+        yield GaugeMetricFamily("process_resident_memory_bytes", text, value=resident)
+        yield CounterMetricFamily("process_cpu_seconds", "Their user and system CPU time.", value=seconds)
 
 
 class _Collector:

@@ -4,9 +4,18 @@ from typing import Protocol
 
 from penstock.messages import EngineInfo, EngineStats, FinishReason, Queue, RequestTiming
 from penstock.observe.costs import CostModel, MachinePeak, WorkTotals
+from penstock.observe.counts import Counts
 from penstock.observe.histogram import REQUEST_SECONDS, TOKEN_COUNTS, TOKEN_SECONDS, Histogram
 
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+
+# The histograms that requests write; `step_sizes` is of the engine.
+_OF_REQUESTS = (
+    *("time_to_first_token", "inter_token_latency", "time_per_output_token", "e2e_latency", "queue_time"),
+    *("prefill_time", "decode_time", "inference_time", "prompt_sizes", "generation_sizes"),
+)
+_OF_OPERATIONS = ("request", "first_token", "per_output_token")
 
 
 class EngineView(Protocol):
@@ -64,6 +73,29 @@ class ModelMetrics:
         self.generation_sizes = Histogram(TOKEN_COUNTS)
         self.step_sizes = Histogram(TOKEN_COUNTS)
         self.operations: dict[str, Latencies] = {}
+
+    def counts(self) -> Counts:
+        """What requests have counted, but not what the engine has."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "generation_tokens": self.generation_tokens,
+            "finished": dict(self.finished),
+            "histograms": {name: getattr(self, name).counts() for name in _OF_REQUESTS},
+            "operations": {
+                operation: {name: getattr(found, name).counts() for name in _OF_OPERATIONS}
+                for operation, found in self.operations.items()
+            },
+        }
+
+    def load(self, counts: Counts) -> None:
+        """Takes what `counts` returned, or the sum of several."""
+        self.prompt_tokens, self.generation_tokens = counts["prompt_tokens"], counts["generation_tokens"]
+        self.finished.update(counts["finished"])
+        for name in _OF_REQUESTS:
+            getattr(self, name).load(counts["histograms"][name])
+        for operation, histograms in counts["operations"].items():
+            for name in _OF_OPERATIONS:
+                getattr(self._latencies(operation), name).load(histograms[name])
 
     def exchange(self, costs: CostModel | None) -> None:
         """Takes the costs of another engine's steps. The totals go on."""

@@ -9,15 +9,16 @@ _PROC = Path("/proc")
 def usage(pid: int) -> tuple[int, float] | None:
     """Returns the bytes of resident memory and the seconds of processor time of a process and its children; None if it
     has ended or cannot be seen. Memory that they share counts for each."""
-    found = _of_one(pid)
+    found = usage_of_one(pid)
     for child in () if found is None else _children(pid):
-        more = _of_one(child)
+        more = usage_of_one(child)
         if found is not None and more is not None:
             found = found[0] + more[0], found[1] + more[1]
     return found
 
 
-def _of_one(pid: int) -> tuple[int, float] | None:
+def usage_of_one(pid: int) -> tuple[int, float] | None:
+    """Does what `usage` does, without children."""
     try:
         # The name in parentheses may hold spaces; the fields after it begin with the third.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -61,7 +61,7 @@ class ResidentBatch:
         nothing = np.zeros(0, np.int64)
         self._last_advance, self._repeats = (nothing, nothing, nothing), 0
         self._free = list(range(max_num_seqs - 1, -1, -1))
-        # What the device lacks: rows, token ids by their place in the flattened array, and blocks by theirs.
+        # Not yet sent to the device: rows, token ids and blocks, the last two by their place in the flattened arrays.
         self._started: list[int] = []
         self._learned: list[tuple[int, int]] = []
         self._table_places: list[NDArray[np.int64]] = []
@@ -102,6 +102,13 @@ class ResidentBatch:
             self._free.append(occupant.row)
         return occupant
 
+    def clear(self) -> None:
+        """Forget every sequence, and what was to be written on the device."""
+        self._repeats = 0
+        self.occupants, self.errors, self.prompt_logprobs = {}, {}, {}
+        self._free = list(range(len(self.num_tokens) - 1, -1, -1))
+        self._started, self._learned, self._table_places, self._table_blocks = [], [], [], []
+
     def forget_errors(self, outstanding: Iterable[StepPlan]) -> None:
         """Forget errors of sequences that have gone and that no outstanding plan names."""
         named = {work.seq for plan in outstanding for work in plan.work}
@@ -136,12 +143,13 @@ class ResidentBatch:
             self.num_tokens[rows] += self._repeats * gained
             self._repeats = 0
 
-    def take_back_drafts(self, occupant: Occupant, drafts: int) -> None:
-        """Take back so many drafts that a step counted as known and computed."""
+    def take_back_drafts(self, occupants: Iterable[Occupant], refused: Iterable[int]) -> None:
+        """Take back drafts of these sequences that a step counted as known and computed."""
         self.catch_up()
-        if drafts and self.occupants.get(occupant.seq) is occupant:
-            self.num_computed[occupant.row] -= drafts
-            self.num_tokens[occupant.row] -= drafts
+        for occupant, drafts in zip(occupants, refused, strict=True):
+            if drafts and self.occupants.get(occupant.seq) is occupant:
+                self.num_computed[occupant.row] -= drafts
+                self.num_tokens[occupant.row] -= drafts
 
     def write_drafts(self, units: Iterable[Work]) -> None:
         """Put the drafts that a plan brings behind the known tokens, whose number no outstanding plan changes."""

@@ -1,7 +1,7 @@
-"""Devices as the runner sees them: work that is launched in order, and copies to and from the host.
+"""The devices of the runner: they run jobs in order, and copy to and from the host.
 
-A GPU computes beside the host. This machine's own processor computes a job when its result is asked for, and reads the
-host's memory: nothing is copied.
+A GPU computes while the host goes on. The CPU computes a job when its result is requested, and reads the host's memory:
+nothing is copied.
 """
 
 import gc
@@ -23,7 +23,7 @@ Job = Callable[[], Found]
 
 
 class Change(NamedTuple):
-    """Something to be written on the device: `write` takes what `arrays` have become there."""
+    """A write to the device: `arrays` are uploaded, and `write` is called with the tensors that they became."""
 
     arrays: Sequence[NDArray[Any]]
     write: Callable[[Sequence[Tensor]], None]
@@ -33,11 +33,11 @@ class Pending(Protocol):
     """A job that was launched."""
 
     def ready(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Returns True if `wait` would return at once."""
         ...
 
     def wait(self) -> Found:
-        """What it gave, on the host."""
+        """Blocks until the job has ended. Returns its results, on the host."""
         ...
 
 
@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 
 
 class Device(Protocol):
-    """Where a batch lives. One thread calls."""
+    """The device that holds a batch. It is used by one thread."""
 
     where: torch.device
     shared: bool  # whether it reads the host's arrays, and so takes one plan at a time
@@ -69,7 +69,7 @@ class Device(Protocol):
         ...
 
     def launch(self, job: Job) -> Pending:
-        """Run a job after those launched before it. Its results are copied to the host while later jobs run: they must
+        """Runs a job after those launched before it. Its results are copied to the host while later jobs run: they must
         be tensors of its own, that nothing overwrites. Where memory is shared they last until the next job."""
         ...
 
@@ -78,11 +78,11 @@ class Device(Protocol):
         ...
 
     def mark(self) -> Any:
-        """Within a job: a moment of the device's time."""
+        """Returns a mark of the device's time. Called within a job."""
         ...
 
     def seconds(self, first: Any, last: Any) -> float:
-        """The time between two marks of jobs that have ended."""
+        """Returns the time between two marks. Their jobs must have ended."""
         ...
 
 
@@ -99,7 +99,7 @@ def uncollected() -> Iterator[None]:
 
 
 class CudaDevice:
-    """A GPU: work goes to the current stream, copies back to another, so that the next step need not wait for them.
+    """A GPU. Jobs run on the current stream. Results are copied on a second one, so the next step does not wait.
 
     Memory for copies is pinned. Torch hands it out again when the copy is done: in effect there are as many buffers as
     outstanding plans.
@@ -129,7 +129,7 @@ class CudaDevice:
                 assert isinstance(tensor, Tensor), "a GPU's job gives tensors"
                 copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 copies[name].copy_(tensor, non_blocking=True)
-                tensor.record_stream(self._back)  # its memory is not to be used again before
+                tensor.record_stream(self._back)  # its memory must not be reused before the copy is done
             done = torch.cuda.Event()
             done.record(self._back)
         return _CopiedBack(copies, done)
@@ -166,7 +166,7 @@ class _CopiedBack:
 
 
 class HostDevice:
-    """This machine's processor. A job runs when its result is asked for: nothing runs beside the host."""
+    """The CPU. A job runs on the host's thread when its result is requested."""
 
     shared = True
     sent = 0
@@ -191,7 +191,7 @@ class HostDevice:
 
 
 class _Deferred:
-    """A job that runs when it is waited for."""
+    """A job that runs in `wait`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -213,7 +213,7 @@ def places(arrays: Sequence[NDArray[Any]]) -> tuple[list[int], int]:
 
 
 def pack(arrays: Sequence[NDArray[Any]], at: Sequence[int], into: NDArray[np.uint8]) -> None:
-    """Copy arrays to their places in an upload."""
+    """Copies arrays to their places in an upload."""
     for array, place in zip(arrays, at, strict=True):
         target: NDArray[Any] = into[place : place + array.nbytes].view(array.dtype)
         target.reshape(array.shape)[...] = array

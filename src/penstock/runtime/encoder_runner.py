@@ -1,13 +1,14 @@
 """Runs plans of an encoder. It keeps nothing between steps: no rows, no pages, no sampler.
 
-A step's texts lie one after the other without padding, sorted by length, so that attention takes equal ones together.
+The texts of a step lie one after the other without padding.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from penstock.config import EngineConfig
 from penstock.families import ModelSpec
@@ -40,8 +41,11 @@ class EncoderRunner:
         memory: Sequence[MemoryRow],
         *,
         cache_root: str = "",
+        forward: Callable[[Texts], Tensor] | None = None,
     ) -> None:
+        """`forward` computes what the model's does."""
         self._model = model
+        self._forward = forward or model.forward
         self._new: dict[int, NewSequence] = {}
         self._plans: deque[StepPlan] = deque()
         rows = tuple(MemoryRow(r.name, model.nbytes if r.name == "weights" else r.bytes, r.note) for r in memory)
@@ -80,22 +84,19 @@ class EncoderRunner:
         return self.result()
 
     def _compute(self, work: Sequence[Work]) -> tuple[SequenceResult, ...]:
-        sequences = [self._new[unit.seq] for unit in work]
-        for unit, new in zip(work, sequences, strict=True):
+        inputs = [self._new[unit.seq] for unit in work]
+        for unit, new in zip(work, inputs, strict=True):
             if unit.count != len(new.token_ids) or not unit.sample:
                 raise RuntimeError(f"the plan computes {unit.count} of the {len(new.token_ids)} tokens of a text")
-        order = sorted(range(len(work)), key=lambda i: work[i].count)
-        inputs = [sequences[i] for i in order]
         lengths = [len(new.token_ids) for new in inputs]
         second = [(new.pooling and new.pooling.second) or len(new.token_ids) for new in inputs]
         token_ids = torch.tensor([token for new in inputs for token in new.token_ids])
-        texts = Texts(token_ids, lengths, second)
-        vectors = self._model.pool(self._model.forward(texts), lengths)
-        results = [SequenceResult(0)] * len(work)
-        for i, vector, finite in zip(order, vectors.numpy(), vectors.isfinite().all(-1).tolist(), strict=True):
-            seq = work[i].seq
-            results[i] = SequenceResult(seq, pooled=vector.tobytes()) if finite else _failed(seq)
-        return tuple(results)
+        vectors = self._model.pool(self._forward(Texts(token_ids, lengths, second)), lengths)
+        finite = vectors.isfinite().all(-1).tolist()
+        return tuple(
+            SequenceResult(unit.seq, pooled=vector.tobytes()) if good else _failed(unit.seq)
+            for unit, vector, good in zip(work, vectors.numpy(), finite, strict=True)
+        )
 
     def use_grammars(self, grammars: Grammars) -> None:
         """Requests with grammars are refused before they are planned."""
@@ -106,9 +107,13 @@ class EncoderRunner:
     def release(self) -> None:
         """Nothing outlives the runner."""
 
-    def close(self) -> None:
+    def forget(self) -> None:
+        """Forget every text and outstanding plan."""
         self._new.clear()
         self._plans.clear()
+
+    def close(self) -> None:
+        self.forget()
 
 
 def _failed(seq: int) -> SequenceResult:

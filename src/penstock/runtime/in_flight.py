@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.batch_arrays import ALL_BANNED, NOT_FINITE
 from penstock.messages import SequenceResult, StepPlan, row_size
-from penstock.runtime.device import Found
+from penstock.runtime.device import Device, Found
 from penstock.runtime.planning import StepWork
 from penstock.runtime.prompt_slices import PromptSlice
 from penstock.runtime.sampling.grammar_rows import GrammarRow
@@ -51,11 +51,11 @@ class InFlightStep:
         tokens = found["tokens"].tolist() if "tokens" in found else []
         if "finite" in found or (tokens and any(found["status"].tolist())):
             self._note_failures(found, errors)
+        if work.decodes and tokens and "packed" not in found and not errors:
+            return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
         if "pooled" in found:
             return self._vectors(found, errors)
         logprobs = self._logprobs(found)
-        if work.decodes and tokens and not logprobs and not errors:
-            return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
         gained = self.gained(found)
         prompts: dict[int, bytes] = {}
         for i, part in enumerate(self.slices):
@@ -104,6 +104,20 @@ class InFlightStep:
             return units.logits
         first = np.minimum(units.first_logit_rows, len(found["accepted"]) - 1)
         return np.where(units.logits > 0, np.asarray(found["accepted"])[first], 0)
+
+    def refused(self, found: Found) -> list[int]:
+        """How many drafts of each unit of work were counted when the step was planned, and not accepted."""
+        refused: list[int] = (self.work.units.logits - self.gained(found)).tolist()
+        return refused
+
+    def seconds(self, device: Device) -> tuple[float, float]:
+        """The time of the forward pass, and that of choosing tokens."""
+        if not self.marks:
+            return 0.0, 0.0
+        first, *middle, last = self.marks
+        if not middle:
+            return device.seconds(first, last), 0.0
+        return device.seconds(first, middle[0]), device.seconds(middle[0], last)
 
     def _logprobs(self, found: Found) -> list[bytes]:
         """Packed logprobs of each row of logits; empty where no row asks for any."""

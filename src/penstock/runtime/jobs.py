@@ -1,6 +1,7 @@
 """What a step does on the device, as a job that `Device.launch` runs."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -64,11 +65,11 @@ class StepJobs:
 
     def launch(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Pending:
         """Launch a step, up to its logits if its masks come late. `sent`: the arrays of `changes`, on the device."""
-        return self._device.launch(lambda: self._run(step, changes, sent))
+        return self._device.launch(partial(self._run, step, changes, sent))
 
     def launch_rest(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Pending:
         """Launch the second of a step's two jobs: its masks are known now."""
-        return self._device.launch(lambda: self._run_rest(step, changes, sent))
+        return self._device.launch(partial(self._run_rest, step, changes, sent))
 
     def _whole(self, step: InFlightStep, changes: Sequence[Change], sent: Sequence[Tensor]) -> Found:
         """A step's job. Its results are tensors of its own, as the next step overwrites the rest."""

@@ -12,6 +12,7 @@ from penstock.messages import BlockCopy
 from penstock.models import LayerCache
 
 ALIGNMENT = 512  # bytes, of each piece of an arena
+LINE = 64  # bytes, of a processor's caches
 NULL_BLOCK = 0  # always zero; padding reads it, and nothing writes to it
 
 
@@ -20,7 +21,7 @@ class KVArena:
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         """On a CPU the kernel commits a page of this memory when it is first written."""
-        self._memory = _allocate(size, torch.device(device))
+        self._memory = allocate(size, torch.device(device))
         self._taken = 0
 
     @property
@@ -39,13 +40,15 @@ class KVArena:
 
 
 class KVPages:
-    """The pages of one model: per KV group a tensor [num_blocks, layers of the group, planes, heads, rows, width].
+    """The pages of one model: per KV group a tensor [num_blocks, layers of the group, planes, heads, rows, width]; and
+    its `states` [rows of the batch, layers with a state, width].
 
     A page is one entry of the first dimension: a contiguous piece with a block's tokens for all layers of the group.
     The last four dimensions are PageShape.size; the attention kernels decide how tokens lie in them. A pipeline stage
     may have no layer of a group: its pages are empty there.
 
-    What a page holds before a sequence gets it does not matter: attention reads only what its sequence has written.
+    What a page or a state holds before a sequence gets it does not matter: layers read only what their sequence has
+    written.
     """
 
     def __init__(
@@ -57,9 +60,10 @@ class KVPages:
         device: torch.device | str = "cpu",
         *,
         arena: KVArena | None = None,
+        rows: int = 0,
     ) -> None:
         """`num_blocks` per KV group, the null block included. The memory is taken from `arena`, which decides the
-        device; None: from a new arena of the right size."""
+        device; None: from a new arena of the right size. `rows` of the batch have states."""
         self.block_size = block_size
         sizes = page_sizes(spec, num_blocks, block_size, dtype)
         if arena is None:
@@ -70,10 +74,15 @@ class KVPages:
             pages[NULL_BLOCK] = 0
             for place, layer in enumerate(spec.group_layers(group)):
                 caches[layer] = LayerCache(pages[:, place].unbind(1))
-        self.layers = tuple(caches[layer] for layer in range(len(spec.layers)))
+        shape = rows, len(spec.state_layers), spec.state_width
+        self.states = allocate(math.prod(shape) * 4, torch.device(device)).view(torch.float32).view(shape)
+        for place, layer in enumerate(spec.state_layers):
+            caches[layer] = LayerCache((self.states[:, place],))
+        self.layers = tuple(caches[spec.kv_layer(layer)] for layer in range(len(spec.layers)))
 
     @property
     def bytes(self) -> int:
+        """Of the pages, without states."""
         return sum(pages.nbytes for pages in self.groups)
 
     def group_keys(self, group: int) -> Tensor | None:
@@ -108,9 +117,11 @@ def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def _allocate(size: int, device: torch.device) -> Tensor:
+def allocate(size: int, device: torch.device) -> Tensor:
     """uint8 [size]. On a CPU from NumPy, which requests huge pages: a block's first use is then one page fault instead
-    of hundreds."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.empty(size, np.uint8))
-    return torch.empty(size, dtype=torch.uint8, device=device)
+    of hundreds. It begins with a cache line: vectors across two are slower."""
+    if device.type != "cpu":
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    memory = np.empty(size + LINE, np.uint8)
+    first = -memory.ctypes.data % LINE
+    return torch.from_numpy(memory[first : first + size])

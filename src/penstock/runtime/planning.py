@@ -86,6 +86,10 @@ class StepPlanner:
         self._last.repeatable -= 1
         return self._last
 
+    def forget(self) -> None:
+        """Let no plan repeat the last one."""
+        self._last = self._sampling = None
+
     def plan(self, plan: StepPlan) -> tuple[StepWork, Change]:
         """A plan's work, and its description for the device. RuntimeError where it contradicts the batch."""
         self._last = self._sampling = None  # first, so that a refused plan leaves nothing to repeat

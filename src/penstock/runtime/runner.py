@@ -14,37 +14,40 @@ from typing import Any
 import torch
 
 from penstock.config import EngineConfig, Place
-from penstock.config.graphs import graph_sizes
 from penstock.families import ModelSpec
-from penstock.kernels import Kernels, PlannedAttention
+from penstock.kernels import Kernels
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.session import TimedOp
 from penstock.messages import Grammar, MemoryRow, NewSequence, StepPlan, StepResult, StepTiming
 from penstock.models.make import make_decoder
-from penstock.runtime.batch import ResidentBatch
-from penstock.runtime.device import Change, Device, Found, Parts, Pending
+from penstock.runtime.assembly import (
+    captured_sizes,
+    check_drafts,
+    limits_of_step,
+    make_batch,
+    make_sampler,
+    make_step_kernels,
+    recorded_or_eager,
+)
+from penstock.runtime.device import Change, Device, Parts, Pending
 from penstock.runtime.in_flight import InFlightStep
 from penstock.runtime.jobs import Proposer, StepJobs
 from penstock.runtime.loading.capacity import measured_capacity
 from penstock.runtime.mesh.mesh import Mesh, Traffic, collectives
-from penstock.runtime.native_step import NativeStep
 from penstock.runtime.pages import KVPages
 from penstock.runtime.planning import StepPlanner, StepWork
 from penstock.runtime.programs.cuda_graphs import DecodeGraphs
 from penstock.runtime.programs.recorded import RecordedStep
-from penstock.runtime.prompt_slices import PROMPT_LOGPROB_ROWS, PromptSlice, prompt_slices
+from penstock.runtime.prompt_slices import PromptSlice, prompt_slices
 from penstock.runtime.sampling.grammar_rows import GrammarRow, GrammarRows, Grammars
-from penstock.runtime.sampling.sampler import Sampler
-from penstock.runtime.sampling.watermark import Watermark
-from penstock.runtime.step import EagerStep, ModelStep
-from penstock.runtime.step_kernels import ReferenceStep, StepKernels, triton_step
+from penstock.runtime.step import EagerStep, StepLimits
+from penstock.runtime.step_kernels import StepKernels
 
 
 class ModelRunner:
     """Executes plans in order, of which `max_outstanding` may be outstanding.
 
-    An error of one sequence is returned in its result and in all of its later results; other sequences go on. One
-    thread calls.
+    An error of one sequence is in its result and in all of its later ones; other sequences go on. One thread calls.
 
     With a mesh it is one rank of several: `spec` and `parameters` are its part, every rank executes every plan, and one
     rank samples and reports. On GPUs the other ranks of its stage get the tokens by broadcast before the step ends; all
@@ -69,111 +72,88 @@ class ModelRunner:
     ) -> None:
         """`parameters` are on the device; they are taken out of their mapping and packed. `step_kernels` are those of
         the device, unless given. A `proposer` makes the drafts that a plan allows but does not bring."""
-        self._device = device
-        self._kernels = kernels
-        self._windows = tuple(spec.windows)
-        self._mesh = mesh
-        self._place = Place() if mesh is None else mesh.place
-        self._learns = mesh is not None and not (mesh.place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
+        self._device, self._kernels, self._mesh = device, kernels, mesh
+        place = Place() if mesh is None else mesh.place
+        self._learns = mesh is not None and not (place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
         self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
-        self.pages = pages
         self.max_outstanding = 1 if device.shared else config.depth
-        shares = collectives(mesh, kernels.session)
-        self.model = model = make_decoder(spec, parameters, kernels, shares, context=config.max_model_len)
-        rows, tokens = config.max_num_seqs, max(config.max_num_batched_tokens, config.max_num_seqs)
-        shared = device.shared
-        # Where rows move on, a vector counts as a token after the prompt.
-        longest = config.max_model_len + (spec.pooling is not None)
-        self._batch = ResidentBatch(rows, longest, config.block_size, len(self._windows), device.where, shared=shared)
-        drafts = config.num_speculative_tokens if proposer is None else proposer.most
-        if drafts and (mesh is not None or (not shared and isinstance(kernels.attention, PlannedAttention))):
-            raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
-        self._drafts = drafts > 0
-        logit_rows = rows + config.max_step_drafts if proposer is None else rows * (1 + drafts)
-        self._sampler: Sampler | None = None
-        if self._place.reports:
-            self._sampler = Sampler(
-                spec.vocabulary,
-                rows,
-                device.where,
-                shared=shared,
-                logit_rows=logit_rows,
-                marked=config.watermark != "none",
-            )
+        self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
+        self._answered = 0.0  # when the last result was given
         self._grammars: GrammarRows | None = None
         self._held: Mapping[int, object] = {}  # the sequences that have a grammar
-        self._attention: Sequence[AttentionWork] = ()  # that a recording reads
-        watermark = None if config.watermark == "none" else Watermark.of(config.watermark, config.watermark_key)
-        if step_kernels is None and kernels.session is not None:
-            blocks = self._batch.tables.shape[2]
-            self._attention = [AttentionWork(rows, tokens, blocks, window) for window in self._windows]
-            step_kernels = NativeStep(kernels.session, self._attention, watermark)
-        elif step_kernels is None and device.where.type == "cpu":
-            step_kernels = ReferenceStep(watermark)
-        elif step_kernels is None:
-            step_kernels = triton_step(watermark)
-        self._eager = EagerStep(
-            model,
+
+        limits = limits_of_step(config, proposer)
+        check_drafts(limits, kernels, device, mesh)
+        self._drafts = limits.drafts > 0
+        self._graph_sizes, self._vocab_size = captured_sizes(spec, config, device), spec.vocabulary
+
+        self.pages = pages
+        shares = collectives(mesh, kernels.session)
+        self.model = make_decoder(spec, parameters, kernels, shares, context=config.max_model_len)
+        self._batch = make_batch(spec, config, device)
+        self._sampler = make_sampler(spec, config, device, limits) if place.reports else None
+
+        recorded: Sequence[AttentionWork] = ()  # what attention reads in a recorded step
+        if step_kernels is None:
+            step_kernels, recorded = make_step_kernels(spec, config, kernels, device, limits, self._batch)
+        self._eager = self._make_eager_step(spec, config, limits, step_kernels)
+        self._step = recorded_or_eager(
+            self._eager, spec, kernels, step_kernels, recorded, self._batch.state, self._sampler
+        )
+        self._planner = self._make_planner(spec, limits, recorded)
+        self._jobs = self._make_jobs(spec, place, proposer)
+        exact = kernels.session is not None and spec.transformers is None
+        self.capacity = measured_capacity(
+            spec, config, self.model, pages, cache_root=cache_root, memory=memory, exact_drafts=exact
+        )
+
+    def _make_eager_step(
+        self, spec: ModelSpec, config: EngineConfig, limits: StepLimits, step_kernels: StepKernels
+    ) -> EagerStep:
+        return EagerStep(
+            self.model,
             step_kernels,
             self._batch.state,
-            pages.layers,
-            self._windows,
+            self.pages.layers,
+            spec.windows,
             self._sampler,
+            limits,
             block_size=config.block_size,
-            sequences=rows,
-            logit_rows=logit_rows,
-            tokens=tokens,
             hidden_size=spec.hidden_size,
             dtype=getattr(torch, config.dtype),
-            mesh=mesh,
+            mesh=self._mesh,
         )
-        self._step: ModelStep = self._eager
-        recordable = spec.pooling is None and spec.transformers is None
-        if isinstance(step_kernels, NativeStep) and kernels.session is not None and recordable:
-            self._step = RecordedStep(
-                self._eager,
-                step_kernels,
-                kernels.session,
-                self._attention,
-                self._batch.state.token_ids,
-                self._sampler,
-                scored=PROMPT_LOGPROB_ROWS,
-            )
-        self._graph_sizes = () if config.enforce_eager or shared or spec.pooling else graph_sizes(rows)
-        self._vocab_size = spec.vocabulary
-        self._planner = StepPlanner(
+
+    def _make_planner(self, spec: ModelSpec, limits: StepLimits, recorded: Sequence[AttentionWork]) -> StepPlanner:
+        return StepPlanner(
             self._batch,
             self._sampler,
             self._eager,
-            kernels.attention,
-            pages,
-            self._windows,
-            recorded=self._attention,
-            shared=shared,
-            drafts=drafts,
-            unsettled=drafts * (1 + self.max_outstanding),
+            self._kernels.attention,
+            self.pages,
+            spec.windows,
+            recorded=recorded,
+            shared=self._device.shared,
+            drafts=limits.drafts,
+            unsettled=limits.drafts * (1 + self.max_outstanding),
         )
-        self._jobs = StepJobs(
-            device,
+
+    def _make_jobs(self, spec: ModelSpec, place: Place, proposer: Proposer | None) -> StepJobs:
+        return StepJobs(
+            self._device,
             self._eager,
             self._step,
             self._planner,
             self._batch.state,
-            pages,
+            self.pages,
             pooling=spec.pooling,
             samples=self._sampler is not None,
-            last=self._place.last,
+            last=place.last,
             drafts=self._drafts,
             proposer=proposer,
             # Without ranks a recorded decode step calls no torch op, so it does not enter inference mode. Torch ops of
             # its other steps run outside it: no tensor here requires a gradient.
-            inference_mode=self._step is self._eager or mesh is not None,
-        )
-        self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
-        self._answered = 0.0  # when the last result was given
-        exact = kernels.session is not None and spec.transformers is None
-        self.capacity = measured_capacity(
-            spec, config, model, pages, cache_root=cache_root, memory=memory, exact_drafts=exact
+            inference_mode=self._step is self._eager or self._mesh is not None,
         )
 
     @torch.inference_mode()
@@ -221,12 +201,13 @@ class ModelRunner:
         began = time.perf_counter()
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
-        if self._drafts:
+        repeats = self._planner.repeats(plan)
+        if self._drafts and not repeats:
             self._batch.write_drafts(plan.work)
         if self._learns:
             self._check_learned(plan)
         changes = self._changes()
-        if repeats := self._planner.repeats(plan):
+        if repeats:
             work = self._planner.repeat()
         else:
             self._step.wake()
@@ -278,12 +259,8 @@ class ModelRunner:
         if self._batch.errors:
             self._batch.forget_errors(other.plan for other, _ in self._outstanding)
         if "accepted" in found:
-            self._settle(step, found)
-        forward = sample = 0.0
-        if step.marks:
-            first, *middle, last = step.marks
-            forward = self._device.seconds(first, middle[0] if middle else last)
-            sample = self._device.seconds(middle[0], last) if middle else 0.0
+            self._batch.take_back_drafts(step.work.occupants, step.refused(found))
+        forward, sample = step.seconds(self._device)
         # While two plans are outstanding, each counts from the other's end.
         began, self._answered = max(step.began, self._answered), time.perf_counter()
         timing = StepTiming(forward, sample, self._answered - began, step.inputs)
@@ -309,6 +286,16 @@ class ModelRunner:
             raise ValueError(f"there are no native kernels to time here: {self._kernels.fingerprint} are in use")
         return self._step.profile()
 
+    def forget(self) -> None:
+        """Forget every sequence and outstanding plan, whatever state an error has left them in. For one rank only."""
+        self._drop_outstanding()
+        self._planner.forget()
+        self._batch.clear()
+        if self._sampler is not None:
+            self._sampler.clear()
+        if self._grammars is not None:
+            self._grammars.held.clear()
+
     def close(self) -> None:
         """Free the model's memory and leave the mesh."""
         self.release()
@@ -317,12 +304,14 @@ class ModelRunner:
 
     def release(self) -> None:
         """Free the model's memory when the device is done with it; the mesh can serve another runner."""
-        if not hasattr(self, "_batch"):
-            return  # it was called before
+        if hasattr(self, "_batch"):  # else it was called before
+            self._drop_outstanding()
+            del self.model, self._jobs, self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
+
+    def _drop_outstanding(self) -> None:
         while self._outstanding and not self._device.shared:
             self._outstanding.popleft()[1].wait()
         self._outstanding.clear()
-        del self.model, self._jobs, self._step, self._eager, self._planner, self._sampler, self.pages, self._batch
 
     # -- what a plan says -------------------------------------------------------------------------------------
 
@@ -389,12 +378,4 @@ class ModelRunner:
         step.masked = masks is not None
         changes = [] if masks is None else [masks]
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
-        rest = self._jobs.launch_rest(step, changes, sent)
-        self._outstanding.appendleft((step, Parts(begun, rest)))
-
-    def _settle(self, step: InFlightStep, found: Found) -> None:
-        """Take back the drafts that were counted and then refused."""
-        work = step.work
-        refused = work.units.logits - step.gained(found)
-        for occupant, drafts in zip(work.occupants, refused.tolist(), strict=True):
-            self._batch.take_back_drafts(occupant, drafts)
+        self._outstanding.appendleft((step, Parts(begun, self._jobs.launch_rest(step, changes, sent))))

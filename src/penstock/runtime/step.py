@@ -42,6 +42,15 @@ class Shape(NamedTuple):
     in_place: bool  # whether every token has a row of logits
 
 
+class StepLimits(NamedTuple):
+    """The most that a step can have."""
+
+    sequences: int
+    tokens: int
+    drafts: int  # of one sequence
+    logit_rows: int
+
+
 @dataclass
 class ChooseOptions:
     """How a step's rows of logits are sampled, as the device needs it."""
@@ -111,17 +120,15 @@ class EagerStep:
         caches: Sequence[LayerCache],
         windows: Sequence[int],
         sampler: Sampler | None,
+        limits: StepLimits,
         *,
         block_size: int,
-        sequences: int,
-        logit_rows: int,
-        tokens: int,
         hidden_size: int,
         dtype: torch.dtype,
         mesh: Mesh | None = None,
     ) -> None:
-        """Takes memory for so many sequences, rows of logits and tokens. `windows` are those of the KV groups; `dtype`
-        is that of hidden states. `sampler` is None on ranks that do not sample."""
+        """Allocates the arrays of a step of `limits`. `windows` are those of the KV groups; `dtype` is that of hidden
+        states. `sampler` is None on ranks that do not sample."""
         self._model = model
         self._kernels = kernels
         self._state = state
@@ -130,6 +137,7 @@ class EagerStep:
         self._sampler = sampler
         self._block_size = block_size
         device = state.token_ids.device
+        sequences, tokens, logit_rows = limits.sequences, limits.tokens, limits.logit_rows
         self._mesh = mesh
         self.last = mesh is None or mesh.place.last  # whether the head is here
         self._no_hidden = torch.zeros(0, hidden_size, dtype=dtype, device=device)
@@ -218,6 +226,7 @@ class EagerStep:
         ]
         offsets = arrays.offsets[:tokens]
         groups = [GroupInput(each, arrays.blocks[group, :tokens], offsets) for group, each in enumerate(seen)]
+        groups.append(GroupInput(arrays.units[:, : shape.sequences].T, offsets, offsets))  # of layers with a state
         hidden = None if self.hidden is None else self.hidden[:tokens]
         inputs = StepInput(arrays.token_ids[:tokens], arrays.positions[:tokens], tuple(groups), hidden)
         return self._model.forward(inputs, self._caches)

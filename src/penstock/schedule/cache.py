@@ -32,7 +32,8 @@ class KVCache:
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
         self.blocks_total = tuple(pool.total for pool in self.pools)
         self.hasher = PrefixHasher(capacity.block_size, capacity.cache_root)
-        self._caching = enable_prefix_caching
+        self._shares = capacity.shares
+        self._caching = enable_prefix_caching and capacity.shares
         self._fence = 0  # the newest outstanding plan, 0 when there is none
 
     # -- plans go out and come back ---------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class KVCache:
     def _longest_hit(self, sequence: Sequence, copying: bool) -> Hit:
         """Published blocks, or those of a running choice of the same prompt. Without `copying`, whole blocks only."""
         nothing = Hit(0, tuple([] for _ in self.pools))
-        if sequence.wants_rows:
+        if sequence.wants_rows or not self._shares:
             return nothing
         best = self._published(sequence, copying) if self._caching else nothing
         for sibling in sequence.request.choices.values():

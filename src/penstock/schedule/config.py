@@ -12,7 +12,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int  # tokens computed in one step; a longer prompt is computed in chunks
     max_model_len: int  # prompt and output of one sequence
     enable_prefix_caching: bool = True
-    target_itl: float = 0.0  # seconds of a step, to which prompts are cut while others decode; 0: they are not cut
+    target_step_time: float = 0.0  # seconds that prompt chunks keep a step to while others decode; 0: none
     num_drafts: int = 0  # drafts of a decoding sequence in each step, which the executor proposes
     speculation: Literal["off", "ngram", "suffix"] = "off"  # drafts that the scheduler proposes, see schedule/drafts
     num_speculative_tokens: int = 0  # of these, most of one sequence in a step
@@ -22,8 +22,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
-        if not 0 <= self.target_itl < float("inf"):
-            raise ValueError(f"target_itl={self.target_itl}: give seconds, or 0 for none")
+        if not 0 <= self.target_step_time < float("inf"):
+            raise ValueError(f"target_step_time={self.target_step_time}: give seconds, or 0 for none")
         if self.num_drafts < 0:
             raise ValueError(f"num_drafts={self.num_drafts}: must not be negative")
         if self.speculation != "off":

@@ -1,4 +1,5 @@
-"""Finds waiting requests that cannot make their deadline, before their prompt is computed."""
+"""Finds waiting requests that cannot make their deadline before their prompt is computed, and keeps a step from making
+others late."""
 
 import math
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.sequence import Request, Sequence
+from penstock.schedule.step import StepDraft
 from penstock.schedule.step_model import StepModel, StepSize
 
 
@@ -44,10 +46,26 @@ def late_requests(
         place += 1
 
 
+def makes_late(step: StepDraft, tokens: int, model: StepModel, now: float) -> bool:
+    """Whether so many more tokens of a prompt would make a first token late that the step gives in time without them:
+    it gives none before it has computed everything."""
+    waits = (seq for seq, work in zip(step.sequences, step.work, strict=True) if seq.first_token < 0 and work.sample)
+    due = min(map(_due, waits), default=math.inf)
+    if due == math.inf or not model.knows_prompts:
+        return False
+    size = StepSize.of(step)
+    more = size._replace(tokens=size.tokens + tokens, pairs=size.pairs + tokens * tokens / 2)
+    return model.spread * model.seconds(size) <= due - now < model.spread * model.seconds(more)
+
+
 def _deadline(sequence: Sequence) -> float:
     """When the first token is due. Never for a request that has started: its prompt is computed already."""
+    return math.inf if sequence.request.started else _due(sequence)
+
+
+def _due(sequence: Sequence) -> float:
     message = sequence.request.message
-    if sequence.request.started or (message.deadline is None and message.first_token_deadline is None):
+    if message.deadline is None and message.first_token_deadline is None:
         return math.inf
     first = math.inf if message.first_token_deadline is None else message.first_token_deadline
     return first if message.deadline is None else min(first, message.deadline)
@@ -59,8 +77,8 @@ def _seconds(
     """The expected time to the first token, with `ahead` tokens of prompts to compute before."""
     total = ahead + tokens
     room = config.max_num_batched_tokens - decodes
-    if config.target_itl and decodes:
-        room = min(room, model.prompt_tokens(decodes, 0, config.target_itl))
+    if config.target_step_time and decodes:
+        room = min(room, model.prompt_tokens(decodes, 0, config.target_step_time))
     steps = max(1, math.ceil(total / max(room, 1)))
     pairs = tokens * (len(sequence.tokens) - tokens / 2) + ahead * ahead / 2
     step = model.seconds(StepSize(decodes))

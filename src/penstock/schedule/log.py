@@ -58,11 +58,18 @@ class Applied(msgspec.Struct, frozen=True, tag="apply"):
     now: float
 
 
+class StartedOver(msgspec.Struct, frozen=True, tag="start_over"):
+    """The executor lacked memory for the newest outstanding plan, and has forgotten every sequence."""
+
+    error: str
+    now: float
+
+
 class CacheReset(msgspec.Struct, frozen=True, tag="reset"):
     pass
 
 
-Event = Started | Added | Finished | Aborted | Dropped | Planned | Submitted | Applied | CacheReset
+Event = Started | Added | Finished | Aborted | Dropped | Planned | Submitted | Applied | StartedOver | CacheReset
 
 
 class EventLog(Protocol):

@@ -1,14 +1,16 @@
 """Plans what the next step computes.
 
 Every step is decided anew from one rule: running sequences first, in the order of the policy, then waiting ones. A
-sequence that lacks a block takes it from the last running one in that order, which starts over later. The first is
-never preempted, and it fits alone, so every step makes progress.
+sequence that lacks a block takes it from the last running one in that order, which starts over later. So does a waiting
+one of higher priority that lacks only a place. The first in the order is never preempted, and it fits alone, so every
+step makes progress.
 """
 
 from penstock.messages import Capacity
 from penstock.schedule.cache import Hit, KVCache
 from penstock.schedule.config import SchedulerConfig
 from penstock.schedule.drafts.speculation import Speculation
+from penstock.schedule.late import makes_late
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
@@ -32,7 +34,7 @@ class Planner:
         self._depth = capacity.depth
         self._late_ids = capacity.late_ids
         self._whole_prompts = capacity.whole_prompts
-        # Where plans cannot build upon each other, they share the tokens as they share the sequences.
+        # If plans cannot build upon each other, each gets a part of the sequences, and as large a part of the tokens.
         self._budget = -(-config.max_num_batched_tokens // (1 if capacity.late_ids else capacity.depth))
         self._cache = cache
         self._live = live
@@ -44,7 +46,9 @@ class Planner:
     def draft(self, outstanding: int, now: float) -> StepDraft:
         """The next step, beside so many plans that are outstanding. It has no work where there is nothing to do."""
         step = StepDraft(self._budget)
-        held = self._hold_back(step) if self._config.target_itl else 0
+        if self._live.waiting:
+            self._make_place()
+        held = self._hold_back(step) if self._config.target_step_time else 0
         if self._late_ids:
             self._continue_running(step)
         else:
@@ -61,6 +65,12 @@ class Planner:
         self._cache.free(sequence)
         self.gone.append(sequence.id)
 
+    def start_over(self) -> None:
+        """Preempt every running sequence. The executor has forgotten them."""
+        for sequence in reversed(self._live.running.copy()):
+            self._preempt(sequence)
+        self.gone.clear()
+
     def _hold_back(self, step: StepDraft) -> int:
         """Take tokens from the budget, so that the prompts beside decoding sequences leave a step of the target time.
         Return how many."""
@@ -71,7 +81,7 @@ class Planner:
             return 0
         context = prompts[0].planned if prompts else 0
         per_decode = 1 + self._config.num_drafts
-        allowed = self._model.prompt_tokens(decodes, context, self._config.target_itl)
+        allowed = self._model.prompt_tokens(decodes, context, self._config.target_step_time)
         held = max(0, step.budget - decodes * per_decode - allowed - len(prompts))
         step.budget -= held
         return held
@@ -143,12 +153,20 @@ class Planner:
             self._preempt(victim)
         return True
 
-    def _preempt(self, victim: Sequence) -> None:
-        """Start a sequence over. Tokens still in flight are kept when they come.
+    def _make_place(self) -> None:
+        """Preempt a running sequence for each waiting one that comes before it and has a higher priority, if all places
+        are taken. Arrivals and deadlines alone preempt nobody: the work that is repeated would cost more."""
+        waiting, running = self._live.waiting, self._live.running
+        index = self._config.max_num_seqs - len(running)  # those before it find a place
+        while running and index < len(waiting):
+            first, last = waiting[index], running[-1]
+            if first.order > last.order or first.request.message.priority >= last.request.message.priority:
+                return
+            self._preempt(last)
+            index += 1
 
-        They come before it can start: the pool that lacked a block had none fenced either, and every block freed from
-        now on is fenced by the newest outstanding plan.
-        """
+    def _preempt(self, victim: Sequence) -> None:
+        """Start a sequence over. Tokens still in flight are kept when they come, and it starts after that."""
         self._live.preempt(victim)
         self.forget(victim)
         victim.preemptions += 1
@@ -162,11 +180,16 @@ class Planner:
         waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
             sequence = waiting[0]
+            if sequence.in_flight:  # preempted, and not all of its tokens are known yet
+                return
             if self._whole_prompts and sequence.target > step.budget and step.work:
                 return
             # A block to spare while others run, so that an admission is not undone by the next block they need.
             hit = self._cache.find(sequence, spare=1 if running else 0)
             if hit is None:
+                return
+            tokens = min(sequence.target - hit.computed, step.budget)
+            if makes_late(step, tokens, self._model, now):
                 return
             self._note_start(sequence, hit.computed, now)
             self._start(sequence, hit, step)

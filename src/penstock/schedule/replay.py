@@ -13,6 +13,7 @@ from penstock.schedule.log import (
     Finished,
     Planned,
     Started,
+    StartedOver,
     Submitted,
     plan_digest,
 )
@@ -59,6 +60,8 @@ def replay(events: Iterable[Event], policy: QueuePolicy = by_due_time) -> list[S
                 scheduler.abort(request_id, now)
             case Dropped(now):
                 scheduler.drop_late(now)
+            case StartedOver(error, now):
+                scheduler.start_over(error, now)
             case CacheReset():
                 scheduler.reset_prefix_cache()
     return plans

@@ -18,7 +18,7 @@ from penstock.messages import (
 from penstock.schedule.admission import check_memory, check_request
 from penstock.schedule.cache import KVCache
 from penstock.schedule.config import SchedulerConfig
-from penstock.schedule.drafts.speculation import DraftCounts, Speculation
+from penstock.schedule.drafts.speculation import NO_DRAFTS, Speculation
 from penstock.schedule.invariants import check_counts
 from penstock.schedule.late import late_requests
 from penstock.schedule.live_requests import LiveRequests
@@ -33,6 +33,7 @@ from penstock.schedule.log import (
     Finished,
     Planned,
     Started,
+    StartedOver,
     Submitted,
     plan_digest,
 )
@@ -66,14 +67,12 @@ class Scheduler:
         self._live = LiveRequests()
         self._speculation = None if config.speculation == "off" else Speculation(config, self._cache)
         self._model = StepModel()
-        self._learns = config.target_itl > 0  # or a request has had a deadline
+        self._learns = config.target_step_time > 0  # or a request has had a deadline
         self._planner = Planner(config, capacity, self._cache, self._live, self._speculation, self._model)
-        self._planned_at: deque[float] = deque()  # when the outstanding plans were made
         self._applied_at = 0.0  # when the last result came
         self._sizes: deque[StepSize] = deque()  # of these plans, where step times are learned
         self._outstanding: deque[Outstanding] = deque()
-        self._next_sequence = 1
-        self._next_plan = 1
+        self._next_sequence = self._next_plan = 1
         self._steps = self._computed_tokens = self._decode_tokens = 0
         self._record(Started(config, capacity, incarnation))
 
@@ -154,11 +153,10 @@ class Scheduler:
             return None
         if self._learns:
             self._sizes.append(StepSize.of(step))
-        plan, outstanding = step.seal(self._next_plan, tuple(self._planner.gone))
+        plan, outstanding = step.seal(self._next_plan, tuple(self._planner.gone), now)
         self._planner.gone.clear()
         self._next_plan += 1
         self._outstanding.append(outstanding)
-        self._planned_at.append(now)
         self._cache.submitted(plan.plan_id)
         if self._log is not None:
             self._log.append(Submitted(plan.plan_id, plan_digest(plan)))
@@ -173,7 +171,7 @@ class Scheduler:
     # -- results ----------------------------------------------------------------------------------------------
 
     def apply(self, result: StepResult, now: float) -> list[TokenDelta]:
-        """Apply the result of the oldest outstanding plan. Raises ValueError for the result of any other plan."""
+        """Apply the result of the oldest outstanding plan. Raises ValueError for any other, which ends it."""
         if not self._outstanding:
             raise ValueError(f"plan {result.plan_id} is answered, but no plan is outstanding")
         step = self._outstanding[0]
@@ -181,7 +179,7 @@ class Scheduler:
         if self._log is not None:
             self._log.append(Applied(result, now))
         self._outstanding.popleft()
-        began, self._applied_at = max(self._planned_at.popleft(), self._applied_at), now
+        began, self._applied_at = max(step.planned_at, self._applied_at), now
         if self._speculation is not None:
             self._speculation.note(step, result, now - began)
         if self._sizes and len(self._sizes) > len(self._outstanding):
@@ -194,32 +192,47 @@ class Scheduler:
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
             sequence.in_flight -= 1
-            ids, tokens = given.token_ids, sequence.tokens
+            ids, packed, tokens = given.token_ids, given.logprobs, sequence.tokens
             length = len(tokens)
             # The common case, written out: a decode step whose token changes nothing else.
             if (
                 work is sequence.decode
                 and length + 1 < sequence.plain_below
-                and not given.error
+                and len(ids) == 1
+                and given.seq == sequence.id
                 and ids[0] not in sequence.stops
             ):
                 tokens += ids
                 sequence.computed += 1
                 sequence.last_token = now
                 state, offset = sequence.request, length - sequence.num_prompt
-                request_id, choice, cached = state.message.request_id, sequence.choice, state.cached_tokens
-                deltas.append(
-                    TokenDelta(
-                        request_id, choice, offset, ids, None, None, cached, given.logprobs, b"", "", None, incarnation
-                    )
-                )
-            elif sequence.phase is Phase.DONE:
+                name, choice, cached = state.message.request_id, sequence.choice, state.cached_tokens
+                plain = TokenDelta(name, choice, offset, ids, None, None, cached, packed, b"", "", None, incarnation)
+                deltas.append(plain)
                 continue
-            elif given.error:
+            step.check(work, given)
+            if sequence.phase is Phase.DONE:
+                continue
+            if given.error:
                 deltas += self._end_request(sequence.request, "error", given.error, now)
             elif (delta := self._advance(sequence, work, given, now)) is not None:
                 deltas.append(delta)
         return deltas
+
+    def start_over(self, error: str, now: float) -> list[TokenDelta]:
+        """The executor has forgotten every sequence, and the outstanding plans have no results. End the request that
+        has the largest part of the newest plan with `error`, and preempt all others."""
+        self._record(StartedOver(error, now))
+        largest = self._outstanding[-1].largest()
+        for step in self._outstanding:
+            self._cache.applied(step.plan_id, step.tails)
+            for sequence in step.sequences:
+                sequence.in_flight = 0
+            if self._speculation is not None:
+                self._speculation.dropped(step)
+        self._outstanding, self._sizes = deque(), deque()
+        self._planner.start_over()
+        return [] if largest is None else self._end_request(largest.request, "error", error, now)
 
     def _advance(self, sequence: Sequence, work: Work, given: SequenceResult, now: float) -> TokenDelta | None:
         """Take what one unit of work gave. None when a client gets nothing of it."""
@@ -227,8 +240,7 @@ class Scheduler:
         if not running and sequence.wants_rows:
             return None  # preempted meanwhile, and the whole prompt is to be computed again before the first delta
         ids, logprobs = given.token_ids, given.logprobs
-        tokens = sequence.tokens
-        length = len(tokens)
+        tokens, length = sequence.tokens, len(sequence.tokens)
         reason: FinishReason | None = None
         for token in ids:
             tokens.append(token)
@@ -283,7 +295,7 @@ class Scheduler:
             refused = 1 + work.drafts - len(given.token_ids)
             sequence.planned -= refused
             sequence.expected -= refused
-            # Nor do accepted drafts count that lie beyond the token that ended it.
+            # Accepted drafts after the token that ended the sequence do not count either.
             computed = min(computed - refused, len(sequence.tokens))
         sequence.computed = computed
         if computed >= sequence.next_fill:
@@ -314,9 +326,8 @@ class Scheduler:
         stop_token: int | None = None,
     ) -> TokenDelta:
         """End a choice with no further token."""
-        timing = sequence.timing(now)
+        timing, state = sequence.timing(now), sequence.request
         self._remove(sequence)
-        state = sequence.request
         return TokenDelta(
             request_id=state.message.request_id,
             choice=sequence.choice,
@@ -343,19 +354,23 @@ class Scheduler:
         """True while a plan is outstanding or a request has not ended."""
         return bool(self._live.requests or self._outstanding)
 
+    @property
+    def num_running(self) -> int:
+        """Sequences that have memory, and take part in steps."""
+        return len(self._live.running)
+
     def stats(
         self, step_seconds: float = 0.0, forward_seconds: float = 0.0, sample_seconds: float = 0.0
     ) -> EngineStats:
         """Return gauges and counters, with the seconds that the engine passes in."""
-        pools = self._cache.pools
-        drafts = DraftCounts() if self._speculation is None else self._speculation.counts
+        drafts = NO_DRAFTS if self._speculation is None else self._speculation.counts
         return EngineStats(
             steps=self._steps,
             running=len(self._live.running),
             waiting=len(self._live.waiting),
             blocks_total=self._cache.blocks_total,
-            blocks_held=tuple([pool.held for pool in pools]),
-            blocks_cached=tuple([pool.reusable for pool in pools]),
+            blocks_held=tuple([pool.held for pool in self._cache.pools]),
+            blocks_cached=tuple([pool.reusable for pool in self._cache.pools]),
             preemptions=self._planner.preemptions,
             prefix_queries=self._planner.prefix_queries,
             prefix_hits=self._planner.prefix_hits,

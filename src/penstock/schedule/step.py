@@ -2,14 +2,15 @@
 
 from typing import NamedTuple
 
-from penstock.messages import BlockCopy, NewSequence, StepPlan, StepResult, Work
-from penstock.schedule.sequence import Sequence
+from penstock.messages import BlockCopy, NewSequence, SequenceResult, StepPlan, StepResult, Work
+from penstock.schedule.sequence import Phase, Sequence
 
 
 class Outstanding(NamedTuple):
     """A plan whose result has not been applied, with the data that `apply` needs."""
 
     plan_id: int
+    planned_at: float  # seconds
     sequences: tuple[Sequence, ...]  # one for each of `work`
     work: tuple[Work, ...]
     num_tokens: int  # that the work computes
@@ -17,18 +18,26 @@ class Outstanding(NamedTuple):
     tails: tuple[tuple[int, ...], ...]  # blocks it copies from, per group; held until then
 
     def check_result(self, result: StepResult) -> None:
-        """Raise ValueError when `result` is not one of this plan."""
+        """Raise ValueError when `result` is not one of this plan. `check` compares its units."""
         if result.plan_id != self.plan_id or len(result.results) != len(self.work):
             raise ValueError(
                 f"plan {result.plan_id} is answered with {len(result.results)} results; due are {len(self.work)} for "
                 f"plan {self.plan_id}"
             )
-        for work, answer in zip(self.work, result.results, strict=True):
-            count = len(answer.token_ids)
-            if answer.seq == work.seq and (count == work.sample or (answer.pooled and not count)):
-                continue
-            if answer.seq != work.seq or not (work.sample <= count <= work.sample + work.drafts or answer.error):
-                raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")
+
+    @staticmethod
+    def check(work: Work, answer: SequenceResult) -> None:
+        """Raise ValueError when `answer` is not one of this unit of work."""
+        count = len(answer.token_ids)
+        answered = work.sample <= count <= work.sample + work.drafts or answer.error or (answer.pooled and not count)
+        if answer.seq != work.seq or not answered:
+            raise ValueError(f"{count} tokens of sequence {answer.seq} do not answer {work}")
+
+    def largest(self) -> Sequence | None:
+        """The sequence with most tokens, of equal ones the last in order. None if all have ended."""
+        units = zip(self.sequences, self.work, strict=True)
+        live = [(work.count, sequence.order, sequence) for sequence, work in units if sequence.phase is not Phase.DONE]
+        return max(live)[-1] if live else None
 
 
 class StepDraft:
@@ -82,7 +91,8 @@ class StepDraft:
             sequence.expected = end + 1
             self.decodes += count - drafts == 1 and end - drafts > sequence.num_prompt
 
-    def seal(self, plan_id: int, gone: tuple[int, ...]) -> tuple[StepPlan, Outstanding]:
+    def seal(self, plan_id: int, gone: tuple[int, ...], now: float) -> tuple[StepPlan, Outstanding]:
         work = tuple(self.work)
         plan = StepPlan(plan_id, work, tuple(self.new), tuple(self.blocks), tuple(self.copies), gone)
-        return plan, Outstanding(plan_id, tuple(self.sequences), work, self.computed, self.decodes, tuple(self.tails))
+        sequences, tails = tuple(self.sequences), tuple(self.tails)
+        return plan, Outstanding(plan_id, now, sequences, work, self.computed, self.decodes, tails)

@@ -11,11 +11,10 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """Produces the text of one choice.
 
-    The results of all pushes and of the flush together are the decoded prompt and output, less the prompt's text. They
-    do not depend on how the tokens were split into pushes. Text is final once returned: only the bytes of an
-    incomplete UTF-8 character are held back, three at most. Invalid UTF-8 becomes U+FFFD, one for each maximal
-    ill-formed part, as Unicode recommends. (`Tokenizer.decode` differs for byte-fallback tokens: one invalid byte makes
-    it replace the whole run of them.)
+    The results of all pushes and of the flush together are the decoded prompt and output, less the prompt's text. Text
+    is final once returned: only the bytes of an incomplete UTF-8 character are held back, three at most. Invalid UTF-8
+    becomes U+FFFD, one for each maximal ill-formed part, as Unicode recommends. (`Tokenizer.decode` differs for
+    byte-fallback tokens: one invalid byte makes it replace the whole run of them.)
 
     A character that begins in the prompt and ends in the output belongs to the output.
     """
@@ -43,12 +42,9 @@ class Detokenizer:
         # The prompt's incomplete last character, as the prompt's own text shows it: as U+FFFD.
         self._prompts_own = self._utf8.getstate()[0].decode(errors="replace")
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that these tokens complete."""
-        if self._at_start:
-            return "".join([self._decode(self._start(token_id)) for token_id in token_ids])
-        table = self._table
-        return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+    def push(self, token_id: int) -> str:
+        """Returns the text that this token completes."""
+        return self._decode(self._start(token_id) if self._at_start else self._table[token_id])
 
     def flush(self) -> str:
         """Ends the text. Returns U+FFFD if a character is incomplete, else nothing."""

@@ -52,6 +52,15 @@ def read_files(folder: Path) -> TokenizerFiles:
     )
 
 
+def files_state(path: Path) -> str:
+    """Returns a text that changes when the files of a tokenizer do: a GGUF file, or those of a folder."""
+    files = [path]
+    if path.is_dir():
+        files = [*path.glob("*.json"), *path.glob("*.jinja"), *(path / "additional_chat_templates").glob("*.jinja")]
+    states = sorted((file.name, file.stat()) for file in files if file.is_file())
+    return " ".join(f"{name}:{state.st_mtime_ns}:{state.st_size}" for name, state in states)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, or an empty dict if the file does not exist. Raises TokenizerError if the file
     cannot be read or holds anything else."""

@@ -59,7 +59,7 @@ class OutputText:
                 break
             self._tokens += 1
             offsets.append(self._length)
-            texts.append(self._read(self._detokenizer.push((token_id,))))
+            texts.append(self._read(self._detokenizer.push(token_id)))
         return self._chunk("".join(texts), tuple(offsets))
 
     def finish(self) -> TextChunk:
@@ -82,12 +82,14 @@ class OutputText:
         return text
 
     def _chunk(self, text: str, offsets: tuple[int, ...]) -> TextChunk:
+        if self._stops is None:
+            return TextChunk(text, None, self._tokens, offsets)
         text = self._held + text
         if self._stopped is not None:
             self._held = ""
             return TextChunk(
                 text if self._include_stop else text.removesuffix(self._stopped), self._stopped, self._tokens, offsets
             )
-        border = len(text) - (self._stops.hold(self._state) if self._stops is not None else 0)
+        border = len(text) - self._stops.hold(self._state)
         self._held = text[border:]
         return TextChunk(text[:border], None, self._tokens, offsets)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.gguf import GgufError, is_gguf, read_gguf
 from penstock.text.errors import ChatTemplateError, TokenizerError
-from penstock.text.files import TokenizerFiles, read_files, read_json, read_text
+from penstock.text.files import TokenizerFiles, files_state, read_files, read_json, read_text
 from penstock.text.gguf_tokenizer import build_tokenizer, read_templates
 from penstock.text.infill import Infill, find_infill
 from penstock.text.special_tokens import SpecialTokens, add_special_tokens, read_special_tokens
@@ -48,6 +48,8 @@ class Tokenizer:
     Other threads run while it encodes or decodes: it uses the backend's batch methods, which release Python's lock.
     """
 
+    path: Path | None  # that it was loaded from
+    files_state: str  # of its files before they were read
     vocab_size: int  # the highest id + 1; a model may have more logits
     bos_token_id: int | None
     eos_token_id: int | None
@@ -57,6 +59,7 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, special: SpecialTokens, chat_template: ChatTemplate | None) -> None:
         self._backend = backend
+        self.path, self.files_state = None, ""
         self.vocab_size = _vocab_size(backend)
         self.bos_token_id = _id(backend, special.text("bos_token"))
         self.eos_token_id = _id(backend, special.text("eos_token"))
@@ -78,7 +81,10 @@ class Tokenizer:
         Raises TokenizerError that names the missing or broken file.
         """
         path = Path(path)
-        return cls._from_gguf(path) if is_gguf(path) else cls._from_folder(path)
+        state = files_state(path)
+        loaded = cls._from_gguf(path) if is_gguf(path) else cls._from_folder(path)
+        loaded.path, loaded.files_state = path, state
+        return loaded
 
     @classmethod
     def _from_gguf(cls, path: Path) -> "Tokenizer":

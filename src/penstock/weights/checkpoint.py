@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.families.checkpoint.folder import refuse_tensors, tensors_of_folder
+from penstock.families.checkpoint.fp8 import FP8, with_scales
 from penstock.families.checkpoint.stored import StoredTensor
 from penstock.families.spec import ModelSpec
 from penstock.gguf import TYPES, is_gguf
@@ -16,12 +17,14 @@ LOADABLE = ("F32", "BF16", "F16")  # and in GGUF files all of penstock.gguf.TYPE
 
 def stored_tensors(model: Path, spec: ModelSpec | None = None) -> dict[str, StoredTensor]:
     """The tensors of a model, by Hugging Face's names: of a GGUF file, or of the checkpoint in a folder: from the
-    index's shards, else from model.safetensors. With a spec, by the names of its sources: tensors of several matrices
-    are divided as it says, and its `base_prefix` is put before the names of a decoder that was saved without its head,
-    as embedding models are. Raises CheckpointError, GgufError or UnsupportedModel."""
+    index's shards, else from model.safetensors. With a spec, by the names of its sources: codes of FP8 have their
+    scales, tensors of several matrices are divided as it says, and its `base_prefix` is put before the names of a
+    decoder that was saved without its head, as embedding models are. Raises CheckpointError, GgufError or
+    UnsupportedModel."""
     tensors = read_gguf_tensors(model) if is_gguf(model) else tensors_of_folder(model)
     if spec is None:
         return tensors
+    tensors = with_scales(tensors, spec.fp8_block)
     tensors = divided(tensors, (source.name for p in spec.parameters for source in p.sources))
     base_prefix = spec.base_prefix
     if not base_prefix or any(name.startswith(base_prefix) for name in tensors):
@@ -34,12 +37,14 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for parameter in spec.parameters:
         for source in parameter.sources:
-            rows = max(source.end_row, shapes.get(source.name, (0,))[-1 if source.transposed else 0])
-            columns = parameter.shape[1:]
             if not parameter.shape:
                 shapes[source.name] = ()
                 continue
-            shapes[source.name] = (*columns, rows) if source.transposed else (rows, *columns)
+            columns = parameter.shape[1:]
+            if source.columns:
+                columns = (source.first_column + columns[0],)
+            shape = (*columns, source.end_row) if source.transposed else (source.end_row, *columns)
+            shapes[source.name] = tuple(map(max, shape, shapes.get(source.name, shape)))
     return shapes
 
 
@@ -76,6 +81,8 @@ def _check_types(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
     loadable = {*LOADABLE, *TYPES}
     vectors = {source.name for p in spec.parameters if p.kind == "vector" for source in p.sources}
     types = {source.name: tensors[source.name].dtype for p in spec.parameters for source in p.sources}
+    if spec.fp8_block is not None:
+        loadable.add(FP8)
     unknown = [f"{name} ({kind})" for name, kind in types.items() if kind not in loadable]
     refuse_tensors(f"has tensors of a dtype that is not supported (supported: {', '.join(LOADABLE)}):", unknown)
     quantized = [f"{name} ({kind})" for name, kind in types.items() if kind not in LOADABLE and name in vectors]

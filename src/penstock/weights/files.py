@@ -20,6 +20,11 @@ def model_files(model: Path) -> list[Path]:
     return sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
+def model_bytes(model: Path) -> int:
+    """The size of a model's files."""
+    return sum(path.stat().st_size for path in model_files(model))
+
+
 def file_states(model: Path) -> tuple[FileState, ...]:
     """What differs when a file of a model has changed, been added or been replaced."""
     found = []

@@ -1,5 +1,6 @@
 """The tensors of a model in GGUF, by Hugging Face's names."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from penstock.families.gguf.names import (
     is_interleaved,
 )
 from penstock.gguf import GgufTensor, read_gguf, short
+
+_BY_HEAD = (".k_b_proj.weight", ".v_b_proj.weight")  # [heads, rows, columns] in a file: the rows of all heads here
 
 
 def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -39,6 +42,8 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
             stored = replace(stored, shift=-1.0)
         if name.endswith(".shared_expert_gate.weight") and len(stored.shape) == 1:
             stored = replace(stored, shape=(1, *stored.shape))
+        if name.endswith(_BY_HEAD):
+            stored = replace(stored, shape=(math.prod(stored.shape[:-1]), *stored.shape[-1:]))
         named = {name: stored}
         if "{}" in name:
             named = {

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from penstock.config import format_bytes
-from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
+from penstock.families.checkpoint.stored import CheckpointError, Scales, StoredTensor
 from penstock.families.spec import ModelSpec, Parameter, TensorSource
 from penstock.gguf import TYPES
 from penstock.gguf.dequantize import dequantize as numpy_dequantize
@@ -33,6 +33,7 @@ from penstock.weights.reads import READ_BYTES, READERS, PlannedRead, open_files,
 from penstock.weights.staging import DeviceStaging, HostStaging, Staging
 
 LARGE = 10**9  # bytes of weights whose reading takes most of the start
+FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()  # torch converts more slowly
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ def _read_all(
                 if source.shift:
                     rows += source.shift
                 own.put(read.packer, read.target, _shaped(rows, read))
+            elif source.scales is not None:
+                own.put(read.packer, read.target, _shaped(_scaled(read, buffer, source.scales, files), read))
             elif isinstance(read.packer, NativePacker):
                 read.packer.put_stored(read.target, buffer.view(read.count, read.width), source.dtype)
             else:
@@ -159,6 +162,20 @@ def _shaped(rows: torch.Tensor, read: PlannedRead) -> torch.Tensor:
         return rows
     matrix = rows.view(read.count, -1)
     return matrix.T.contiguous() if read.transposed else matrix
+
+
+def _scaled(read: PlannedRead, codes: torch.Tensor, scales: Scales, files: Mapping[Path, int]) -> torch.Tensor:
+    """Codes of FP8 times their scales, as fp32."""
+    stored = scales.tensor
+    data = bytearray(os.pread(files[stored.path], stored.size, stored.offset))
+    if len(data) != stored.size:
+        raise ValueError(f"its scales, {stored.name!r}, end after {len(data)} of {stored.size} bytes")
+    blocks = -(-read.source.shape[1] // scales.columns)
+    factors = torch.frombuffer(data, dtype=DTYPES[stored.dtype]).float().view(-1, blocks)
+    rows = read.first + read.step * torch.arange(read.count)
+    columns = read.skip + read.column_step * torch.arange(read.width)
+    values = FP8_VALUES.index_select(0, codes.int()).view(read.count, read.width)
+    return values * factors.index_select(1, columns // scales.columns).index_select(0, rows // scales.rows)
 
 
 def _dequantized(read: PlannedRead, buffer: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,7 @@ class PlannedRead:
     def full_rows(self) -> bool:
         """Whether rows are read from end to end and stay as they are."""
         whole = self.width == self.source.row_bytes
-        return whole and not self.transposed and self.source.exponents is None
+        return whole and not self.transposed and self.source.exponents is None and self.source.scales is None
 
 
 def plan_reads(

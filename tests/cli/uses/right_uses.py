@@ -43,6 +43,7 @@ PLANS: Sequence[str] = (  # no weights are loaded, so they are cheap
     "plan tiny --hardware 1xH100 --device cuda --enforce-eager",
     "plan tiny --tensor-parallel-size 2",
     "plan tiny --watermark gumbel --watermark-key 0123456789abcdef0123456789abcdef",
+    "plan tiny --api-processes 2",
     "plan tiny --otlp-endpoint http://127.0.0.1:4318",
 )
 MODELS: Sequence[str] = (  # in this order
@@ -109,6 +110,7 @@ OF_RANKS = {
 }
 ELSEWHERE: Mapping[str, set[str]] = {
     "plan": set(),
-    "serve": GPU_ONLY | {"--no-expert-parallel", "--otlp-endpoint", "--watermark", "--watermark-key"},
+    "serve": GPU_ONLY
+    | {"--api-processes", "--no-expert-parallel", "--otlp-endpoint", "--watermark", "--watermark-key"},
     "embed": GPU_ONLY | OF_RANKS | {"--quantization-group", "--revision"},  # encoders have no int4
 }

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import Server, serving, wait_for
+from tests.e2e.server import PATIENCE, Server, serving, wait_for
 
 SECRET = "words of the user"
 FIELDS = ("ts", "level", "process", "logger", "message")  # in this order
@@ -24,7 +24,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         refused = httpx.post(server.url + f"/v1/{SECRET}", json={"prompt": SECRET}, headers={"x-request-id": "second"})
         assert refused.status_code == 404
         os.kill(server.engine_pid, signal.SIGKILL)
-        wait_for(lambda: server.get("/readyz").status_code == 200 and "the engine is back" in log.read_text(), 60, "it")
+        wait_for(
+            lambda: server.get("/readyz").status_code == 200 and "the engine is back" in log.read_text(), PATIENCE, "it"
+        )
         ask(server, "third")
     return [json.loads(line) for line in log.read_text().splitlines()]
 

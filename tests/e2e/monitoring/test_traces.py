@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server import Server, serving, wait_for
+from tests.e2e.server import PATIENCE, Server, serving, wait_for
 
 pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed: make test has it"
@@ -67,7 +67,7 @@ class Collector:
         def found() -> list[Any]:
             return [span for span in self.spans if span.trace_id.hex() == trace_id]
 
-        wait_for(lambda: len(found()) >= count, 20, f"{count} spans of {trace_id}")
+        wait_for(lambda: len(found()) >= count, PATIENCE, f"{count} spans of {trace_id}")
         return sorted(found(), key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano))
 
 
@@ -101,7 +101,7 @@ def ask(
 ) -> httpx.Response:
     headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-{flags}"} if trace_id else {}
     fields = {"prompt": f"# {SECRET}\ndef f", "max_tokens": 12, "ignore_eos": True, **body}
-    return httpx.post(server.url + path, json=fields, headers={**headers, "x-request-id": "mine"}, timeout=60)
+    return httpx.post(server.url + path, json=fields, headers={**headers, "x-request-id": "mine"}, timeout=PATIENCE)
 
 
 def test_a_request_is_a_span_with_its_parts(traced: Server, collector: Collector) -> None:
@@ -183,7 +183,7 @@ def test_a_collector_that_does_not_answer_delays_nobody(tmp_path: Path, monkeypa
         silent.listen()
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with serving(tmp_path / "log", *FLAGS, "--otlp-endpoint", endpoint) as server:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
             slowest = 0.0
             for _ in range(40):  # 160 spans: more than the queue holds
                 began = time.monotonic()
@@ -196,5 +196,5 @@ def test_a_collector_that_does_not_answer_delays_nobody(tmp_path: Path, monkeypa
             connection.close()
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(20) == 0
+            assert server.process.wait(PATIENCE) == 0
             assert time.monotonic() - began < 8

@@ -224,6 +224,14 @@ async def test_the_key_is_asked_for_and_kept_for_the_tab(make_site: Callable[...
         await browser.close()
 
 
+async def test_a_low_window_scrolls_its_panels_and_not_the_page(make_site: Callable[..., Site]) -> None:
+    async with opened(long_site(make_site), viewport={"width": 1100, "height": 500}) as page:
+        await page.evaluate("document.querySelectorAll('.group').forEach((group) => { group.open = true })")
+        assert await page.evaluate("document.querySelector('.groups').scrollHeight") > 500
+        assert await page.evaluate("document.documentElement.scrollHeight") == 500
+        assert await page.evaluate("document.body.scrollHeight") == 500
+
+
 async def test_conversations_are_kept_edited_and_deleted(make_site: Callable[..., Site]) -> None:
     site = long_site(make_site)
     site.says("hello world")

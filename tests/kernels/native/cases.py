@@ -25,13 +25,14 @@ from torch import Tensor
 from penstock.config.weights import F32, WeightFormat
 from penstock.kernels import OPS, AttentionBatch, Op
 from penstock.kernels.attention import unscaled
-from penstock.kernels.native.attention import NativeAttention
+from penstock.kernels.native.attention import NativeAttention, NativeLatentAttention
 from penstock.kernels.native.linear import UNQUANTIZED, NativeLinear
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight
+from penstock.kernels.native.recurrence import NativeRecurrence
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from tests.kernels.native.guarded import GuardedSession
@@ -41,7 +42,10 @@ from tests.runtime.test_sampler import some_choice
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAKERS: dict[str, Callable[[Session], Any]] = {"rms_norm": NativeNorm, "store_kv": NativeAttention}
-MAKERS |= {"paged_attention": NativeAttention, "route": NativeExperts}
+MAKERS |= {"paged_attention": NativeAttention, "bidirectional_attention": NativeAttention, "route": NativeExperts}
+MAKERS |= {"store_latents": NativeLatentAttention, "latent_attention": NativeLatentAttention}
+MAKERS |= {"recurrence": NativeRecurrence, "sigmoid_gate": lambda session: NativeRecurrence(session).sigmoid_gate}
+MAKERS |= {"product": lambda session: NativeRecurrence(session).product}
 MAKERS["layer_norm"] = lambda session: NativeNorm(session).centered
 RIGHT_SIZE = "ran on tensors of the right size"
 Case = tuple[str, Callable[[Session], list[Tensor]]]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 # The checks that are left out find what the address sanitizer finds, and double the time to compile.
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow")
 STRICT = ("-fno-sanitize-recover=all", "-g1")
-SETS = ("amx", "avx512", "avx2")
+SETS = ("amx", "avx512_bf16", "avx512", "avx2")
 EMULATION = Path(__file__).with_name("emulation")
 
 

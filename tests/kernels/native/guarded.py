@@ -12,11 +12,11 @@ from ctypes import c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from penstock.config.weights import COLUMNS, WeightFormat, num_blocks
 from penstock.kernels.native.layout import Layout
 from penstock.kernels.native.session import AnyOp, Session
+from penstock.kernels.native.step_structs import LogitEdits, PackedLogprobs, SampleOp
 from penstock.kernels.native.structs import (
     CODES,
     EPILOGUES,
@@ -27,14 +27,14 @@ from penstock.kernels.native.structs import (
     CacheOp,
     EmbeddingOp,
     ExpertsOp,
+    GateOp,
+    LatentOp,
     LinearOp,
-    LogitEdits,
     Matrix,
     NormOp,
-    PackedLogprobs,
+    RecurrenceOp,
     RotationOp,
     RouteOp,
-    SampleOp,
 )
 from penstock.kernels.native.team import ThreadTeam
 
@@ -105,10 +105,10 @@ class GuardedSession(Session):
         """Moves the KV pages as a whole: keys and values may be views of one pool or of two."""
         pools: dict[int, GuardedMemory] = {}
         sizes: dict[int, int] = {}
-        if not isinstance(op, CacheOp | AttentionOp):
-            return []
-        tensors: list[Tensor] = list(keep[-2:])
-        for field, tensor in zip(("keys", "values"), tensors, strict=True):
+        fields = {CacheOp: ("keys", "values"), AttentionOp: ("keys", "values"), LatentOp: ("pages",)}.get(type(op), ())
+        for field, tensor in zip(fields, keep[len(keep) - len(fields) :], strict=True):
+            if tensor is None:  # keys are values too
+                continue
             storage = tensor.untyped_storage()
             base = storage.data_ptr()
             if base not in pools:
@@ -144,7 +144,7 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         gated = 0 < op.epilogue < len(EPILOGUES)
         blocks = num_blocks(op.weight.n, gated=gated)
         width = op.weight.n // 2 if gated else op.weight.n
-        yield Extent(op, "x", rows * op.weight.k * size)
+        yield Extent(op, "x", rows * op.heads * op.weight.k * size)
         yield from _of_matrix(op.weight, gated=gated)
         yield Extent(op, "bias", blocks * COLUMNS * 4)
         yield Extent(op, "residual", rows * width * size)
@@ -152,6 +152,7 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
     elif isinstance(op, RouteOp):
         yield Extent(op, "logits", rows * op.count * 4)
         yield Extent(op, "bias", op.count * 4)
+        yield Extent(op, "scales", op.count * 4)
         yield Extent(op, "experts", rows * op.slots * 8, True)
         yield Extent(op, "weights", rows * op.slots * 4, True)
     elif isinstance(op, ExpertsOp):
@@ -165,13 +166,27 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
         for field, written in (("x", False), ("shared", False), ("residual", False), ("out", True)):
             yield Extent(op, field, rows * op.down.n * size, written)
         yield Extent(op, "tally", 16, True)
+    elif isinstance(op, GateOp):
+        for field in ("x", "gate", "out"):
+            yield Extent(op, field, rows * op.width * size, field == "out")
+    elif isinstance(op, LatentOp):
+        for field, width in (("absorbed", op.heads * op.rank), ("rotated", op.heads * op.rope), ("latent", op.rank)):
+            yield Extent(op, field, rows * width * size)
+        yield Extent(op, "key", rows * op.rope * size)
+        yield Extent(op, "rotation", rows * op.rope * 4)
+        yield Extent(op, "blocks", rows * 8)
+        yield Extent(op, "offsets", rows * 8)
+        yield Extent(op, "query", rows * op.heads * (op.rank + op.rope) * size, True)
+    elif isinstance(op, RecurrenceOp):
+        yield from _of_recurrence(op, rows, size)
     elif isinstance(op, RotationOp):
         yield Extent(op, "positions", rows * 8)
         yield Extent(op, "frequencies", 2 * op.half * 4)
         yield Extent(op, "out", rows * 2 * op.half * 4, True)
     elif isinstance(op, CacheOp):
         yield Extent(op, "qkv", rows * (op.heads + 2 * op.kv_heads) * op.head_dim * size)
-        yield Extent(op, "weight", (op.heads + op.kv_heads) * op.head_dim * size)
+        normed = op.heads + op.kv_heads * (2 if op.norm_values else 1)
+        yield Extent(op, "weight", normed * op.head_dim * size)
         yield Extent(op, "rotation", rows * op.head_dim * 4)
         yield Extent(op, "blocks", rows * 8)
         yield Extent(op, "offsets", rows * 8)
@@ -200,9 +215,27 @@ def _of_attention(op: AttentionOp, size: int) -> Iterator[Extent]:
     yield Extent(op, "query_start", (sequences + 1) * 8)
     yield Extent(op, "context_lens", sequences * 8)
     yield Extent(op, "block_tables", sequences * op.table_stride * 8)
-    yield Extent(op, "out", queries * op.heads * op.head_dim * size, True)
+    yield Extent(op, "out", queries * op.heads * op.value_dim * size, True)
     yield Extent(op, "sinks", op.heads * 4)
-    yield Extent(op, "partials", partials * op.heads * (op.head_dim + 2) * 4, True)
+    yield Extent(op, "partials", partials * op.heads * (op.value_dim + 2) * 4, True)
+
+
+def _of_recurrence(op: RecurrenceOp, rows: int, size: int) -> Iterator[Extent]:
+    units, values = _cell(op.sequences), op.heads * op.value_dim
+    channels = 2 * op.key_heads * op.key_dim + values
+    before = 3 * op.units_stride  # elements of the lines before the one with rows of the batch
+    used = max((c_int32 * (before + units)).from_address(op.units)[before:]) + 1 if units else 0
+    yield Extent(op, "sequences", 8)
+    yield Extent(op, "units", (before + units) * 4)
+    yield Extent(op, "inputs", rows * (channels + values) * size)
+    yield Extent(op, "rates", rows * (1 if op.skip else 2) * op.heads * 4)
+    yield Extent(op, "states", used * op.state_stride * 4, True)
+    yield Extent(op, "conv", op.taps * channels * 4)
+    yield Extent(op, "conv_bias", channels * 4)
+    for field in ("decay", "step_bias", "skip"):
+        yield Extent(op, field, op.heads * 4)
+    yield Extent(op, "norm", op.norm_size * 4)
+    yield Extent(op, "out", rows * values * size, True)
 
 
 def _of_sampling(op: SampleOp) -> Iterator[Extent]:

@@ -19,6 +19,7 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.pack import with_bias
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
+from tests.conftest import PROCESSORS
 from tests.kernels.native.reference import GROUPED, fma, product, quantized, random_weight, same_bits, unpacked
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
@@ -39,63 +40,74 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.to(dtype)
 
 
-@pytest.fixture(params=SETS, ids=lambda each: f"{each[0]}-{each[1]}")
-def linear(request: pytest.FixtureRequest) -> Iterator[NativeLinear]:
-    team = ThreadTeam(*request.param)
-    yield NativeLinear(Session(team))
-    team.close()
+def on_every_set() -> Iterator[tuple[NativeLinear, str]]:
+    """Native products with each instruction set and number of threads. The reference, which takes longer, is computed
+    once for all."""
+    for isa, threads in SETS:
+        os.sched_setaffinity(0, PROCESSORS)  # the team before has left its maker on one
+        team = ThreadTeam(isa, threads)
+        yield NativeLinear(Session(team)), f"{isa}, {threads} threads"
+        team.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
-def test_products_have_the_bits_of_the_reference(linear: NativeLinear, fmt: WeightFormat, dtype: torch.dtype) -> None:
+def test_products_have_the_bits_of_the_reference(fmt: WeightFormat, dtype: torch.dtype) -> None:
     for n, k in SHAPES:
         weight, x = random_weight(fmt, n, k), drawn(max(ROWS), k, dtype=dtype)
         want = product(x.float().numpy(), weight)
-        for rows in ROWS:
-            assert same_bits(linear.logits(x[:rows].contiguous(), weight), want[:rows]), (n, k, rows)
+        for linear, name in on_every_set():
+            for rows in ROWS:
+                assert same_bits(linear.logits(x[:rows].contiguous(), weight), want[:rows]), (name, n, k, rows)
 
 
 @pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
-def test_bias_and_residual_are_added_last(linear: NativeLinear, fmt: WeightFormat) -> None:
+def test_bias_and_residual_are_added_last(fmt: WeightFormat) -> None:
     n, k = 53, 200
     bias, residual = drawn(1, n)[0], drawn(13, n)
     weight, x = with_bias(random_weight(fmt, n, k), bias), drawn(13, k)
     want = product(x.numpy(), weight) + bias.numpy() + residual.numpy()
-    for rows in (1, 13):
-        assert same_bits(linear(x[:rows], weight, residual[:rows]), want[:rows])
+    for linear, name in on_every_set():
+        for rows in (1, 13):
+            assert same_bits(linear(x[:rows], weight, residual[:rows]), want[:rows]), (name, rows)
 
 
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
-def test_gated_products_are_those_of_the_reference(linear: NativeLinear, fmt: WeightFormat, activation: str) -> None:
+def test_gated_products_are_those_of_the_reference(fmt: WeightFormat) -> None:
     """The activation itself is an approximation; without one, the bits are the same."""
     for n, k in ((2 * 44, 160), (2 * 16, 96)):
         weight, x = random_weight(fmt, n, k, gated=True), drawn(40, k)
         dense = torch.from_numpy(product(x.numpy(), weight))
-        want = ACTIVATIONS[activation](dense.double())
-        for rows in (1, 5, 40):
-            got = linear.gated(x[:rows], weight, activation).double()
-            most = dense[:rows].abs().amax(-1, keepdim=True).double()
-            scale = most * (most + (activation == "swiglu_oai")) + 1e-30  # which multiplies by up + 1
-            assert ((got - want[:rows]) / scale).abs().max() < 1e-6
-            if n == 32:  # no padding: the columns are only in another order
-                blocks = dense[:rows].view(rows, 2, 2, 8).transpose(1, 2).reshape(rows, n)
-                assert same_bits(linear.logits(x[:rows], weight), blocks.numpy())
+        most = dense.abs().amax(-1, keepdim=True).double()
+        wants = {name: activation(dense.double()) for name, activation in ACTIVATIONS.items()}
+        for linear, name in on_every_set():
+            for rows in (1, 5, 40):
+                for activation, want in wants.items():
+                    scale = most * (most + (activation == "swiglu_oai")) + 1e-30  # which multiplies by up + 1
+                    got = linear.gated(x[:rows], weight, activation).double()
+                    assert ((got - want[:rows]) / scale[:rows]).abs().max() < 1e-6, (name, activation, rows)
+                if n == 32:  # no padding: the columns are only in another order
+                    blocks = dense[:rows].view(rows, 2, 2, 8).transpose(1, 2).reshape(rows, n)
+                    assert same_bits(linear.logits(x[:rows], weight), blocks.numpy()), (name, rows)
 
 
 @pytest.mark.parametrize("fmt", GROUPED.values(), ids=GROUPED)
-@pytest.mark.parametrize("rows", [1, 2, 5, 17])
-def test_sums_of_the_largest_products_fit(linear: NativeLinear, fmt: WeightFormat, rows: int) -> None:
+def test_sums_of_the_largest_products_fit(fmt: WeightFormat) -> None:
     """All codes the largest or the least, and x of one sign or of both: no sum on the way may be cut off."""
     n, k = 32, 2 * max(fmt.group, 32)
-    weight = random_weight(fmt, n, k)
     pairs = torch.arange(k) // 2 % 2 * 2.0 - 1.0
+    signs = torch.stack([torch.ones(k), -torch.ones(k), pairs, -pairs, pairs.roll(1)])
+    cases = []
     for byte in (0x00, 0xFF, 0x0F, 0x7F, 0x80):
+        weight = random_weight(fmt, n, k)
         weight.lines.fill_(byte)
-        for signs in (torch.ones(k), -torch.ones(k), pairs, -pairs, pairs.roll(1)):
-            x = signs.expand(rows, k).contiguous()
-            assert same_bits(linear.logits(x, weight), product(x.numpy(), weight))
+        cases.append((byte, weight, product(signs.numpy(), weight)))
+    for linear, name in on_every_set():
+        for byte, weight, want in cases:
+            for rows in (1, 2, 5, 17):
+                for row, one in zip(signs, want, strict=True):
+                    got = linear.logits(row.expand(rows, k).contiguous(), weight)
+                    assert same_bits(got, np.tile(one, (rows, 1))), (name, byte, rows)
 
 
 def test_the_reference_is_close_to_the_product_of_the_values() -> None:

@@ -104,7 +104,7 @@ def rows(count: int, width: int, dtype: torch.dtype = BF16) -> Tensor:
 def elementwise() -> None:
     norm, weight = TritonNorm(), torch.zeros(4096, dtype=BF16)
     norm(rows(8, 4096), rows(8, 4096), weight, 1e-5, 0.0)
-    norm.quantized(rows(8, 4096), rows(8, 4096), weight, 1e-5, 0.0, FP8)
+    norm.quantized(rows(8, 4096), rows(8, 4096), weight, 1e-5, 0.0, dtype=FP8)
     gate(rows(8, 28672), "silu")
     quantized_gate(rows(8, 28672), "silu", FP8)
     quantize_rows(rows(8, 4096), torch.int8)

@@ -102,9 +102,9 @@ def test_fp8_pages_are_written_with_a_scale_for_each_token_and_read_back() -> No
     rotation = attention.rotation(*there((positions, frequencies)), torch.bfloat16)
     where = there((slots // SIZE, slots % SIZE))
     exact = torch.zeros(2, 7, kv_heads, SIZE, head_dim, dtype=torch.bfloat16, device=DEVICE)
-    expected = store(there(qkv), heads, there(weight), rotation, exact[0], exact[1], *where, 1e-6, 0.0)
+    expected = store(there(qkv), heads, kv_heads, there(weight), rotation, exact[0], exact[1], *where, 1e-6, 0.0)
     keys, values = fp8_pages(7, kv_heads, head_dim)
-    query = store(there(qkv), heads, there(weight), rotation, keys, values, *where, 1e-6, 0.0)
+    query = store(there(qkv), heads, kv_heads, there(weight), rotation, keys, values, *where, 1e-6, 0.0)
     assert torch.equal(query, expected)
     for got, want in zip((keys, values), exact, strict=True):
         wide = want.float().cpu()

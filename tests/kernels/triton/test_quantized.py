@@ -55,7 +55,7 @@ def test_a_norm_gives_the_bits_of_quantising_what_it_gives(dtype: torch.dtype, r
     x, weight = there((normal(3, 300).bfloat16(), normal(300, seed=1).bfloat16()))
     added = there(normal(3, 300, seed=2).bfloat16()) if residual else None
     normed, total = TritonNorm()(x, added, weight, 1e-6, 1.0)
-    got, also = TritonNorm().quantized(x, added, weight, 1e-6, 1.0, dtype)
+    got, also = TritonNorm().quantized(x, added, weight, 1e-6, 1.0, dtype=dtype)
     assert bits(got) == bits(quantize_rows(normed, dtype)) and torch.equal(also, total)
 
 

@@ -6,10 +6,10 @@ import typer
 
 from penstock.cli.completion import all_model_names, model_names
 
-REVISION = typer.Option(help="Branch, tag or commit of a Hugging Face model.")
+REVISION = typer.Option(metavar="NAME", help="Branch, tag or commit of a Hugging Face model.")
 MODEL = typer.Argument(
     metavar="MODEL",
-    help="A name that penstock list prints, a folder or a GGUF file. Default: the default model.",
+    help="A name that penstock list prints, a folder or a GGUF file. Default: smollm2-135m.",
     autocompletion=model_names,
 )
 TO_PULL = typer.Argument(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from penstock.families.json_file import read_json_object
 from penstock.gguf import GgufFile, is_gguf, read_gguf
 from penstock.weights.checkpoint import stored_tensors
+from penstock.weights.files import model_bytes
 
 # Names of general.file_type, which says how a file was made. Source: llama_ftype in llama.cpp's include/llama.h.
 _FILE_TYPES: Mapping[int, str] = MappingProxyType(
@@ -94,8 +95,8 @@ class LocalModelFacts:
 
     @property
     def size(self) -> int:
-        """Bytes of the files with weights."""
-        return sum(path.stat().st_size for path in {path for path, *_ in self._tensors})
+        """Bytes of the model's files."""
+        return model_bytes(self.path)
 
     @property
     def format(self) -> str:

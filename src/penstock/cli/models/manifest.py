@@ -5,7 +5,7 @@ import time
 from penstock.config import format_bytes
 from penstock.families.checkpoint.stored import CheckpointError
 from penstock.observe.progress import progress_bar
-from penstock.weights.files import model_files
+from penstock.weights.files import model_bytes
 from penstock.weights.hub import locate_model
 from penstock.weights.manifest import NAME, ManifestCheck, manifest_path, write_manifest
 from penstock.weights.packaged import locate_default
@@ -15,7 +15,7 @@ def manifest(model: str | None, revision: str | None, check: bool) -> None:
     """Writes the manifest of a model, or compares its files with it. Raises CheckpointError, OSError and what
     `locate_model` raises."""
     path = locate_default() if model is None else locate_model(model, revision, network=False)
-    size = sum(file.stat().st_size for file in model_files(path))
+    size = model_bytes(path)
     began = time.perf_counter()
     with progress_bar(f"hashing {path.name}", size, wanted=True, in_bytes=True) as advance:
         if not check:

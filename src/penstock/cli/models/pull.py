@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from penstock.config import format_bytes
+from penstock.weights.files import model_bytes
 from penstock.weights.hub import pull_model
 from penstock.weights.packaged import EMBEDDED, PACKAGED
 
@@ -21,9 +22,8 @@ def pull(name: str, revision: str | None) -> None:
     except KeyboardInterrupt:
         print(f"\npenstock: interrupted: penstock pull {name} continues where it stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    print(f"{name} is on this machine: {format_bytes(size)} in {path}, after {time.monotonic() - started:.1f} s")
+    seconds = time.monotonic() - started
+    print(f"{name} is on this machine: {format_bytes(model_bytes(path))} in {path}, after {seconds:.1f} s")
 
 
 def _is_here(name: str) -> bool:

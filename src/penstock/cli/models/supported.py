@@ -11,17 +11,28 @@ _BEFORE = """# Supported models
 
 `penstock models --markdown` prints this page.
 
-Penstock executes models of these architectures, as `config.json` names them, from safetensors in float32, bfloat16
-or float16, and gpt-oss' in MXFP4. Where a GGUF architecture is named, GGUF files are served too. Every model that gives
-text is served with continuous batching, chunked prompts, the prefix cache, speculation, `--quantization int8` and
-`int4`, and over pipeline ranks. [Embeddings](embeddings.md#models) has what the models that give vectors need.
+Penstock executes models of these architectures, as `config.json` names them, from safetensors in float32, bfloat16,
+float16 or [FP8](quantization.md#fp8-checkpoints), and gpt-oss' in MXFP4. Where a GGUF architecture is named, GGUF files
+are served too. Every model that gives text is served with continuous batching, chunked prompts, `--quantization int8`
+and `int4`; those without states also with the prefix cache, speculation, on GPUs and over pipeline ranks.
+[Embeddings](embeddings.md#models) has what the models that give vectors need.
 """
 _AFTER = """
 - **Tensor ranks**: whether `--tensor-parallel-size` above 1 is possible, for sizes that it divides. It is not
   possible if one norm spans all heads.
 - **Expert ranks**: whether there are experts for `--expert-parallel` to divide.
+- **States**: whether layers keep [states](architecture.md#states), which a sequence has for itself. These models run on
+  a CPU, without the prefix cache, speculation and ranks.
 - **FlashInfer**: whether `--attention-backend flashinfer` can compute its attention. Penstock's kernels
   always can.
+
+DeepSeek's models run on a CPU, and keep their [latents](architecture.md#latents) in the model's dtype: there is no
+`--kv-cache-dtype int8`.
+
+In bfloat16 Mamba 2's residual is in bfloat16 too, whatever `residual_in_fp32` says.
+
+Gemma 4's E2B and E4B run as one pipeline stage: layers read keys, values and embeddings that another stage would
+have.
 
 Three limits depend on the length of the context:
 
@@ -52,8 +63,8 @@ the models of the table, and need transformers' memory and seconds at the start;
   transformers' own attention. Each step checks that every layer called ours once, with the heads and the window of
   `config.json`.
 - **Refused by name**: architectures that compute attention by themselves (BLOOM, MPT, GPT-J, CodeGen, GPT-Neo);
-  latent, linear and chunked attention, states, masks of their own; arguments of attention that ours does not have;
-  rope of the types dynamic and longrope, whose frequencies depend on the batch.
+  linear and chunked attention, latents of other families, states, masks of their own; arguments of attention that ours
+  does not have; rope of the types dynamic and longrope, whose frequencies depend on the batch.
 - **Rounding**: torch's products may round differently in other batches. Where two tokens score almost the same, either
   may be chosen, which the models of the table exclude on a CPU.
 - **Code**: only that of the package. Code in a model's folder (`auto_map`) is never run.
@@ -91,6 +102,7 @@ def _cells(row: SupportedModel) -> dict[str, str]:
         "Tensor ranks": row.tensor_ranks,
         "Expert ranks": row.expert_ranks,
         "FlashInfer": row.flashinfer,
+        "States": row.states,
     }
     texts = {"Models": row.models, "Architecture": row.architecture, "Gives": row.gives}
     texts["GGUF"] = ", ".join(row.gguf) or "-"

@@ -6,7 +6,7 @@ import typer
 
 URL = typer.Argument(metavar="URL", help="The server's address.")
 DEFAULT = "http://127.0.0.1:8000"
-KEY = typer.Option(envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key.")
+KEY = typer.Option(metavar="KEY", envvar="PENSTOCK_ADMIN_KEY", help="The server's admin key.")
 
 
 def add_operate_commands(app: typer.Typer) -> None:

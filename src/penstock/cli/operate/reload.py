@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
 
     @classmethod
     def of(cls, prepared: PreparedModel, given: Given) -> "Loaded":
-        return cls(prepared, given.settings, file_states(prepared.path), text_digest(prepared))
+        return cls(prepared, given.settings, file_states(prepared.path), text_digest(prepared.answers))
 
 
 class Reloader:
@@ -80,7 +80,7 @@ class Reloader:
             try:
                 _warn_of_less(serving.client.info, client.info)
                 costs = cost_model(prepared, prepared.hardware)
-                served = await asyncio.to_thread(served_model, prepared, client, tokenizer, costs, new.texts)
+                served = await asyncio.to_thread(served_model, prepared.answers, client, tokenizer, costs, new.texts)
             except BaseException:
                 await client.close()
                 raise

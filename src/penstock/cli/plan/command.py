@@ -20,6 +20,7 @@ from penstock.cli.plan.splits import PlannedSplit, fitting_splits, memory_rows, 
 from penstock.cli.prepare import FoundModel, find_model, memory_table
 from penstock.config import DoesNotFit, Hardware, Resolved, detect_hardware, format_bytes
 from penstock.config.machine.devices import Devices, parse_devices, this_machine, with_link
+from penstock.config.memory import states_bytes
 from penstock.config.weights import GGUF_FORMATS
 from penstock.families import model_facts
 from penstock.gguf import GgufFile, is_gguf, read_gguf
@@ -93,6 +94,13 @@ def _show(console: Console, found: FoundModel, resolved: Resolved, file: GgufFil
         console.print(
             f"transformers' code executes {facts.transformers}, with Penstock's attention: slower than the models that "
             "penstock models lists. The start compares its results with transformers' own.",
+            markup=False,
+        )
+    if facts.state_elements:
+        each = format_bytes(states_bytes(facts, 1))
+        console.print(
+            f"Layers keep states: a sequence has {each} for itself. So there is no prefix cache, no speculation, and "
+            "one rank on a CPU.",
             markup=False,
         )
     if file is not None:

@@ -1,4 +1,4 @@
-"""Computes what a server does from two of its scrapes."""
+"""Computes the figures of `penstock top` from two scrapes of /metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PERCENTILES = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Period:
-    """What a model did between two scrapes. None: nothing happened that the figure is about."""
+    """The figures of a model between two scrapes. None: there is no data for the figure."""
 
     prompt_rate: float  # tokens a second
     output_rate: float
@@ -32,14 +32,14 @@ class Period:
 
 
 class ScrapeDifference:
-    """The difference between two scrapes of a model. Without `before`, since the server's start, `seconds` ago."""
+    """The difference between two scrapes of a model, `seconds` apart. Without `before`: since the server's start."""
 
     def __init__(self, model: str, now: Scrape, before: Scrape | None, seconds: float) -> None:
         self._model, self._now, self._before = model, now, before
         self._seconds = max(seconds, 1e-9)
 
     def count(self, name: str) -> float:
-        """How much a counter has grown. If it has fallen, the server was restarted: all since then."""
+        """Returns the growth of a counter. If it fell, the server was restarted: then the count since the restart."""
         now = self._now.value(name, model_name=self._model) or 0.0
         before = 0.0 if self._before is None else self._before.value(name, model_name=self._model) or 0.0
         return now - before if now >= before else now
@@ -48,7 +48,7 @@ class ScrapeDifference:
         return self.count(name) / self._seconds
 
     def per(self, name: str, other: str) -> float | None:
-        """The growth of a counter for each unit of another."""
+        """Returns the growth of a counter divided by that of another, or None if the other did not grow."""
         count = self.count(other)
         return self.count(name) / count if count else None
 
@@ -92,8 +92,8 @@ class ScrapeDifference:
 
 
 def quantiles(buckets: Mapping[float, float]) -> tuple[float, ...] | None:
-    """The values at PERCENTILES of cumulative counts by upper bound, as Prometheus computes them: a bucket's values
-    are taken as spread evenly. None without any."""
+    """The values at PERCENTILES of cumulative counts by upper bound, as Prometheus computes them: the values of
+    a bucket are taken to be spread evenly. Returns None if there are no values."""
     bounds = sorted(buckets)
     total = buckets[bounds[-1]] if bounds else 0.0
     if total <= 0:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BAR = 20  # characters
 _NONE = "–"
-# What a row is called, and its text.
+# The name of each row, and its text.
 _ROWS: tuple[tuple[str, Callable[[Period], str]], ...] = (
     ("tokens/s in", lambda period: f"{period.prompt_rate:,.1f}"),
     ("tokens/s out", lambda period: f"{period.output_rate:,.1f}"),

@@ -11,7 +11,7 @@ from penstock.cli.verify.finding import Finding
 from penstock.messages import EngineClient, GenerateRequest, Grammar, SamplingParams
 from penstock.text import OutputText, Tokenizer
 
-QUESTIONS = ("What is the capital of France?", "Write one sentence about the sea.", "Say hello.")
+QUESTIONS = ("What is the capital of Germany?", "Write one sentence about the sea.", "Say hello.")
 EXTRACT = "Ada is a 36 year old engineer. Write her data as JSON."
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = {
 }
 LONGEST = 256  # tokens of an answer; a longer one counts as one that does not end
 WINDOWS, WINDOW_TOKENS = 4, 256
-# Of English, in bits for a byte of text. Working models of 0.1 to 100 billion parameters have 1.2 to 0.5.
+# Bits per byte of English text. Working models of 0.1 to 100 billion parameters have 1.2 to 0.5.
 UNUSUAL, BROKEN = 1.8, 3.0
 
 
@@ -148,7 +148,7 @@ def judge_schema(answer: Answer) -> Finding:
 def judge_quality(result: Score, text_bytes: int) -> Finding:
     """Judges how well the model predicts English."""
     bits = quality_figures(result, None, text_bytes)["bits_per_byte"] or 0.0
-    found = f"{bits:.2f} bits for a byte of English, perplexity {result.perplexity:,.1f}"
+    found = f"{bits:.2f} bits per byte of English, perplexity {result.perplexity:,.1f}"
     if not bits < BROKEN:
         return Finding(
             "quality",

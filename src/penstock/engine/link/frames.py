@@ -5,9 +5,10 @@ processors that all compute.
 """
 
 import socket
+import struct
 
-LENGTH_BYTES = 4
 READ_BYTES = 256 << 10
+_LENGTH = struct.Struct("<I")
 
 
 class Frames:
@@ -28,9 +29,9 @@ class Frames:
         return bool(self._unsent)
 
     def send(self, frame: bytes) -> bool:
-        """True when nothing is left to `flush`. OverflowError from 4 GiB on. Where the other end is closed, frames go
+        """True when nothing is left to `flush`. struct.error from 4 GiB on. Where the other end is closed, frames go
         nowhere: `receive` tells of it."""
-        data = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        data = _LENGTH.pack(len(frame)) + frame
         if self._unsent:
             self._unsent += data
             return self.flush()
@@ -47,7 +48,7 @@ class Frames:
 
     def receive(self, most: int) -> list[bytes]:
         """Return up to `most` frames received. Raises EOFError when the other end is closed and all was received."""
-        frames = self._complete(most)
+        frames = self._complete(most) if self._received else []
         while len(frames) < most:
             try:
                 data = self._socket.recv(READ_BYTES)
@@ -61,6 +62,8 @@ class Frames:
                 raise EOFError("the other end is closed")
             self._received += data
             frames += self._complete(most - len(frames))
+            if frames and len(data) < READ_BYTES:  # the socket's buffer is empty
+                break
         return frames
 
     def close(self) -> None:
@@ -80,10 +83,10 @@ class Frames:
         """Take up to `most` complete frames from the buffer."""
         frames: list[bytes] = []
         buffer, begin = self._received, 0
-        while len(frames) < most and len(buffer) - begin >= LENGTH_BYTES:
-            body = begin + LENGTH_BYTES
-            end = body + int.from_bytes(buffer[begin:body], "little")
-            if end > len(buffer):
+        size = len(buffer)
+        while len(frames) < most and (body := begin + _LENGTH.size) <= size:
+            end = body + _LENGTH.unpack_from(buffer, begin)[0]
+            if end > size:
                 break
             frames.append(bytes(buffer[body:end]))
             begin = end

@@ -14,15 +14,13 @@ import msgspec
 from penstock.config.engine import EngineConfig
 from penstock.engine.child import how_it_ended
 from penstock.engine.client import CLOSE_SECONDS, EngineLink, StreamingClient
+from penstock.engine.link.connection import Connection
 from penstock.engine.link.engine_child import ENGINE, EngineChild
-from penstock.engine.link.frames import Frames
 from penstock.engine.link.wire import Stop, decode_event, encode
 from penstock.engine.pace import Pace
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineInfo
-
-EVENTS_AT_ONCE = 16  # read before other callbacks of the event loop run
 
 
 async def spawn(
@@ -81,26 +79,22 @@ class EngineProcess:
 
     def __init__(self, spawned: EngineChild, streams: Streams) -> None:
         self._process = spawned.process
-        self._frames = Frames(spawned.socket)
         self._streams = streams
-        self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()  # and everything held is released
+        loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as held:
             held.push(spawned.take_over())
             self._pidfd = os.pidfd_open(self._process.pid)
             held.callback(os.close, self._pidfd)
-            for descriptor, callback in ((self._pidfd, self._exited), (self._frames.fileno(), self._read)):
-                self._loop.add_reader(descriptor, callback)
-                held.callback(self._loop.remove_reader, descriptor)
+            loop.add_reader(self._pidfd, self._exited)
+            held.callback(loop.remove_reader, self._pidfd)
+            self._connection = Connection(spawned.socket, self._take)  # the process's end is reported by its pidfd
+            held.callback(self._connection.close)
             self._held = held.pop_all()
 
     def send(self, frame: bytes) -> None:
         """Send, or buffer what the socket does not take: a number of bytes bounded by the streams' limit."""
-        if self._ended.is_set():
-            return
-        self._frames.send(frame)
-        if self._frames.unsent:
-            self._loop.add_writer(self._frames.fileno(), self._write)
+        self._connection.send(frame)
 
     def kill(self) -> None:
         self._process.kill()
@@ -112,7 +106,8 @@ class EngineProcess:
     async def close(self) -> None:
         self.send(encode(Stop("the engine is closed")))
         try:
-            await asyncio.wait_for(self.ended(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
+                await self.ended()
         except TimeoutError:
             self.kill()
             await self.ended()
@@ -120,39 +115,22 @@ class EngineProcess:
             self.kill()
             raise
 
-    def _write(self) -> None:
-        if self._frames.flush():
-            self._loop.remove_writer(self._frames.fileno())
-
-    def _read(self) -> None:
-        """Take a bounded number of the events received."""
-        if not self._ended.is_set() and self._take(EVENTS_AT_ONCE):
-            self._loop.call_soon(self._read)  # more may be in the buffer, which makes nothing readable
-
-    def _take(self, most: int) -> bool:
-        """Take up to `most` events. Returns True when there were as many."""
+    def _take(self, frame: bytes) -> None:
         try:
-            frames = self._frames.receive(most)
-            for frame in frames:
-                self._streams.take(decode_event(frame))
-        except EOFError:  # the process ends, and its pidfd reports that
-            self._loop.remove_reader(self._frames.fileno())
-            return False
+            event = decode_event(frame)
         except msgspec.DecodeError as error:
             self._streams.fail(
                 f"the engine process sent a message that cannot be read; is it of another version? {error}"
             )
             self.kill()
-            return False
-        return len(frames) == most
+        else:
+            self._streams.take(event)
 
     def _exited(self) -> None:
         """The process has ended: take its last events, then end all streams."""
-        self._loop.remove_reader(self._pidfd)
+        asyncio.get_running_loop().remove_reader(self._pidfd)
         status = self._process.wait()
-        while self._take(EVENTS_AT_ONCE):
-            pass
+        self._connection.read_rest()
         self._streams.fail(f"the engine process {how_it_ended(status)}")
-        self._loop.remove_writer(self._frames.fileno())
         self._held.close()
         self._ended.set()

@@ -5,7 +5,7 @@ bounded by the tokens that running requests may produce.
 """
 
 from penstock.engine.link.wire import Step
-from penstock.messages import EngineStats, TokenDelta
+from penstock.messages import TokenDelta
 
 
 class DeltaBuffer:
@@ -38,15 +38,16 @@ class StepBuffer:
     """Steps that wait for a reader, merged into one."""
 
     def __init__(self) -> None:
-        self._stats: EngineStats | None = None
         self._deltas = DeltaBuffer()
-        self._step = Step(EngineStats())
+        self._step = Step()
+        self._waits = False
 
     def __bool__(self) -> bool:
-        return self._stats is not None
+        return self._waits
 
     def push(self, step: Step) -> None:
-        self._stats = step.stats
+        self._waits = True
+        self._step.stats = step.stats or self._step.stats
         for delta in step.deltas:
             self._deltas.push(delta)
         self._step.rejected.extend(step.rejected)
@@ -56,9 +57,9 @@ class StepBuffer:
 
     def take(self) -> Step:
         """Remove all and return them as one step, with the latest stats."""
-        step, self._step = self._step, Step(EngineStats())
-        stats, self._stats = self._stats or step.stats, None
-        return Step(stats, self._deltas.take(), step.rejected, step.aborted, step.replies, step.begun)
+        step, self._step, self._waits = self._step, Step(), False
+        step.deltas = self._deltas.take()
+        return step
 
 
 class _Merged:

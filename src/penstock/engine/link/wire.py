@@ -6,6 +6,7 @@ type rejects its request and never reaches the scheduler or the model.
 
 import contextlib
 import logging
+from typing import Literal
 
 import msgspec
 
@@ -42,7 +43,15 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Command = Add | Finish | Abort | Control | Stop
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    """What an API process has counted, as JSON: the answer to the order `count`."""
+
+    counts: bytes
+
+
+Command = Add | Finish | Abort | Control | Stop | Counted
+# Why a request is not served: itself, the queue, its deadline, or the engine.
+Cause = Literal["request", "queue", "deadline", "engine"]
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -50,13 +59,15 @@ class Rejected(msgspec.Struct, frozen=True):
 
     request_id: str
     message: str
-    late: bool = False  # it would have missed its deadline
+    cause: Cause = "request"
+    retry_after: int = 0  # seconds, if the queue is full
 
 
 class ControlReply(msgspec.Struct, frozen=True):
     serial: int
     text: str = ""
     error: str = ""
+    cause: Cause = "request"  # of the error
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -70,10 +81,10 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class Step(msgspec.Struct, tag=True, omit_defaults=True):
     """Everything new after a step, after commands that needed no step, or before the first step of a request."""
 
-    stats: EngineStats
+    stats: EngineStats | None = None  # None: those sent before are recent
     deltas: list[TokenDelta] = []
     rejected: list[Rejected] = []
     aborted: list[str] = []
@@ -81,7 +92,25 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     begun: list[str] = []  # requests that the next step computes for the first time
 
 
-Event = Ready | Ended | Step
+class EngineState(msgspec.Struct, frozen=True, tag=True):
+    """The engine that API processes share, at first and whenever it changes."""
+
+    info: EngineInfo
+    stats: EngineStats
+    restarting: bool
+    asleep: bool
+    restarts: int
+    max_waiting: int  # the limits of its queue
+    max_waiting_tokens: int
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """What an API process shall do: `drain`, `hurry`, `read_certificate`, `run_batches` or `count`."""
+
+    name: str
+
+
+Event = Ready | Ended | Step | EngineState | Order
 
 log = logging.getLogger(__name__)
 

@@ -39,15 +39,15 @@ class RankSocket:
         return self._socket.get_string(zmq.LAST_ENDPOINT)
 
     def watch(self, descriptor: int) -> None:
-        """Let `receive` return when this becomes readable, once: it stays readable."""
+        """Makes `receive` return when this becomes readable. Once only, since an ended process stays readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, rank: int, frame: bytes) -> None:
-        """Never blocks. A frame to a rank that has ended is lost."""
+        """Sends a frame to a rank. Never blocks. A frame to a rank that has ended is lost."""
         self._socket.send_multipart((identity(rank), frame), zmq.NOBLOCK)
 
     def receive(self, seconds: float) -> list[tuple[int, Report]]:
-        """Return (rank, report) of every report received. Blocks up to `seconds` for one or a watched descriptor."""
+        """Returns (rank, report) of every report received. Blocks up to `seconds` for one or a watched descriptor."""
         reports: list[tuple[int, Report]] = []
         ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
         for source in ready:

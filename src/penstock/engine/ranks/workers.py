@@ -124,6 +124,10 @@ class WorkersExecutor:
         self._learned.append(tokens_only(result))
         return result
 
+    def recover(self, error: Exception) -> bool:
+        """Always False: a rank that lacks memory has ended, and the others with it."""
+        return False
+
     def health(self) -> None:
         self._attend(0.0)
         while self._supervision.troubled:

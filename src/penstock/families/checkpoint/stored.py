@@ -11,7 +11,7 @@ class CheckpointError(ValueError):
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in a file: `size` bytes from `offset` of `path`, row-major. With `exponents`, rows are made of these
-    bytes and of another tensor's: `size` is then that of the rows.
+    bytes and of another tensor's: `size` is then that of the rows. With `scales`, values are multiplied by these.
 
     With `rotary_dim`, rows are in llama.cpp's order for rope: row (head, i, s) here is row (head, s, i) of the
     parameter, for i below rotary_dim / 2 and s below 2.
@@ -26,6 +26,7 @@ class StoredTensor:
     rotary_dim: int = 0
     shift: float = 0.0  # to add to the values, which are F32: the file has Gemma's norms with 1 added
     exponents: "StoredTensor | None" = None  # of a pair of tensors that are one of MXFP4: see stacks.py
+    scales: "Scales | None" = None  # of codes of FP8: see fp8.py
 
     @property
     def rows(self) -> int:
@@ -36,3 +37,12 @@ class StoredTensor:
     def row_bytes(self) -> int:
         """Bytes of one entry along dimension 0, which must not be empty."""
         return self.size // self.rows
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A tensor with a scale for each block of so many rows and columns of another tensor, row-major."""
+
+    tensor: StoredTensor
+    rows: int
+    columns: int

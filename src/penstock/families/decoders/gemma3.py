@@ -1,6 +1,5 @@
 """Gemma 3, the text model: window and full layers mixed, each with a rope of its own, and norms on both sides."""
 
-from dataclasses import replace
 from functools import partial
 
 from penstock.families.hf_config import HFConfig, layer_windows
@@ -48,14 +47,3 @@ def gemma3(config: HFConfig, prefix: str = "") -> ModelSpec:
         norm_offset=1.0,
         embedding_scale=config.integer("hidden_size") ** 0.5,
     )
-
-
-def gemma3_multimodal(config: HFConfig) -> ModelSpec:
-    """The language model of a Gemma 3 that also takes images. Its vision tower is not loaded."""
-    text = config.section("text_config")
-    if text is None:
-        raise config.unsupported("text_config", None, "the text model's configuration")
-    spec = gemma3(
-        text.inheriting(config, "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype"), "language_model."
-    )
-    return replace(spec, ignored_tensors=(*spec.ignored_tensors, "vision_tower.*", "multi_modal_projector.*"))

@@ -23,8 +23,7 @@ def ministral(config: HFConfig) -> ModelSpec:
 
 
 def ministral3(config: HFConfig, prefix: str = "") -> ModelSpec:
-    """The positions are those up to which transformers does not scale queries by position: 16,384 in published
-    models."""
+    """`max_position` ends where transformers begins to scale queries by position: at 16,384 in published models."""
     most, parameters = config.integer("max_position_embeddings", 262_144), config.section("rope_parameters")
     if parameters is not None and parameters.number("llama_4_scaling_beta", 0.0, or_zero=True):
         most = min(most, parameters.integer("original_max_position_embeddings", most))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.families.attention_kinds import RopeSpec
 from penstock.families.hf_config import HFConfig, layer_windows
+from penstock.families.kinds.attention import RopeSpec
 from penstock.families.llama_like import NAMES, decoder_spec, layer_spec, num_layers
 from penstock.families.rope_config import rope, rope_of_layers
 from penstock.families.spec import LayerSpec, ModelSpec

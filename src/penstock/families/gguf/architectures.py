@@ -7,6 +7,7 @@ from typing import Any
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.keys import GgufKeys
 from penstock.families.gguf.rope import rope_scaling
+from penstock.families.hf_config import UnsupportedModel
 
 # Architectures whose q, k and v are one tensor, and those that rotate a part of a head.
 FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon"})
@@ -196,6 +197,35 @@ def _glm4_moe(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
+def _deepseek2(keys: GgufKeys) -> dict[str, Any]:
+    if keys.has("attn_kv_b.weight"):
+        raise UnsupportedModel(
+            "blk.0.attn_kv_b.weight: what makes keys and values is one tensor, as in files of before April 2025; "
+            "convert the model again, or name a newer file"
+        )
+    groups, sigmoid = keys.integer("expert_group_count", 1), keys.get("expert_gating_func") == _SIGMOID
+    keys.refuse("expert_gating_func", "DeepSeek's experts are chosen by softmax or sigmoid", 0, 1, _SIGMOID)
+    rotated = keys.integer("rope.dimension_count")
+    return {
+        "architectures": ["DeepseekV3ForCausalLM" if sigmoid else "DeepseekV2ForCausalLM"],
+        "q_lora_rank": keys.integer("attention.q_lora_rank", 0, least=0),
+        "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": keys.integer("attention.key_length_mla", least=rotated + 1) - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": keys.integer("attention.value_length_mla"),
+        "n_routed_experts": keys.integer("expert_count", most=MAX_EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "n_shared_experts": keys.integer("expert_shared_count", 0, least=0),
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, least=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm"),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "n_group": groups,
+        "topk_group": keys.integer("expert_group_used_count", 1),
+        "topk_method": "noaux_tc" if sigmoid else "group_limited_greedy" if groups > 1 else "greedy",
+    }
+
+
 def _starcoder2(keys: GgufKeys) -> dict[str, Any]:
     return {"architectures": ["Starcoder2ForCausalLM"], "use_bias": keys.has("attn_q.bias")}
 
@@ -262,6 +292,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "cohere2": _cohere2,
         "glm4": _glm4,
         "glm4moe": _glm4_moe,
+        "deepseek2": _deepseek2,
         "starcoder2": _starcoder2,
         "gpt2": _gpt2,
         "gptneox": _gpt_neox,

@@ -9,6 +9,7 @@ from penstock.gguf import GgufFile
 
 WHERE = "metadata"
 MAX_HEAD_DIM = 4096
+LATENT = frozenset({"deepseek2"})  # architectures with latent attention
 
 
 class GgufKeys:
@@ -55,7 +56,10 @@ class GgufKeys:
 
     @property
     def head_dim(self) -> int:
-        """The size of a head. Raises UnsupportedModel unless keys and values have the same."""
+        """The size of a head, with latent attention of its rotated part. Raises UnsupportedModel unless keys and values
+        have the same."""
+        if self.architecture in LATENT:
+            return self.integer("rope.dimension_count", most=MAX_HEAD_DIM)
         hidden, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         size = self.integer("attention.key_length", max(hidden // heads, 1), most=MAX_HEAD_DIM)
         if (other := self.integer("attention.value_length", size)) != size:

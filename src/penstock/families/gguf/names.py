@@ -104,6 +104,23 @@ _GLM4_MOE = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
+_DEEPSEEK = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": "self_attn.k_b_proj",  # kv_b_proj of a checkpoint in two: see kinds/latent.py
+    "attn_v_b": "self_attn.v_b_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 _GPT_OSS = {
     "attn_sinks.weight": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
@@ -157,6 +174,7 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "cohere2": _LLAMA,
         "glm4": _LLAMA | _GLM4,
         "glm4moe": _LLAMA | _GLM4_MOE,
+        "deepseek2": _LLAMA | _DEEPSEEK,
         "starcoder2": _LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         "gpt2": _GPT2,
         "gptneox": _GPT_NEOX,

@@ -6,7 +6,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
 
 _OVERLOADED = 529
-_BUSY = ("queue_full", "too_many_requests", "too_many_bodies")  # codes of 429 that are about all clients together
+_BUSY = ("queue_full", "too_many_requests", "too_many_bodies")  # 429 because of all clients together, not of this one
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -92,7 +92,7 @@ async def cancel_batch(body: bytes, context: RequestContext) -> bytes:
             raise APIError(409, message, code="batch_ended")
         return batch
 
-    batch = await storage_of(context.storage).run(cancel)
+    batch = await storage_of(context.storage).run(cancel, reserve=True)
     context.wake_batches()
     return orjson.dumps(batches.shown(batch))
 

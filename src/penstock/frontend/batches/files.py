@@ -12,7 +12,7 @@ from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import StreamedAnswer
 from penstock.frontend.requests.pages import read_page, write_page
 from penstock.frontend.storage import files
-from penstock.frontend.storage.content import read_chunks
+from penstock.frontend.storage.content import read_chunks, remove
 from penstock.frontend.storage.database import Database, storage_of
 
 PURPOSES = ("batch", "user_data")
@@ -61,7 +61,7 @@ async def show_content(body: bytes, context: RequestContext) -> StreamedAnswer:
 async def delete_file(body: bytes, context: RequestContext) -> bytes:
     """Deletes a file. Raises APIError 404."""
     file = await _find(context)
-    await storage_of(context.storage).run(lambda db: files.remove(db, file.id))
+    await remove(storage_of(context.storage), file.id)
     return orjson.dumps({"id": file.id, "object": "file", "deleted": True})
 
 
@@ -150,7 +150,7 @@ class _Upload:
     async def discard(self) -> None:
         """Deletes what has arrived of a file that is not complete."""
         if (file_id := self._id) is not None:
-            await self._storage.run(lambda db: files.remove(db, file_id))
+            await remove(self._storage, file_id)
 
     async def _store(self, size: int) -> None:
         data, file_id, number = bytes(self._buffer[:size]), self._id, self._chunks

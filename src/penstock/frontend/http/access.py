@@ -1,13 +1,14 @@
 """The outermost layer: admits or refuses requests, labels answers with a request id, counts and logs them."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.frontend.errors import INTERNAL_ERROR, APIError, as_api_error
@@ -78,6 +79,10 @@ class Background(Protocol):
         """Runs until it is cancelled."""
         ...
 
+    def wake(self) -> None:
+        """Called when there may be something to do."""
+        ...
+
     async def close(self) -> None:
         """Called when no request is left."""
         ...
@@ -121,7 +126,7 @@ class Access:
         self.lifecycle = lifecycle
         self.bodies = bodies
         self.is_socket = is_socket
-        self.sockets = 0  # WebSockets that are open
+        self.sockets = 0  # WebSockets and gRPC streams that are open
         self._app = app
         self._metrics = metrics
         self.limits = limits
@@ -199,15 +204,25 @@ class Access:
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The requests on a WebSocket are in flight, not the socket itself."""
+        with self.open_socket():
+            await self._app(scope, receive, send)
+
+    @contextlib.contextmanager
+    def open_socket(self) -> Iterator[None]:
+        """Counts a WebSocket or a gRPC stream as long as the block runs. Raises APIError 429."""
         most = self.limits.max_sockets
         if self.sockets >= most:
-            message = f"{most} WebSockets are open, the limit; close one, or try again later"
+            message = f"{most} WebSockets and gRPC streams are open, the limit; close one, or try again later"
             raise APIError(429, message, code="too_many_sockets", retry_after=self.limits.retry_after)
         self.sockets += 1
         try:
-            await self._app(scope, receive, send)
+            yield
         finally:
             self.sockets -= 1
+
+    def check_key(self, headers: Headers) -> None:
+        """Raises APIError 401 if requests with these headers have no valid key."""
+        self._tenant(bearer({"headers": headers}))
 
     async def _in_flight(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.lifecycle.in_flight >= self.limits.max_in_flight:
@@ -256,7 +271,7 @@ class Access:
             known |= hmac.compare_digest(digest, other)
         if not known:
             raise APIError(401, "no valid API key; send it as Authorization: Bearer KEY", code="invalid_api_key")
-        return digest.hex()[:16]
+        return _tenant_of(digest)
 
     def refuse(self, error: APIError, client: tuple[str, int] | None) -> bytes:
         """Counts and logs a message that is not a request in HTTP. Returns the body of the error answer."""
@@ -319,6 +334,15 @@ class _ResponseTracker:
         return self._send(message)
 
 
+def tenant_of(key: str | None) -> str:
+    """The name of a key's holder, which owns what is stored. "" without keys."""
+    return "" if key is None else _tenant_of(_digest(key.encode()))
+
+
+def _tenant_of(digest: bytes) -> str:
+    return digest.hex()[:16]
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -358,7 +382,7 @@ def _shown_path(scope: Scope) -> str:
     """The path as the client sent it, without the query, which may hold secrets. Bounded and in printable ASCII."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     text = raw[:_SHOWN_PATH].decode("ascii", "backslashreplace")
-    shown = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    shown = text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
     return shown + "…" if len(raw) > _SHOWN_PATH else shown
 
 

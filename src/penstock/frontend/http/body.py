@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -48,9 +48,8 @@ async def read_body(
         async with asyncio.timeout(limits.body_timeout):
             return await _read(receive, limits, held)
     except TimeoutError:
-        raise APIError(
-            408, f"the body did not arrive within {limits.body_timeout:g} s; send it faster", close=True
-        ) from None
+        message = f"the body did not arrive within {limits.body_timeout:g} s; send it faster"
+        raise APIError(408, message, code="body_timeout", close=True) from None
 
 
 @asynccontextmanager
@@ -68,28 +67,15 @@ async def read_upload(scope: Scope, receive: Receive, limits: RequestLimits) -> 
         message = f"the body has {length} bytes; the limit is {limits.max_file_bytes} for a file: divide it"
         raise APIError(413, message, code="file_too_large", close=True)
 
-    async def pieces() -> AsyncIterator[bytes]:
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            piece: bytes = message.get("body", b"")
-            size += len(piece)
-            if size > most:
-                text = (
-                    f"the body is larger than {most} bytes; the limit is {limits.max_file_bytes} for a file: divide it"
-                )
-                raise APIError(413, text, code="file_too_large", close=True)
-            more = message.get("more_body", False)
-            yield piece
-
+    text = f"the body is larger than {most} bytes; the limit is {limits.max_file_bytes} for a file: divide it"
+    too_large = APIError(413, text, code="file_too_large", close=True)
     seconds = limits.body_timeout + length / limits.min_upload_rate
     try:
         async with asyncio.timeout(seconds):
-            yield pieces()
+            yield _pieces(receive, most, too_large)
     except TimeoutError:
-        raise APIError(408, f"the file did not arrive within {seconds:.0f} s; send it faster", close=True) from None
+        message = f"the file did not arrive within {seconds:.0f} s; send it faster"
+        raise APIError(408, message, code="body_timeout", close=True) from None
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -150,29 +136,46 @@ def _is_json(content_type: bytes) -> bool:
 
 async def _read(receive: Receive, limits: RequestLimits, held: HeldBytes) -> bytes:
     chunks: list[bytes] = []
-    size = 0
     scan = JsonScan(limits)
-    while True:
+    async with aclosing(_pieces(receive, limits.max_body_bytes, _too_large(limits))) as pieces:
+        async for chunk in pieces:
+            held.add(len(chunk))
+            await _feed(scan, chunk, held)
+            chunks.append(chunk)
+    body = b"".join(chunks)
+    if len(body) > _SCANNED_AT_ONCE:  # decoding it comes next
+        await held.turn()
+    return body
+
+
+async def check_json(text: bytes, limits: RequestLimits, held: HeldBytes) -> None:
+    """Raises APIError 400 for a text that takes long to decode, or has a key twice."""
+    await _feed(JsonScan(limits), text, held)
+
+
+async def _feed(scan: JsonScan, piece: bytes, held: HeldBytes) -> None:
+    if len(piece) <= _SMALL:
+        scan.feed(piece)
+        return
+    for start in range(0, len(piece), _SCANNED_AT_ONCE):
+        await held.turn()
+        scan.feed(piece[start : start + _SCANNED_AT_ONCE])
+
+
+async def _pieces(receive: Receive, most: int, too_large: APIError) -> AsyncGenerator[bytes, None]:
+    """Gives the body as it arrives. Raises `too_large` after `most` bytes, and ClientGone."""
+    size, more = 0, True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limits.max_body_bytes:
-            raise _too_large(limits)
-        held.add(len(chunk))
-        if len(chunk) <= _SMALL:
-            scan.feed(chunk)
-        else:
-            for start in range(0, len(chunk), _SCANNED_AT_ONCE):
-                await held.turn()
-                scan.feed(chunk[start : start + _SCANNED_AT_ONCE])
-        if chunk:
-            chunks.append(chunk)
-        if not message.get("more_body", False):
-            if size > _SCANNED_AT_ONCE:  # decoding it comes next
-                await held.turn()
-            return b"".join(chunks)
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > most:
+            raise too_large
+        more = message.get("more_body", False)
+        if piece:
+            yield piece
 
 
 def _too_large(limits: RequestLimits) -> APIError:

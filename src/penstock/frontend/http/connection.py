@@ -44,7 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_socket = is_socket
         self._refused = False  # the answer to malformed HTTP was sent
         self._receiving: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._unread = UnreadTimer(limits.write_timeout)
         self._header_bytes = 0  # received of a request whose headers are not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -53,7 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
-        self._stop_unread()
+        self._unread.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -115,11 +115,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(self._limits.write_timeout, self.transport.abort)
+        self._unread.start(self.transport, self.loop)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_unread()
+        self._unread.stop()
 
     def _should_upgrade(self) -> bool:
         """True for the handshake of a WebSocket."""
@@ -187,10 +187,24 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.transport.abort()
 
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+
+class UnreadTimer:
+    """Closes the connection of a client that does not read what was written."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` is how long the client may leave the socket's buffer full."""
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """The buffer is full."""
+        self._timer = loop.call_later(self._seconds, transport.abort)
+
+    def stop(self) -> None:
+        """The client reads again, or has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def end_connection(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:

@@ -1,11 +1,11 @@
-"""Serves on a socket until a signal, and stops."""
+"""Serves on a socket until a signal arrives, then drains and stops."""
 
 import asyncio
 import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -19,7 +19,7 @@ from penstock.frontend.serving import Serving
 from penstock.messages import EngineError
 
 _ENVELOPE_BYTES = 4 << 10  # of a WebSocket's message around a body
-_LOOK_SECONDS = 0.5  # between looks at the engine
+_LOOK_SECONDS = 0.5  # between checks whether the engine has ended
 # Signals that arrive this close together are one request to stop: `timeout` and `make` send SIGTERM to their process
 # group and once more to the server.
 ONE_STOP_SECONDS = 1.0
@@ -33,7 +33,7 @@ class Beside(Protocol):
     """A server of another protocol in the same process, for the same app."""
 
     async def start(self) -> None:
-        """Begins to answer. Raises OSError if the address cannot be used."""
+        """Starts to serve. Raises OSError if the address cannot be used."""
         ...
 
     async def stop(self, seconds: float) -> None:
@@ -47,10 +47,12 @@ async def serve(
     *,
     tls: TLS | None = None,
     stop: asyncio.Event | None = None,
+    hurry: asyncio.Event | None = None,
     ready: Callable[[], None] = lambda: None,
     beside: Beside | None = None,
 ) -> None:
-    """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given.
+    """Serves on a listening socket until SIGTERM or SIGINT, or until `stop` is set if it is given; `hurry` is then the
+    second signal.
 
     `ready` is called once requests are answered and signals are handled. On a signal the server refuses new requests,
     lets those in flight finish for at most `drain_timeout`, and closes the engines and the socket. A second signal, a
@@ -63,26 +65,12 @@ async def serve(
     """
     if beside is not None:
         await beside.start()
-    config = uvicorn.Config(
-        app,
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse, app.is_socket)),
-        ws=cast(type[asyncio.Protocol], partial(_socket_protocol, app)),
-        ws_max_size=app.limits.max_body_bytes + _ENVELOPE_BYTES,
-        ws_ping_interval=app.limits.ping_interval,
-        ws_ping_timeout=app.limits.ping_interval,
-        ws_per_message_deflate=False,  # a small message may become a large one
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=int(app.limits.keep_alive_timeout),
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-    )
-    config.load()
-    config.ssl = None if tls is None else tls.context
+    config = _uvicorn_config(app, tls)
     server = _Server(config, ready)
-    stopping, hurry = (stop, asyncio.Event()) if stop is not None else _handle_signals(tls, app.serving)
+    if stop is None:
+        stopping, hurry = handle_signals(lambda: _hang_up(tls, app.serving))
+    else:
+        stopping, hurry = stop, hurry or asyncio.Event()
     watching = None if tls is None else asyncio.create_task(tls.watch())
     background = None if app.background is None else asyncio.create_task(app.background.run())
     running = asyncio.create_task(server.serve(sockets=[sock]))
@@ -115,6 +103,28 @@ async def serve(
         raise EngineError("the engine ended before the server was stopped; the log above says why")
 
 
+def _uvicorn_config(app: Access, tls: TLS | None) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, app.limits, app.refuse, app.is_socket)),
+        ws=cast(type[asyncio.Protocol], partial(_socket_protocol, app)),
+        ws_max_size=app.limits.max_body_bytes + _ENVELOPE_BYTES,
+        ws_ping_interval=app.limits.ping_interval,
+        ws_ping_timeout=app.limits.ping_interval,
+        ws_per_message_deflate=False,  # a small message may become a large one
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(app.limits.keep_alive_timeout),
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+    config.load()
+    config.ssl = None if tls is None else tls.context
+    return config
+
+
 def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
     """The protocol of a connection that becomes a WebSocket."""
     from penstock.frontend.http.websocket import BoundedSocket  # slow to import, and few servers need it
@@ -123,7 +133,7 @@ def _socket_protocol(app: Access, **connection: Any) -> asyncio.Protocol:
 
 
 async def _until_ended(serving: Serving) -> None:
-    """Returns a moment after the engine has ended for good: its streams send their errors meanwhile."""
+    """Returns 0.5 s after the engine has ended for good, so that streams can send their errors first."""
     while serving.healthy:
         await asyncio.sleep(_LOOK_SECONDS)
     await asyncio.sleep(_LOOK_SECONDS)
@@ -168,15 +178,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _handle_signals(tls: TLS | None, serving: Serving) -> tuple[asyncio.Event, asyncio.Event]:
-    """Two events that signals set: stop, and stop without waiting.
+def handle_signals(hang_up: Callable[[], Awaitable[None]]) -> tuple[asyncio.Event, asyncio.Event]:
+    """Returns two events that signals set: stop, and stop without waiting. SIGHUP runs `hang_up`.
 
     The handlers stay until the loop is closed: a late signal must not turn a clean end into a kill.
     """
     stopping, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     first = 0.0
-    reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
+    tasks: set[asyncio.Future[None]] = set()  # the loop itself keeps no task alive
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal first
@@ -190,18 +200,19 @@ def _handle_signals(tls: TLS | None, serving: Serving) -> tuple[asyncio.Event, a
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
 
-    async def reload() -> None:
-        try:
-            _log.info("SIGHUP: %s", await serving.reload())
-        except APIError as error:
-            _log.error("SIGHUP: %s", error)
-
     def on_hang_up() -> None:
-        if tls is not None:
-            loop.run_in_executor(None, tls.reload)
-        task = loop.create_task(reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
+        task = asyncio.ensure_future(hang_up())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     loop.add_signal_handler(signal.SIGHUP, on_hang_up)
     return stopping, hurry
+
+
+async def _hang_up(tls: TLS | None, serving: Serving) -> None:
+    if tls is not None:
+        asyncio.get_running_loop().run_in_executor(None, tls.reload)
+    try:
+        _log.info("SIGHUP: %s", await serving.reload())
+    except APIError as error:
+        _log.error("SIGHUP: %s", error)

@@ -3,14 +3,13 @@
 uvicorn does not limit how long a client leaves messages unread, nor the memory of messages that have arrived in part.
 """
 
-import asyncio
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.buffers import BodyBuffers
-from penstock.frontend.http.connection import LINGER_SECONDS, end_connection
+from penstock.frontend.http.connection import LINGER_SECONDS, UnreadTimer, end_connection
 from penstock.frontend.limits import RequestLimits
 
 _TRY_AGAIN_LATER = 1013  # https://www.iana.org/assignments/websocket
@@ -21,14 +20,13 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def __init__(self, limits: RequestLimits, bodies: BodyBuffers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._limits = limits
         self._held = bodies.hold()  # bytes of the message that is arriving
-        self._unread: asyncio.TimerHandle | None = None
+        self._unread = UnreadTimer(limits.write_timeout)
         self._failed = False  # a close frame was sent because of an error; what still arrives is dropped
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.release()
-        self._stop_unread()
+        self._unread.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -65,13 +63,8 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(self._limits.write_timeout, self.transport.abort)
+        self._unread.start(self.transport, self.loop)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_unread()
-
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        self._unread.stop()

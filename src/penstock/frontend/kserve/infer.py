@@ -65,6 +65,7 @@ def _text(tensor: Tensor) -> str:
     if tensor.datatype != "BYTES" or len(data) != 1 or not isinstance(data[0], str):
         name = tensor.name[:100]
         raise invalid(f"input {name!r} must have the datatype BYTES and one text in data", "inputs")
+    _check_shape(tensor)
     return data[0]
 
 
@@ -74,4 +75,13 @@ def _flag(tensor: Tensor) -> bool:
     if tensor.datatype != "BOOL" or len(data) != 1 or not isinstance(data[0], bool):
         name = tensor.name[:100]
         raise invalid(f"input {name!r} must have the datatype BOOL and one value in data: true or false", "inputs")
+    _check_shape(tensor)
     return data[0]
+
+
+def _check_shape(tensor: Tensor) -> None:
+    """Raises APIError 400 unless the shape is that of one element."""
+    if any(size != 1 for size in tensor.shape):
+        shown = ", ".join(map(str, tensor.shape[:8])) + (", ..." if len(tensor.shape) > 8 else "")
+        name = tensor.name[:100]
+        raise invalid(f"input {name!r} has the shape [{shown}], but one element; send the shape [1]", "inputs")

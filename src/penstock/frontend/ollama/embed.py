@@ -18,12 +18,12 @@ from penstock.frontend.requests.pooling import (
     Vectors,
     check_answer,
     check_count,
-    encode,
     normalized,
     pooling_of,
     vectors,
     wrong_task,
 )
+from penstock.frontend.requests.texts import encode
 from penstock.text import TextTokens
 
 

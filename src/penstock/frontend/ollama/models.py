@@ -104,7 +104,7 @@ def _fields(model: ServedModel, name: str) -> dict[str, Any]:
         "name": shown,
         "model": shown,
         "modified_at": _created(model),
-        "size": 0,
+        "size": model.file_bytes,
         "digest": hashlib.sha256(f"{model.name}@{model.client.info.revision}".encode()).hexdigest(),
         "details": _details(model),
     }
@@ -127,7 +127,7 @@ def _stored_fields(model: StoredModel) -> dict[str, Any]:
 def _details(model: ServedModel) -> dict[str, Any]:
     return {
         "parent_model": "",
-        "format": "",
+        "format": model.file_format,
         "family": "penstock",
         "families": ["penstock"],
         "parameter_size": "",

@@ -19,7 +19,6 @@ from penstock.frontend.requests.pooling import (
     check_answer,
     check_count,
     cut_limit,
-    encode,
     normalized,
     pooling_of,
     token_usage,
@@ -28,6 +27,7 @@ from penstock.frontend.requests.pooling import (
 )
 from penstock.frontend.requests.prompts import check_ids
 from penstock.frontend.requests.sampling import check_priority
+from penstock.frontend.requests.texts import encode
 from penstock.text import TextTokens
 
 

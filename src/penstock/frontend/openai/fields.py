@@ -27,6 +27,7 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     json_schema: JsonSchemaFormat | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # llama.cpp's, of the type json_object
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):

@@ -42,9 +42,14 @@ def _sources(fields: SamplingFields) -> Iterator[GrammarSource | None]:
 def _response_format(wanted: ResponseFormat) -> GrammarSource | None:
     if wanted.type != "json_schema" and wanted.json_schema is not None:
         raise invalid('response_format.json_schema needs the type "json_schema"', "response_format.type")
+    schema = b"" if bytes(wanted.schema) == b"null" else bytes(wanted.schema)
+    if schema and wanted.type != "json_object":
+        raise invalid('response_format.schema needs the type "json_object"', "response_format.type")
     match wanted.type:
         case "text":
             return None
+        case "json_object" if schema:
+            return GrammarSource("json_schema", _schema_text(schema), "response_format.schema")
         case "json_object":
             return GrammarSource("json_schema", ANY_OBJECT, "response_format")
         case "json_schema":

@@ -24,6 +24,7 @@ class ChatSocket:
     """Reads and writes the messages of a socket. Every message to the client has the id of its request, and a type."""
 
     at_once = None
+    decodes_all = False
 
     def __init__(self) -> None:
         self._failed: set[str] = set()  # ids whose stream has sent an error

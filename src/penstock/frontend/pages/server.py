@@ -8,6 +8,7 @@ from penstock.frontend.call import RequestContext
 from penstock.messages import SamplingParams
 from penstock.messages.limits import MAX_ADDITIVE_PENALTY, MAX_BIAS, MAX_STOP_TOKENS, REPETITION_RANGE
 from penstock.observe.histogram import Histogram
+from penstock.observe.model_metrics import ModelMetrics
 from penstock.version import __version__
 
 _DEFAULTS = (
@@ -57,7 +58,11 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
 
 async def show_load(body: bytes, context: RequestContext) -> bytes:
     """Answers with counters since the start, gauges and histograms. A reader takes differences of two answers."""
-    metrics = context.metrics
+    return load_of(context.metrics) if context.siblings is None else await context.siblings.load()
+
+
+def load_of(metrics: ModelMetrics) -> bytes:
+    """Returns the answer of `show_load` for these metrics."""
     engine = metrics.engine
     stats, info = engine.stats(), engine.info
     serves = engine.healthy and not engine.restarting

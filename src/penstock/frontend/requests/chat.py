@@ -9,9 +9,10 @@ from penstock.frontend.errors import invalid
 from penstock.frontend.generation import PromptPart
 from penstock.frontend.requests.answer_size import most_tokens
 from penstock.frontend.requests.grammar import GrammarSource
-from penstock.frontend.requests.prompts import ChatPrompt, encode_chat, tokens_left
+from penstock.frontend.requests.prompts import encode_chat, tokens_left
 from penstock.frontend.requests.reply import ReplyReader, ToolUse, reply_grammar
 from penstock.frontend.requests.sampling import GenerationOptions, make_parts, output_limit
+from penstock.text.prompts import Encoded
 
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 
@@ -88,7 +89,7 @@ async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: in
     return PreparedChat(part, reader)
 
 
-async def encode_messages(context: RequestContext, prompt: ChatMessages, body_size: int) -> ChatPrompt:
+async def encode_messages(context: RequestContext, prompt: ChatMessages, body_size: int) -> Encoded:
     """Returns the prompt of a chat. Raises APIError 400 that names the message or the parameter."""
     if not prompt.messages:
         raise invalid("messages is empty; send at least one message", "messages", "empty_prompt")
@@ -105,4 +106,4 @@ async def encode_messages(context: RequestContext, prompt: ChatMessages, body_si
         tools=prompt.tools,
         body_size=body_size,
     )
-    return encoded._replace(ids=prompt.earlier_ids + encoded.ids)
+    return Encoded(prompt.earlier_ids + encoded.ids, encoded.end)

@@ -1,12 +1,9 @@
 """Prompts with a suffix: the model writes what belongs between two texts."""
 
-from functools import partial
-
 from penstock.frontend.errors import APIError, invalid
-from penstock.frontend.offload import offload_if_large
-from penstock.frontend.requests.prompts import check_length
+from penstock.frontend.requests.prompts import encode
 from penstock.frontend.served import ServedModel
-from penstock.text import TokenizerError
+from penstock.text.prompts import EncodeInfill
 
 
 async def encode_infill(model: ServedModel, prompt: str, suffix: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -14,12 +11,8 @@ async def encode_infill(model: ServedModel, prompt: str, suffix: str, *, add_spe
     if model.tokenizer.infill is None:
         raise no_infill(model)
     size = len(prompt) + len(suffix)
-    check_length(model, size, "prompt and suffix")
-    encode = partial(model.tokenizer.encode_infill, prompt, suffix, add_special_tokens=add_special_tokens)
-    try:
-        return tuple(await offload_if_large(encode, size))
-    except TokenizerError as error:
-        raise invalid(f"prompt or suffix: {error}", "suffix") from error
+    question = EncodeInfill(prompt, suffix, add_special_tokens)
+    return (await encode(model, question, size, "prompt and suffix", chars=size)).ids
 
 
 def infill_ends(model: ServedModel) -> tuple[int, ...]:

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from penstock.config.facts import PoolingFacts
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, GenerationFailed, digits, invalid
-from penstock.frontend.offload import offload_if_large
 from penstock.frontend.requests.deadlines import deadlines
-from penstock.frontend.requests.prompts import CHARS_PER_TOKEN
+from penstock.frontend.requests.texts import encode
 from penstock.frontend.served import ServedModel
 from penstock.messages import GenerateRequest, PoolingParams, RequestRejected, SamplingParams
-from penstock.text import TextTokens, TokenizerError
+from penstock.text import TextTokens
 
 AT_ONCE = 128  # texts of one request that are in the engine at a time
 NUMBER_BYTES = 13  # of a number in an answer, with its comma
@@ -82,64 +81,6 @@ def cut_limit(truncate: int | None, context: RequestContext) -> int | None:
             "truncate_prompt_tokens",
         )
     return truncate
-
-
-async def encode(
-    context: RequestContext,
-    texts: Sequence[tuple[str, str | None]],
-    param: str,
-    *,
-    cut: int | None = None,
-    cut_second: int | None = None,
-    add_special_tokens: bool = True,
-) -> list[TextTokens]:
-    """The tokens of texts, or of pairs. With `cut` a text, or the second of a pair, is cut to so many tokens in all;
-    with `cut_second`, the second of a pair has at most so many of them.
-
-    Raises APIError 400, which names the text, for one that is empty, too long, or not valid Unicode.
-    """
-    model = context.model
-    most = model.max_model_len
-
-    def one(index: int, text: str, second: str | None) -> TextTokens:
-        where = f"{param}[{index}]" if len(texts) > 1 else param
-        size = len(text) + len(second or "")
-        if not text or second == "":
-            raise invalid(f"{where} is empty; send at least one character", param, "empty_prompt")
-        if size > CHARS_PER_TOKEN * most:
-            raise invalid(
-                f"{where} has {size} characters, more than the {CHARS_PER_TOKEN * most} that could fit in {most} "
-                "tokens; shorten it",
-                param,
-                "context_length_exceeded",
-            )
-        try:
-            tokens = model.tokenizer.encode_text(text, second, add_special_tokens=add_special_tokens)
-            fitting = tokens if cut is None else tokens.cut(cut, cut_second)
-        except (TokenizerError, ValueError) as error:
-            raise invalid(f"{where}: {error}", param) from error
-        if len(fitting.ids) > most:
-            raise invalid(
-                f"the maximum length is {most} tokens, but {where} has {len(fitting.ids)}; shorten it, or set "
-                "truncate_prompt_tokens to -1",
-                param,
-                "context_length_exceeded",
-            )
-        if not fitting.ids:
-            raise invalid(f"{where} has no tokens; send text that has at least one", param, "empty_prompt")
-        return fitting
-
-    def every() -> list[TextTokens]:
-        return [one(i, text, second) for i, (text, second) in enumerate(texts)]
-
-    chars, limit = sum(len(text) + len(second or "") for text, second in texts), 2 * context.limits.max_body_bytes
-    if chars > limit:  # a query is encoded once for each document
-        raise invalid(
-            f"{len(texts)} texts, each with its query if there is one, have {chars} characters together; the limit is "
-            f"{limit}, twice --max-body-size: send fewer, or a shorter query",
-            param,
-        )
-    return await offload_if_large(every, chars)
 
 
 async def vectors(

@@ -1,24 +1,17 @@
 """Turns prompts into token ids, within the model's context length. Long ones are encoded off the event loop."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from penstock.frontend.errors import digits, invalid
+from penstock.frontend.errors import APIError, digits, invalid
 from penstock.frontend.offload import offload_if_large
 from penstock.frontend.served import ServedModel
 from penstock.text import ChatTemplateError, TokenizerError
+from penstock.text.prompts import EncodeChat, Encoded, EncodeText, PromptQuestion, PromptTooLong, PromptTooSlow
 
-CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
-_COUNTED_CHARS = 8  # characters for each token of the context: a longer text is counted before it is encoded
-_PIECE = 1 << 16  # characters
-_END_CHARS = 64  # longer than any marker
-
-
-class ChatPrompt(NamedTuple):
-    """The prompt of a chat."""
-
-    ids: tuple[int, ...]
-    end: str  # the end of its text, which may begin the model's reasoning
+LARGE = 1 << 16  # characters, or bytes of a chat's body, up to which a prompt takes at most about 0.1 s
+MAX_WAITING = 32  # large prompts
 
 
 async def encode_text(
@@ -28,19 +21,10 @@ async def encode_text(
     tokens, or that is not valid Unicode. `most` tokens are encoded, or two contexts if that is more."""
     if not text:
         raise invalid(f"{param} is empty; send at least one character", param, "empty_prompt")
-    check_length(model, len(text), param)
-
-    def encode() -> list[int]:
-        _check_tokens(model, text, param, most)
-        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    try:
-        ids = await offload_if_large(encode, len(text))
-    except TokenizerError as error:
-        raise invalid(f"{param}: {error}", param) from error
+    ids = (await encode(model, EncodeText(text, add_special_tokens, most), len(text), param, chars=len(text))).ids
     if not ids:
         raise invalid(f"{param} has no tokens; send text that has at least one", param, "empty_prompt")
-    return tuple(ids)
+    return ids
 
 
 async def encode_chat(
@@ -53,7 +37,7 @@ async def encode_chat(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
     body_size: int,
-) -> ChatPrompt:
+) -> Encoded:
     """The prompt of messages, rendered with the model's chat template.
 
     Raises APIError 400 if the model has no template or the template refuses the messages. `body_size` is the size of
@@ -61,26 +45,29 @@ async def encode_chat(
     """
     if model.tokenizer.chat_template is None:
         raise invalid(f"model {model.name!r} has no chat template; use /v1/completions", "messages", "no_chat_template")
+    question = EncodeChat(messages, tools, add_generation_prompt, continue_final_message, add_special_tokens, variables)
     size = sum(len(message["content"] or "") for message in messages)
-    check_length(model, size, "messages")
+    return await encode(model, question, body_size, "messages", chars=size)
 
-    def encode() -> ChatPrompt:
-        prompt = model.conversation.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **variables,
-        )
-        check_length(model, len(prompt), "messages")
-        _check_tokens(model, prompt, "messages", 0)
-        ids = model.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-        return ChatPrompt(tuple(ids), prompt[-_END_CHARS:])
 
+async def encode(model: ServedModel, question: PromptQuestion, size: int, param: str, *, chars: int = 0) -> Encoded:
+    """The token ids of a prompt of so many characters; `size` is the amount of work. Raises APIError 400.
+
+    Large ones are encoded in a process that is killed when it takes too long.
+    """
     try:
-        return await offload_if_large(encode, body_size)
+        model.encoder.check_length(chars)
+        if size <= LARGE:
+            return await offload_if_large(partial(model.encoder.encode, question), size)
+        if model.large_prompts.waiting >= MAX_WAITING:
+            raise APIError(429, f"{MAX_WAITING} large prompts wait to be tokenised; send it again later", retry_after=1)
+        return await model.large_prompts.run(partial(model.prompt_workers.encode, question))
+    except PromptTooLong as error:
+        raise invalid(f"{param} {error}", param, "context_length_exceeded") from error
+    except PromptTooSlow as error:
+        raise invalid(f"{param} {error}", param, "prompt_too_slow") from error
     except (ChatTemplateError, TokenizerError) as error:
-        raise invalid(f"messages: {error}", "messages") from error
+        raise invalid(f"{param}: {error}", param) from error
 
 
 def check_ids(model: ServedModel, ids: Sequence[int], param: str, *, output: int = 1) -> tuple[int, ...]:
@@ -108,33 +95,3 @@ def tokens_left(model: ServedModel, prompt_tokens: int, param: str) -> int:
             "context_length_exceeded",
         )
     return left
-
-
-def _check_tokens(model: ServedModel, text: str, param: str, most: int) -> None:
-    """Refuses a text of far too many tokens before all of it is encoded: a thread that encodes cannot be stopped, and
-    4 MiB of digits take it 8 s. A text that is cut into pieces has about as many tokens, so two contexts are left.
-    """
-    if len(text) <= _COUNTED_CHARS * model.max_model_len:
-        return
-    count, most = 0, max(most, 2 * model.max_model_len)
-    for start in range(0, len(text), _PIECE):
-        count += len(model.tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
-        if count > most:
-            raise invalid(
-                f"{param} has more than {most} tokens, and the maximum context length is {model.max_model_len}; "
-                "shorten it",
-                param,
-                "context_length_exceeded",
-            )
-
-
-def check_length(model: ServedModel, chars: int, param: str) -> None:
-    """Raises APIError 400 for a text that cannot fit, before it is tokenised."""
-    limit = CHARS_PER_TOKEN * model.max_model_len
-    if chars > limit:
-        raise invalid(
-            f"{param} has {chars} characters, more than the {limit} that could fit in the maximum context length of "
-            f"{model.max_model_len} tokens; shorten it",
-            param,
-            "context_length_exceeded",
-        )

@@ -13,13 +13,13 @@ from penstock.frontend.requests.pooling import (
     check_answer,
     check_count,
     cut_limit,
-    encode,
     pooling_of,
     probabilities,
     token_usage,
     vectors,
     wrong_task,
 )
+from penstock.frontend.requests.texts import encode
 from penstock.text import TextTokens
 
 

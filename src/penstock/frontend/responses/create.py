@@ -98,8 +98,8 @@ async def _earlier(fields: PromptFields, context: RequestContext) -> tuple[respo
         return None, ()
     if storage is None:
         raise invalid(
-            "previous_response_id is not supported: this server stores nothing (--state-dir none); send the "
-            "conversation in input",
+            "previous_response_id is not supported in a batch, nor by a server that stores nothing (--state-dir none); "
+            "send the conversation in input",
             "previous_response_id",
             "unsupported_parameter",
         )

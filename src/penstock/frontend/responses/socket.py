@@ -26,6 +26,7 @@ class ResponseSocket:
     """Reads and writes the messages of a socket. Its responses are made one after the other."""
 
     at_once = 1
+    decodes_all = True
 
     def __init__(self) -> None:
         self._keys = itertools.count()

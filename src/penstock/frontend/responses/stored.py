@@ -17,7 +17,8 @@ async def show_response(body: bytes, context: RequestContext) -> bytes:
 async def delete_response(body: bytes, context: RequestContext) -> bytes:
     """Deletes a stored response. Raises APIError 404."""
     response_id = context.path["id"]
-    return await storage_of(context.storage).run(lambda db: responses.delete(db, context.tenant, response_id))
+    storage = storage_of(context.storage)
+    return await storage.run(lambda db: responses.delete(db, context.tenant, response_id), reserve=True)
 
 
 async def cancel_response(body: bytes, context: RequestContext) -> bytes:

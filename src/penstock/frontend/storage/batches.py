@@ -12,6 +12,7 @@ from penstock.frontend.requests.pages import Page
 from penstock.frontend.storage import files
 
 Fields = dict[str, Any]
+_SIDE_BY_SIDE = 64  # each holds a part of its input, up to one line more than a chunk of the file
 _OWN = ("output", "errors_to", "owner", "kept_until")  # fields that no client sees
 
 
@@ -61,15 +62,21 @@ def page_of(connection: sqlite3.Connection, owner: str, page: Page) -> list[Fiel
     return [_counted(connection, orjson.loads(fields)) for (fields,) in rows]
 
 
-def first_open(connection: sqlite3.Connection) -> Fields | None:
-    """The oldest batch that is not complete."""
-    row = connection.execute("SELECT fields FROM batches WHERE open = 1 ORDER BY number LIMIT 1").fetchone()
-    return None if row is None else orjson.loads(row[0])
+def opened(connection: sqlite3.Connection, owner: str) -> list[Fields]:
+    """The oldest batches that are not complete: as many as run side by side."""
+    query = f"SELECT fields FROM batches WHERE open = 1 AND owner = ? ORDER BY number LIMIT {_SIDE_BY_SIDE}"
+    return [orjson.loads(fields) for (fields,) in connection.execute(query, (owner,))]
 
 
 def expire(connection: sqlite3.Connection) -> int:
-    """Deletes the batches that have expired. Returns how many."""
-    return connection.execute("DELETE FROM batches WHERE open = 0 AND expires <= ?", (int(time.time()),)).rowcount
+    """Deletes the batches that have expired. Returns how many. One that is open is of a key that is no longer used."""
+    now = int(time.time())
+    query = "SELECT fields FROM batches WHERE open = 1 AND expires <= ?"
+    for (fields,) in connection.execute(query, (now,)).fetchall():
+        batch = orjson.loads(fields)
+        for file_id in filter(None, (batch["output"], batch["errors_to"])):
+            files.hide(connection, file_id)
+    return connection.execute("DELETE FROM batches WHERE expires <= ?", (now,)).rowcount
 
 
 def shown(fields: Fields) -> Fields:

@@ -1,4 +1,4 @@
-"""Reads the content of a file in constant memory."""
+"""Reads and deletes the content of a file in constant memory."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -13,3 +13,10 @@ async def read_chunks(storage: Database, file_id: str) -> AsyncIterator[bytes]:
     while (found := await storage.run(partial(files.next_chunk, file_id=file_id, after=number))) is not None:
         number, data = found
         yield data
+
+
+async def remove(storage: Database, file_id: str) -> None:
+    """Deletes a file. Nobody finds it from the first step on; if one fails, the file is deleted as one that expired."""
+    await storage.run(partial(files.hide, file_id=file_id), reserve=True)
+    while await storage.run(partial(files.remove_part, file_id=file_id), reserve=True):
+        pass

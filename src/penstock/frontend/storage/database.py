@@ -1,7 +1,6 @@
-"""One SQLite database in a folder of its own, used by one process and from one thread."""
+"""One SQLite database in a folder of its own, used by one server: by one process of it, or by several."""
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -15,11 +14,15 @@ from penstock.config import ServerConfig
 from penstock.config.state import state_home
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.storage.spare import Spare, is_full
 
 T = TypeVar("T")
 
 _PAGE = 4096  # bytes
 _RESERVE = 1 << 20  # bytes
+_CHECKPOINT = "wal_checkpoint(TRUNCATE)"
+_VACUUM = "incremental_vacuum(1024)"  # pages; the log of moving them must fit in the spare
+_BUSY_SECONDS = 30.0  # that another process's transaction may take
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT, expires INTEGER, previous TEXT, depth INTEGER, bytes INTEGER,
@@ -41,13 +44,16 @@ _log = logging.getLogger("penstock.storage")
 class Database:
     """Runs transactions, one after the other, in a thread. The file is made by the first one."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        """`limit` is the most bytes that the file may have."""
+    def __init__(self, folder: Path, limit: int, lock: int | None = None) -> None:
+        """`limit` is the most bytes that the file may have. `lock` is what `lock_folder` returned, for processes that
+        share the file; None: this one is alone, and locks the folder when it first uses it."""
         self.folder = folder
         self._limit = limit
         self._thread = ThreadPoolExecutor(1, "penstock-storage")
         self._connection: sqlite3.Connection | None = None
-        self._lock = -1  # the file descriptor that keeps other servers out
+        self._lock = -1 if lock is None else lock  # the file descriptor that keeps other servers out
+        self._shared = lock is not None
+        self._spare = Spare(folder)
 
     @property
     def exists(self) -> bool:
@@ -56,7 +62,8 @@ class Database:
 
     async def run(self, work: Callable[[sqlite3.Connection], T], *, reserve: bool = False) -> T:
         """Returns the result of one transaction. If `work` raises, nothing of it is kept. With `reserve`, it may use
-        some bytes beyond the limit: the end of a batch must be stored even if the storage is full.
+        some bytes beyond the limit, and the spare of a full disk: ends of batches and deletions must be stored even if
+        the storage is full. Such work may be called twice, so it must change nothing but the database.
 
         Raises APIError 507 if the database or the disk is full, and 503 if the folder cannot be used.
         """
@@ -75,34 +82,70 @@ class Database:
         try:
             if self._connection is None:
                 self._connection = self._open()
-            if reserve:
-                self._bound(self._connection, self._limit + _RESERVE)
+            if not reserve:
+                return self._once(self._connection, work)
+            self._bound(self._connection, self._limit + _RESERVE)
             try:
-                with self._connection:
-                    return work(self._connection)
+                return self._surely(self._connection, work)
             finally:
-                if reserve:
-                    self._bound(self._connection, self._limit)
+                self._bound(self._connection, self._limit)
         except (sqlite3.Error, OSError) as error:
             raise self._explain(error) from error
 
-    def _open(self) -> sqlite3.Connection:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._lock < 0:
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _once(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        with connection:
+            if self._shared:  # what `work` reads before it writes must still hold then
+                connection.execute("BEGIN IMMEDIATE")
+            return work(connection)
+
+    def _surely(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Uses the spare if the disk is full."""
+        try:
+            result = self._once(connection, work)
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+            with self._spare.alone():
+                self._spare.release()
+                try:
+                    return self._once(connection, work)
+                finally:
+                    self._shrink(connection)
+                    self._spare.fill()
+        if self._spare.tight:
+            with self._spare.alone():
+                self._shrink(connection)
+                self._spare.fill()
+        return result
+
+    def _shrink(self, connection: sqlite3.Connection) -> None:
+        """Gives the disk what the log and, after a deletion, the main file do not need. Each step makes room for the
+        next one, and is left out if it lacks room itself."""
+        for step in (_CHECKPOINT, *(_VACUUM, _CHECKPOINT) * 16):
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(lock)
-                raise APIError(
-                    503,
-                    "another server uses the folder in which this one stores responses, files and batches; give each "
-                    "its own --state-dir",
-                    code="storage_unavailable",
-                ) from None
-            self._lock = lock
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(self._path, check_same_thread=False)
+                connection.execute(f"PRAGMA {step}").fetchall()
+                if step == _CHECKPOINT and not connection.execute("PRAGMA freelist_count").fetchone()[0]:
+                    return
+            except sqlite3.Error as error:
+                _log.debug("%s: %s", step, error)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._lock < 0:
+            self._lock = lock_folder(self.folder)
+        with self._spare.alone():  # SQLite does not wait when two processes change to WAL at once
+            self._path.touch(0o600)
+            try:
+                return self._connect()
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+                self._spare.release()  # a new log needs some pages
+                return self._connect()
+            finally:
+                self._spare.fill()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, check_same_thread=False)
         try:
             connection.execute(f"PRAGMA page_size = {_PAGE}")
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -128,8 +171,7 @@ class Database:
             self._lock = -1
 
     def _explain(self, error: Exception) -> APIError:
-        code = getattr(error, "sqlite_errorcode", None)
-        if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
+        if is_full(error):
             return APIError(
                 507,
                 f"the server's storage is full: its limit is {self._limit} bytes, and its disk may have less; delete "
@@ -140,15 +182,59 @@ class Database:
         return APIError(503, f"the server's storage cannot be used: {error}", code="storage_unavailable")
 
 
-def open_storage(config: ServerConfig, limits: RequestLimits) -> Database | None:
-    """The storage of a server; None if it stores nothing. The default folder has the port in its name: servers of one
+def vacuum(connection: sqlite3.Connection) -> None:
+    """Gives the disk some of the pages that deletions have freed."""
+    connection.execute(f"PRAGMA {_VACUUM}").fetchall()
+
+
+def storage_folder(config: ServerConfig) -> Path | None:
+    """The folder of a server's storage; None if it stores nothing. The default has the port in its name: servers of one
     machine have different ports, and a server that is started again has the same one."""
     if config.state_dir == "none":
         return None
-    folder = Path(config.state_dir)
     if config.state_dir == "auto":
-        folder = state_home(os.environ) / "penstock" / f"port-{config.port}"
-    return Database(folder.absolute(), limits.max_stored_bytes)
+        return (state_home(os.environ) / "penstock" / f"port-{config.port}").absolute()
+    return Path(config.state_dir).absolute()
+
+
+def lock_folder(folder: Path) -> int:
+    """Makes the folder, and returns the descriptor of a lock that keeps other servers out. Raises APIError 503."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise APIError(
+            503,
+            "another server uses the folder in which this one stores responses, files and batches; give each "
+            "its own --state-dir",
+            code="storage_unavailable",
+        ) from None
+    return lock
+
+
+def open_storage(config: ServerConfig, limits: RequestLimits, lock: int | None = None) -> Database | None:
+    """The storage of a server; None if it stores nothing. See Database for `lock`."""
+    folder = storage_folder(config)
+    return None if folder is None else Database(folder, limits.max_stored_bytes, lock)
+
+
+class StorageOnly:
+    """Background work of a process that runs no batches: it only closes the storage at the end."""
+
+    def __init__(self, storage: Database) -> None:
+        self._storage = storage
+
+    async def run(self) -> None:
+        """Does nothing until it is cancelled."""
+        await asyncio.Event().wait()
+
+    def wake(self) -> None:
+        """There is nothing to do."""
+
+    async def close(self) -> None:
+        await self._storage.close()
 
 
 def storage_of(storage: Database | None) -> Database:

@@ -9,6 +9,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.requests.pages import Page
 
 CHUNK = 256 << 10  # bytes, of an upload
+_PART = 1 << 20  # bytes that are deleted at once
 _COLUMNS = "id, name, purpose, bytes, created, expires"
 
 
@@ -97,9 +98,10 @@ def next_chunk(connection: sqlite3.Connection, file_id: str, after: int) -> tupl
     return None if row is None else (row[0], row[1])
 
 
-def numbers(connection: sqlite3.Connection, file_id: str) -> list[int]:
-    """The numbers of a file's chunks."""
-    return [row[0] for row in connection.execute("SELECT number FROM chunks WHERE file = ?", (file_id,))]
+def numbers(connection: sqlite3.Connection, file_id: str, first: int, last: int) -> set[int]:
+    """The numbers from `first` to `last` that chunks of a file have."""
+    query = "SELECT number FROM chunks WHERE file = ? AND number BETWEEN ? AND ?"
+    return {number for (number,) in connection.execute(query, (file_id, first, last))}
 
 
 def count(connection: sqlite3.Connection, file_id: str) -> int:
@@ -113,19 +115,38 @@ def remove(connection: sqlite3.Connection, file_id: str) -> None:
     connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
 
-def remove_abandoned(connection: sqlite3.Connection) -> None:
-    """Deletes the files whose upload an earlier server did not complete."""
-    rows = connection.execute("SELECT id FROM files WHERE complete = 0 AND purpose != 'batch_output'").fetchall()
-    for (file_id,) in rows:
-        remove(connection, file_id)
+def hide(connection: sqlite3.Connection, file_id: str) -> None:
+    """Makes a file one that has expired, whether it is complete or not."""
+    connection.execute("UPDATE files SET complete = 1, expires = 0 WHERE id = ?", (file_id,))
+
+
+def remove_part(connection: sqlite3.Connection, file_id: str) -> bool:
+    """Deletes some of the content, and with the last of it the file. False if nothing is left. SQLite's log may have
+    as many bytes as are deleted at once, and a full disk has room for few."""
+    last, size = None, 0
+    query = "SELECT number, LENGTH(data) FROM chunks WHERE file = ? ORDER BY number LIMIT 1000"
+    for number, length in connection.execute(query, (file_id,)):
+        last, size = number, size + length
+        if size >= _PART:
+            break
+    if last is None:
+        connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
+        return False
+    connection.execute("DELETE FROM chunks WHERE file = ? AND number <= ?", (file_id, last))
+    return True
+
+
+def hide_abandoned(connection: sqlite3.Connection) -> None:
+    """Hides the files whose upload an earlier server did not complete."""
+    connection.execute("UPDATE files SET complete = 1, expires = 0 WHERE complete = 0 AND purpose != 'batch_output'")
 
 
 def expire(connection: sqlite3.Connection) -> int:
-    """Deletes one file that has expired. Returns how many it has deleted."""
+    """Deletes a part of a file that has expired. Returns 0 if there is none."""
     row = connection.execute(
         "SELECT id FROM files WHERE complete = 1 AND expires <= ? LIMIT 1", (int(time.time()),)
     ).fetchone()
     if row is None:
         return 0
-    remove(connection, row[0])
+    remove_part(connection, row[0])
     return 1

@@ -97,9 +97,9 @@ def delete(connection: sqlite3.Connection, owner: str, response_id: str) -> byte
 
 
 def expire(connection: sqlite3.Connection) -> int:
-    """Deletes what has expired, at most 1000 responses. Returns how many."""
+    """Deletes what has expired, at most 100 responses. Returns how many."""
     return connection.execute(
-        "DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE expires <= ? LIMIT 1000)",
+        "DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE expires <= ? LIMIT 100)",
         (int(time.time()),),
     ).rowcount
 

@@ -108,5 +108,4 @@ class GenerateCodec:
         reason = "length"
         if source.finish_reason != "length":
             reason = "eos_token" if source.stopped is None else "stop_sequence"
-        generated = source.tokens if isinstance(source, ChoiceUpdate) else len(source.ids)
-        return {"finish_reason": reason, "generated_tokens": generated, "seed": self._request.sampling.seed}
+        return {"finish_reason": reason, "generated_tokens": source.tokens, "seed": self._request.sampling.seed}

@@ -10,19 +10,21 @@ from torch import Tensor
 from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
-from penstock.kernels.native.structs import I8, AttentionOp, CacheOp, RotationOp
+from penstock.kernels.native.structs import I8, AttentionOp, CacheOp, LatentOp, RotationOp
 
 SEGMENT = 512  # kSegment in cpp/ops.h
 PAGE_DTYPES = {**DTYPES, torch.int8: I8}
 TILE_QUERIES = 16  # queries of an item of work; each gives a row for every head that shares a KV head
+BOTH_WAYS_QUERIES = 64  # the same, without a causal mask, whose tiles would compute more scores that are not seen
 PARTIALS = 1024  # segments whose results can be stored for merging; further sequences are one item each
 
 
 class AttentionWork:
     """A step's items of work for one KV group. Sized for the largest step, so that every step can fill it again."""
 
-    def __init__(self, sequences: int, tokens: int, blocks: int, window: int) -> None:
-        self.window = window
+    def __init__(self, sequences: int, tokens: int, blocks: int, window: int, *, causal: bool = True) -> None:
+        self.window, self.causal = window, causal
+        self._tile = TILE_QUERIES if causal else BOTH_WAYS_QUERIES
         self.item_count, self.merge_count = c_int64(), c_int64()
         self.items = np.zeros((tokens + PARTIALS, 5), np.int32)
         self.merges = np.zeros((sequences, 3), np.int32)
@@ -36,6 +38,9 @@ class AttentionWork:
         self.query_start[: sequences + 1] = batch.query_start
         self.context_lens[:sequences] = batch.context_lens
         self.tables[:sequences, :blocks] = batch.block_tables
+        if not self.causal:  # every query has all segments to itself
+            self.item_count.value = self._put_whole(np.arange(sequences), batch.context_lens)
+            return
         first_segment = batch.first_seen() // SEGMENT
         segments = -(-batch.context_lens // SEGMENT) - first_segment
         # The same for hundreds of steps while sequences decode.
@@ -60,12 +65,7 @@ class AttentionWork:
         split = (lengths == 1) & (segments > 1)
         split &= np.cumsum(np.where(split, segments, 0)) <= PARTIALS
         whole, parts = np.flatnonzero(~split), np.flatnonzero(split)
-        items = _items(whole, -(-lengths[whole] // TILE_QUERIES))
-        count = len(items)
-        items[:, 1] *= TILE_QUERIES
-        items[:, 2] = np.minimum(lengths[items[:, 0]] - items[:, 1], TILE_QUERIES)
-        items[:, 3] = -1
-        self.items[:count] = items
+        count = self._put_whole(whole, lengths)
         if len(parts):
             divided = _items(parts, segments[parts])
             more = len(divided)
@@ -78,6 +78,15 @@ class AttentionWork:
             merges[:, 0], merges[:, 2] = parts, segments[parts]
             merges[:, 1] = np.cumsum(segments[parts]) - segments[parts]
         self.item_count.value, self.merge_count.value = count, len(parts)
+
+    def _put_whole(self, sequences: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+        """Puts the items of these sequences first, each over all segments. Returns how many there are."""
+        items = _items(sequences, -(-lengths[sequences] // self._tile))
+        items[:, 1] *= self._tile
+        items[:, 2] = np.minimum(lengths[items[:, 0]] - items[:, 1], self._tile)
+        items[:, 3] = -1
+        self.items[: len(items)] = items
+        return len(items)
 
 
 def _items(sequences: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -97,7 +106,7 @@ class NativeAttention:
 
     def prepare(self, batch: AttentionBatch, keys: Tensor) -> AttentionWork:
         sequences, blocks = batch.block_tables.shape
-        prepared = AttentionWork(sequences, int(batch.query_start[-1]), blocks, batch.window)
+        prepared = AttentionWork(sequences, int(batch.query_start[-1]), blocks, batch.window, causal=batch.causal)
         prepared.fill(batch)
         return prepared
 
@@ -124,8 +133,10 @@ class NativeAttention:
         offset: float,
         *,
         whole: bool = False,
+        queries_only: bool = False,
     ) -> Tensor:
         _, kv_heads, block_size, _ = keys.shape
+        kv_heads = 0 if queries_only else kv_heads
         head_dim = qkv.shape[1] // (heads + 2 * kv_heads)
         query = self._session.empty(qkv, heads, head_dim, dtype=qkv.dtype)
         op = CacheOp(
@@ -147,6 +158,7 @@ class NativeAttention:
             eps,
             offset,
             whole and weight is not None,
+            weight is not None and len(weight) > heads + kv_heads,
             DTYPES[qkv.dtype],
             PAGE_DTYPES[keys.dtype],
         )
@@ -164,10 +176,24 @@ class NativeAttention:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        return self._attend(query, keys, values, prepared, scale, query.shape[2], softcap, sinks)
+
+    def _attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor | None,
+        prepared: AttentionWork,
+        scale: float,
+        value_dim: int,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Without `values`, the first `value_dim` elements of a key are its value."""
         _, kv_heads, block_size, _ = keys.shape
         _, heads, head_dim = query.shape
-        out = self._session.empty(query, heads, head_dim, dtype=query.dtype)
-        needed = PARTIALS * heads * (head_dim + 2)
+        out = self._session.empty(query, heads, value_dim, dtype=query.dtype)
+        needed = PARTIALS * heads * (value_dim + 2)
         if self._partials.numel() < needed:
             self._partials = torch.empty(needed)
         op = AttentionOp(
@@ -181,12 +207,13 @@ class NativeAttention:
             prepared.tables.shape[1],
             query.data_ptr(),
             keys.data_ptr(),
-            values.data_ptr(),
+            None if values is None else values.data_ptr(),
             out.data_ptr(),
             self._partials.data_ptr(),
             heads,
             kv_heads,
             head_dim,
+            value_dim,
             block_size,
             keys.stride(0),
             keys.stride(1),
@@ -196,6 +223,7 @@ class NativeAttention:
             None if sinks is None else sinks.data_ptr(),
             DTYPES[query.dtype],
             PAGE_DTYPES[keys.dtype],
+            not prepared.causal,
         )
         self._session.run(op, prepared, self._partials, sinks, keys, values)
         return out
@@ -205,3 +233,45 @@ class NativeAttention:
         rows = pages.transpose(-1, -2) if keys else pages
         words = rows.reshape(*rows.shape[:-2], -1, per_word, rows.shape[-1])
         return words.transpose(-1, -2).reshape(pages.shape).contiguous()
+
+
+class NativeLatentAttention(NativeAttention):
+    """Provides LatentAttention (see kernels/latent.py). A latent and its key lie in a page as a key does."""
+
+    def store_latents(
+        self,
+        absorbed: Tensor,
+        rotated: Tensor,
+        latent: Tensor,
+        key: Tensor,
+        rotation: Tensor,
+        pages: Tensor,
+        blocks: Tensor,
+        offsets: Tensor,
+    ) -> Tensor:
+        rank, rope = latent.shape[1], key.shape[1]
+        heads = rotated.shape[1] // rope
+        query = self._session.empty(latent, heads, rank + rope, dtype=latent.dtype)
+        op = LatentOp(
+            self._session.rows(latent),
+            absorbed.data_ptr(),
+            rotated.data_ptr(),
+            latent.data_ptr(),
+            key.data_ptr(),
+            rotation.data_ptr(),
+            blocks.data_ptr(),
+            offsets.data_ptr(),
+            query.data_ptr(),
+            pages.data_ptr(),
+            heads,
+            rank,
+            rope,
+            pages.shape[2],
+            pages.stride(0),
+            DTYPES[latent.dtype],
+        )
+        self._session.run(op, pages)
+        return query
+
+    def over_latents(self, query: Tensor, pages: Tensor, prepared: AttentionWork, scale: float, rank: int) -> Tensor:
+        return self._attend(query, pages, None, prepared, scale, rank).view(-1, query.shape[1] * rank)

@@ -41,6 +41,7 @@ FLAGS = (
 SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to compile first, to keep all processors busy
     "isa/isa_avx512.cpp": AVX512,
     "isa/isa_avx2.cpp": AVX2,
+    "isa/isa_avx512_bf16.cpp": (*AVX512, "-mavx512bf16"),
     "isa/isa_amx.cpp": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "library.cpp": (),
     "pack.cpp": ("-mavx2", "-mf16c"),
@@ -51,6 +52,7 @@ SOURCES: dict[str, tuple[str, ...]] = {  # relative to cpp/; the slowest to comp
 }
 OPTIONAL = {
     "isa/isa_amx.cpp": "PENSTOCK_AMX",
+    "isa/isa_avx512_bf16.cpp": "PENSTOCK_AVX512_BF16",
     "isa/isa_avx512.cpp": "PENSTOCK_AVX512",
 }  # defined when the file was built
 

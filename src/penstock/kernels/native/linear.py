@@ -39,6 +39,9 @@ class NativeLinear:
     def activated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
         return self._multiply(x, weight, None, len(EPILOGUES) + UNGATED.index(activation), weight.n, x.dtype)
 
+    def by_head(self, x: Tensor, weight: PackedWeight, heads: int) -> Tensor:
+        return self._multiply(x, weight, None, 0, weight.n, x.dtype, heads=heads)
+
     def logits(self, x: Tensor, weight: PackedWeight, *, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
         return self._multiply(x, weight, None, 0, weight.n, torch.float32, scale, softcap)
 
@@ -61,6 +64,7 @@ class NativeLinear:
         out_dtype: torch.dtype,
         scale: float = 1.0,
         softcap: float = 0.0,
+        heads: int = 1,
     ) -> Tensor:
         out = self._session.empty(x, width, dtype=out_dtype)
         op = LinearOp(
@@ -75,6 +79,7 @@ class NativeLinear:
             DTYPES[out_dtype],
             scale,
             softcap,
+            heads,
         )
         self._session.run(op, weight)
         return out

@@ -25,7 +25,14 @@ class NativeExperts:
         return weight if bias is None else with_bias(weight, bias)
 
     def route(
-        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: int,
+        *,
+        normalize: bool,
+        scoring: Scoring = SOFTMAX,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Routing:
         routing = Routing(
             self._session.empty(logits, slots, dtype=torch.int64),
@@ -35,6 +42,7 @@ class NativeExperts:
             self._session.rows(logits),
             logits.data_ptr(),
             None if bias is None else bias.data_ptr(),
+            None if scales is None else scales.data_ptr(),
             *(tensor.data_ptr() for tensor in routing),
             logits.shape[1],
             slots,
@@ -45,7 +53,7 @@ class NativeExperts:
             scoring.sigmoid,
             scoring.by_pairs,
         )
-        self._session.run(op, bias)
+        self._session.run(op, bias, scales)
         return routing
 
     def __call__(

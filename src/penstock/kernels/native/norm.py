@@ -14,14 +14,14 @@ class NativeNorm:
         self._session = session
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        return self._norm(x, residual, weight, None, eps, offset, centered=False)
+        return self._norm(x, residual, weight, None, eps, offset, scale, centered=False)
 
     def centered(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        return self._norm(x, residual, weight, bias, eps, 0.0, centered=True)
+        return self._norm(x, residual, weight, bias, eps, 0.0, 1.0, centered=True)
 
     def _norm(
         self,
@@ -31,6 +31,7 @@ class NativeNorm:
         bias: Tensor | None,
         eps: float,
         offset: float,
+        scale: float,
         *,
         centered: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -48,6 +49,7 @@ class NativeNorm:
             width,
             eps,
             offset,
+            scale,
             centered,
             DTYPES[x.dtype],
         )

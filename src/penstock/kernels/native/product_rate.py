@@ -30,7 +30,9 @@ def product_rate(fmt: WeightFormat, threads: int) -> float:
     ops = (TaggedOp * 1)()
     code = next(code for code, (_, kind) in enumerate(OPS) if kind is LinearOp)
     ops[0].code = code
-    op = LinearOp(ctypes.addressof(rows), x.ctypes.data, weight, None, None, out.ctypes.data, 0, F32, F32)
+    op = LinearOp(
+        ctypes.addressof(rows), x.ctypes.data, weight, None, None, out.ctypes.data, 0, F32, F32, scale=1.0, heads=1
+    )
     setattr(ops[0].op, OPS[code][0], op)
     team = ThreadTeam(found[0], threads)
     try:

@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native.loader import instruction_sets
-from penstock.kernels.native.structs import OPS, AnyOp, CacheOp, LinearOp, TaggedOp
+from penstock.kernels.native.structs import (
+    OPS,
+    AnyOp,
+    CacheOp,
+    GateOp,
+    LatentOp,
+    LinearOp,
+    NormOp,
+    RecurrenceOp,
+    TaggedOp,
+)
 from penstock.kernels.native.team import ThreadTeam
 
 _CODES: dict[type[Any], tuple[int, str]] = {kind: (code, name) for code, (name, kind) in enumerate(OPS)}
@@ -27,10 +37,18 @@ _NAMES = dict(_CODES.values())
 _PRODUCTS = {  # a product's label, by that of the op before; "": a program of the head begins within a layer
     "": "output",
     "attention": "output",
+    "gate": "output",
+    "recurrence": "output",
     "gate_up": "down",
     "output": "router",
     "route": "shared_gate",
 }
+
+
+_INSIDE = ("attention", "gate_up", "output", "route")  # after these, a layer's output follows
+
+# A product's label, by the op after it.
+_BEFORE: dict[type[Any], str] = {CacheOp: "qkv", GateOp: "attention_gate", RecurrenceOp: "rates"}
 
 
 class TimedOp(NamedTuple):
@@ -160,7 +178,8 @@ def _at(tensor: Tensor) -> Tensor:
 
 def _labels(ops: Sequence[AnyOp]) -> list[str]:
     """Label ops. A product is recognised by the ops around it: "qkv" comes before the cache op, "output" after
-    attention, "down" after the gated one; a mixture's router and shared gate come before and after the routing."""
+    attention, "down" after the gated one; a mixture's router and shared gate come before and after the routing; "rates"
+    and before them "input" come before a recurrence, and "latents" are all products that make them and queries."""
     labels: list[str] = []
     last = ""
     for i, op in enumerate(ops):
@@ -168,14 +187,25 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
         if isinstance(op, LinearOp):
             if op.epilogue:
                 label = "gate_up"
-            elif i + 1 < len(ops) and isinstance(ops[i + 1], CacheOp):
-                label = "qkv"
+            elif op.heads > 1:
+                label = "by_head"
+            elif last not in _INSIDE and _makes_latents(ops, i):
+                label = "latents"
+            elif (following := _BEFORE.get(type(ops[i + 1])) if i + 1 < len(ops) else None) is not None:
+                label = following
+            elif i + 2 < len(ops) and isinstance(ops[i + 2], RecurrenceOp):
+                label = "input"
             else:
                 label = _PRODUCTS.get(last, "head")
-        if label != "norm":
+        if label not in ("norm", "by_head"):
             last = label
         labels.append(label)
     return labels
+
+
+def _makes_latents(ops: Sequence[AnyOp], i: int) -> bool:
+    following = (op for op in ops[i + 1 :] if not isinstance(op, LinearOp | NormOp))
+    return isinstance(next(following, None), LatentOp)
 
 
 class Session:
@@ -207,6 +237,10 @@ class Session:
             return ctypes.addressof(self._program.cell(tensor))
         self._rows.value = tensor.shape[0]
         return ctypes.addressof(self._rows)
+
+    def cell(self, tensor: Tensor) -> int | None:
+        """The address of the cell with the tensor's number of rows; None if nothing is recorded."""
+        return None if self._program is None else ctypes.addressof(self._program.cell(tensor))
 
     def empty(self, like: Tensor, *row: int, dtype: torch.dtype) -> Tensor:
         """A tensor with as many rows as `like`, each of shape `row`."""

@@ -1,7 +1,9 @@
 """The structs that native code takes: a mirror of cpp/ops.h and cpp/pack.h, field by field."""
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+from penstock.kernels.native.step_structs import AdvanceOp, FillOp, FiniteOp, SampleOp
 
 F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int16", "grouped")
@@ -60,6 +62,7 @@ class NormOp(ctypes.Structure):
         ("width", c_int64),
         ("eps", c_float),
         ("offset", c_float),
+        ("scale", c_float),
         ("centered", c_int32),
         ("dtype", c_int32),
     )
@@ -78,6 +81,7 @@ class LinearOp(ctypes.Structure):
         ("out_dtype", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("heads", c_int64),
     )
 
 
@@ -86,6 +90,7 @@ class RouteOp(ctypes.Structure):
         ("rows", c_void_p),
         ("logits", c_void_p),
         ("bias", c_void_p),
+        ("scales", c_void_p),
         ("experts", c_void_p),
         ("weights", c_void_p),
         ("count", c_int64),
@@ -153,6 +158,7 @@ class CacheOp(ctypes.Structure):
         ("eps", c_float),
         ("offset", c_float),
         ("whole", c_int32),
+        ("norm_values", c_int32),
         ("dtype", c_int32),
         ("page_dtype", c_int32),
     )
@@ -176,6 +182,7 @@ class AttentionOp(ctypes.Structure):
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
+        ("value_dim", c_int64),
         ("block_size", c_int64),
         ("block_stride", c_int64),
         ("head_stride", c_int64),
@@ -185,6 +192,7 @@ class AttentionOp(ctypes.Structure):
         ("sinks", c_void_p),
         ("dtype", c_int32),
         ("page_dtype", c_int32),
+        ("bidirectional", c_int32),
     )
 
 
@@ -200,106 +208,66 @@ class PackJob(ctypes.Structure):
     )
 
 
-class LogitEdits(ctypes.Structure):
+class RecurrenceOp(ctypes.Structure):
     _fields_ = (
-        ("repetition", c_void_p),
-        ("presence", c_void_p),
-        ("frequency", c_void_p),
-        ("bias_count", c_void_p),
-        ("bias_ids", c_void_p),
-        ("biases", c_void_p),
-        ("ban_count", c_void_p),
-        ("ban_ids", c_void_p),
-        ("min_tokens", c_void_p),
-        ("prompt", c_void_p),
-        ("token_ids", c_void_p),
-        ("most_biases", c_int64),
-        ("most_bans", c_int64),
-        ("most_tokens", c_int64),
-        ("mask_of", c_void_p),
-        ("mask_words", c_void_p),
-        ("mask_stride", c_int64),
-        ("watermark_key", c_uint64),
-        ("watermark", c_int32),
-        ("green_below", c_uint32),
-        ("green_bias", c_float),
-    )
-
-
-class PackedLogprobs(ctypes.Structure):
-    _fields_ = (
-        ("words", c_void_p),
-        ("stride", c_int64),
-    )
-
-
-class SampleOp(ctypes.Structure):
-    _fields_ = (
-        ("count", c_void_p),
         ("rows", c_void_p),
-        ("ahead", c_void_p),
-        ("logits", c_void_p),
-        ("vocab", c_int64),
-        ("targets", c_void_p),
-        ("edits", c_void_p),
-        ("choosing", c_void_p),
-        ("temperature", c_void_p),
-        ("top_k", c_void_p),
-        ("top_p", c_void_p),
-        ("min_p", c_void_p),
-        ("streams", c_void_p),
-        ("outputs", c_void_p),
-        ("logprobs", c_void_p),
-        ("tokens", c_void_p),
-        ("status", c_void_p),
-        ("packed", c_void_p),
+        ("sequences", c_void_p),
+        ("units", c_void_p),
+        ("units_stride", c_int64),
+        ("inputs", c_void_p),
+        ("rates", c_void_p),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+        ("conv", c_void_p),
+        ("conv_bias", c_void_p),
+        ("decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("skip", c_void_p),
+        ("norm", c_void_p),
+        ("out", c_void_p),
+        ("key_heads", c_int64),
+        ("heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("taps", c_int64),
+        ("norm_width", c_int64),
+        ("norm_size", c_int64),
+        ("eps", c_float),
+        ("dtype", c_int32),
     )
 
 
-class FillGroup(ctypes.Structure):
+class GateOp(ctypes.Structure):
     _fields_ = (
-        ("batch_tables", c_void_p),
-        ("batch_stride", c_int64),
-        ("tables", c_void_p),
-        ("stride", c_int64),
-        ("context_lens", c_void_p),
+        ("rows", c_void_p),
+        ("x", c_void_p),
+        ("gate", c_void_p),
+        ("out", c_void_p),
+        ("width", c_int64),
+        ("plain", c_int32),
+        ("dtype", c_int32),
+    )
+
+
+class LatentOp(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_void_p),
+        ("absorbed", c_void_p),
+        ("rotated", c_void_p),
+        ("latent", c_void_p),
+        ("key", c_void_p),
+        ("rotation", c_void_p),
         ("blocks", c_void_p),
         ("offsets", c_void_p),
-    )
-
-
-class FillOp(ctypes.Structure):
-    _fields_ = (
-        ("sequences", c_void_p),
-        ("units", c_void_p),
-        ("units_stride", c_int64),
-        ("batch_tokens", c_void_p),
-        ("tokens_stride", c_int64),
-        ("computed", c_void_p),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("groups", c_void_p),
-        ("group_count", c_int64),
+        ("query", c_void_p),
+        ("pages", c_void_p),
+        ("heads", c_int64),
+        ("rank", c_int64),
+        ("rope", c_int64),
         ("block_size", c_int64),
+        ("block_stride", c_int64),
+        ("dtype", c_int32),
     )
-
-
-class AdvanceOp(ctypes.Structure):
-    _fields_ = (
-        ("sequences", c_void_p),
-        ("units", c_void_p),
-        ("units_stride", c_int64),
-        ("tokens", c_void_p),
-        ("batch_tokens", c_void_p),
-        ("tokens_stride", c_int64),
-        ("computed", c_void_p),
-        ("outputs", c_void_p),
-        ("accepted", c_void_p),
-    )
-
-
-class FiniteOp(ctypes.Structure):
-    _fields_ = (("rows", c_void_p), ("x", c_void_p), ("finite", c_void_p), ("width", c_int64), ("dtype", c_int32))
 
 
 AnyOp = (
@@ -315,6 +283,9 @@ AnyOp = (
     | FillOp
     | AdvanceOp
     | FiniteOp
+    | RecurrenceOp
+    | GateOp
+    | LatentOp
 )
 OPS: tuple[tuple[str, type[ctypes.Structure]], ...] = (  # in the order of OpCode
     ("embedding", EmbeddingOp),
@@ -329,6 +300,9 @@ OPS: tuple[tuple[str, type[ctypes.Structure]], ...] = (  # in the order of OpCod
     ("fill", FillOp),
     ("advance", AdvanceOp),
     ("finite", FiniteOp),
+    ("recurrence", RecurrenceOp),
+    ("gate", GateOp),
+    ("latent", LatentOp),
 )
 
 

@@ -76,12 +76,14 @@ class TritonAttention:
         offset: float,
         *,
         whole: bool = False,
+        queries_only: bool = False,
     ) -> Tensor:
         if weight is not None and whole:
             kv_heads = keys.shape[1]
             split = qkv.view(len(qkv), heads + 2 * kv_heads, qkv.shape[1] // (heads + 2 * kv_heads))
             qkv, weight = normed_together(split, heads, kv_heads, weight, eps, offset).flatten(1), None
-        return store(qkv, heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
+        kv_heads = 0 if queries_only else keys.shape[1]
+        return store(qkv, heads, kv_heads, weight, rotation, keys, values, blocks, offsets, eps, offset)
 
     def __call__(
         self,

@@ -34,10 +34,17 @@ class TritonExperts:
         return ExpertStack(weight, count, bias)
 
     def route(
-        self, logits: Tensor, slots: int, *, normalize: bool, scoring: Scoring = SOFTMAX, bias: Tensor | None = None
+        self,
+        logits: Tensor,
+        slots: int,
+        *,
+        normalize: bool,
+        scoring: Scoring = SOFTMAX,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Routing:
-        if scoring != SOFTMAX or bias is not None:
-            return route_by_scores(logits, slots, scoring, bias, normalize=normalize)
+        if scoring != SOFTMAX or bias is not None or scales is not None:
+            return route_by_scores(logits, slots, scoring, bias, scales, normalize=normalize)
         return route(logits.contiguous(), slots, normalize=normalize)
 
     def __call__(

@@ -14,7 +14,7 @@ from penstock.kernels.triton.routing import SortedAssignments
 from penstock.kernels.triton.tiles import Tile, precision
 from penstock.kernels.triton.weights import Int4Weight, QuantizedWeight, Weight
 
-DEPTH_BYTES = 128  # of an iteration along k
+DEPTH_BYTES = 128  # that an iteration reads along k
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,18 @@ def multiply(
     activation: str = "",
     slots: int = 1,
 ) -> Tensor:
-    """A row for each assignment. Each row of x serves `slots` assignments. With an activation, a matrix is the gate,
-    and below it the projection that it gates. Rows of assignments to experts of other ranks are not written.
+    """Returns one row for each assignment of a row of x to an expert. Each row of x has `slots` assignments.
 
-    Sums run over all of k in one order, in fp32 (int8: exact). Rows for 8-bit matrices are quantised here.
+    With an activation, the first half of a matrix's rows is the gate and the second half the up projection. Rows of
+    assignments to experts of other ranks are not written. Sums run over all of k in one order, in fp32 (int8: exact).
+    For 8-bit matrices x is quantised here.
     """
     weight, (n, k) = stack.weight, stack.shape
     columns = n // 2 if activation else n
     out = x.new_empty(assignments, columns)
     if isinstance(weight, Int4Weight):
         tile = tile._replace(columns=INT4_COLUMNS)
-    # A gated product needs two sums.
+    # A gated product has two tiles of sums, so each is half as wide.
     tile = tile._replace(columns=tile.columns // 2) if activation else tile
     grid = len(tiles.experts), triton.cdiv(columns, tile.columns)
     common = {
@@ -90,26 +91,26 @@ def multiply(
 def _store(
     out,
     sums,
-    others,
+    up_sums,
     bias,  # of the expert's first column
     assignment,
     column,
     columns,
-    real,
-    within,
+    row_exists,
+    column_exists,
     ACTIVATION: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """Store fp32 tiles of the product, and of the projection that it gates, to rows of `out`."""
+    """Stores a tile of fp32 sums, or with an activation the gated product of two, in rows of `out`."""
     dtype = out.dtype.element_ty
     if BIASED:
-        sums += tl.load(bias + column, mask=within, other=0.0).to(tl.float32)[None, :]
+        sums += tl.load(bias + column, mask=column_exists, other=0.0).to(tl.float32)[None, :]
         if ACTIVATION != "":
-            others += tl.load(bias + columns + column, mask=within, other=0.0).to(tl.float32)[None, :]
+            up_sums += tl.load(bias + columns + column, mask=column_exists, other=0.0).to(tl.float32)[None, :]
     if ACTIVATION != "":
-        sums = activate(sums.to(dtype).to(tl.float32), others.to(dtype).to(tl.float32), ACTIVATION, dtype)
+        sums = activate(sums.to(dtype).to(tl.float32), up_sums.to(dtype).to(tl.float32), ACTIVATION, dtype)
     target = out + assignment[:, None] * columns + column[None, :]
-    tl.store(target, sums.to(dtype), mask=real[:, None] & within[None, :])
+    tl.store(target, sums.to(dtype), mask=row_exists[:, None] & column_exists[None, :])
 
 
 @triton.jit
@@ -134,39 +135,39 @@ def _grouped(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Each program computes some columns for a tile of one expert's rows. Neighbours share the expert's columns."""
+    """Each program computes a tile: some columns of one expert, for some of its rows."""
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
     assignment = tl.load(order + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    real = assignment >= 0
-    within = column < columns
+    row_exists = assignment >= 0
+    column_exists = column < columns
     source = assignment // SLOTS
     lines = x + source[:, None] * k
     matrix = weight + (expert * n + column.to(tl.int64))[None, :] * k
     kind: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32
     sums = tl.zeros([ROWS, COLUMNS], kind)
-    others = tl.zeros([ROWS, COLUMNS], kind)
+    up_sums = tl.zeros([ROWS, COLUMNS], kind)
     for start in range(0, k, DEPTH):
         at = start + tl.arange(0, DEPTH)
-        left = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
-        readable = within[None, :] & (at < k)[:, None]
+        left = tl.load(lines + at[None, :], mask=row_exists[:, None] & (at < k)[None, :], other=0.0)
+        readable = column_exists[None, :] & (at < k)[:, None]
         right = tl.load(matrix + at[:, None], mask=readable, other=0.0)
         sums = tl.dot(left, right, sums, input_precision=PRECISION, out_dtype=kind)
         if ACTIVATION != "":
             gated = tl.load(matrix + columns.to(tl.int64) * k + at[:, None], mask=readable, other=0.0)
-            others = tl.dot(left, gated, others, input_precision=PRECISION, out_dtype=kind)
+            up_sums = tl.dot(left, gated, up_sums, input_precision=PRECISION, out_dtype=kind)
     product = sums.to(tl.float32)
-    up = others.to(tl.float32)
+    up = up_sums.to(tl.float32)
     if SCALED:
-        by_row = tl.load(x_scales + source, mask=real, other=0.0)[:, None]
+        by_row = tl.load(x_scales + source, mask=row_exists, other=0.0)[:, None]
         by_column = scales + expert * n + column
-        product *= by_row * tl.load(by_column, mask=within, other=0.0)[None, :]
+        product *= by_row * tl.load(by_column, mask=column_exists, other=0.0)[None, :]
         if ACTIVATION != "":
-            up *= by_row * tl.load(by_column + columns, mask=within, other=0.0)[None, :]
+            up *= by_row * tl.load(by_column + columns, mask=column_exists, other=0.0)[None, :]
     first = bias + expert * n if BIASED else bias
-    _store(out, product, up, first, assignment, column, columns, real, within, ACTIVATION, BIASED)
+    _store(out, product, up, first, assignment, column, columns, row_exists, column_exists, ACTIVATION, BIASED)
 
 
 @triton.jit(do_not_specialize=["runs"])
@@ -191,40 +192,42 @@ def _grouped_int4(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`_grouped` for int4. A run of 32 bytes is 64 values, two products. All experts' columns lie side by side."""
+    """`_grouped` for int4. A run of 32 bytes has 64 values, for two products. All experts' columns lie side by side."""
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
     assignment = tl.load(order + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    real = assignment >= 0
-    within = column < columns
+    row_exists = assignment >= 0
+    column_exists = column < columns
     lines = x + (assignment // SLOTS)[:, None] * k
     width = (count * n).to(tl.int64)
     place = expert * n + column
     byte = tl.arange(0, 32)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    others = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up_sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for run in range(runs):
         at = run * 64 + byte
-        low = tl.load(lines + at[None, :], mask=real[:, None] & (at < k)[None, :], other=0.0)
-        high = tl.load(lines + (at + 32)[None, :], mask=real[:, None] & (at + 32 < k)[None, :], other=0.0)
+        low = tl.load(lines + at[None, :], mask=row_exists[:, None] & (at < k)[None, :], other=0.0)
+        high = tl.load(lines + (at + 32)[None, :], mask=row_exists[:, None] & (at + 32 < k)[None, :], other=0.0)
         pairs = values + (run * 32 + byte)[:, None] * width + place[None, :]
         group = scales + (run * 64 // GROUP) * width + place
-        sums = _add_run(sums, low, high, pairs, group, width, within, GROUP, PRECISION)
+        sums = _add_run(sums, low, high, pairs, group, width, column_exists, GROUP, PRECISION)
         if ACTIVATION != "":
-            others = _add_run(others, low, high, pairs + columns, group + columns, width, within, GROUP, PRECISION)
+            up_sums = _add_run(
+                up_sums, low, high, pairs + columns, group + columns, width, column_exists, GROUP, PRECISION
+            )
     first = bias + expert * n if BIASED else bias
-    _store(out, sums, others, first, assignment, column, columns, real, within, ACTIVATION, BIASED)
+    _store(out, sums, up_sums, first, assignment, column, columns, row_exists, column_exists, ACTIVATION, BIASED)
 
 
 @triton.jit
-def _add_run(sums, low, high, pairs, group, width, within, GROUP: tl.constexpr, PRECISION: tl.constexpr):
-    """`sums` plus the products of 64 values along k."""
-    bytes_of_two = tl.load(pairs, mask=within[None, :], other=0)
-    low_scale = tl.load(group, mask=within, other=0.0).to(tl.float32)[None, :]
+def _add_run(sums, low, high, pairs, group, width, column_exists, GROUP: tl.constexpr, PRECISION: tl.constexpr):
+    """Returns `sums` plus the products of 64 values along k."""
+    bytes_of_two = tl.load(pairs, mask=column_exists[None, :], other=0)
+    low_scale = tl.load(group, mask=column_exists, other=0.0).to(tl.float32)[None, :]
     high_scale = low_scale
     if GROUP == 32:
-        high_scale = tl.load(group + width, mask=within, other=0.0).to(tl.float32)[None, :]
+        high_scale = tl.load(group + width, mask=column_exists, other=0.0).to(tl.float32)[None, :]
     sums = tl.dot(low, widen(bytes_of_two & 15, low_scale, low.dtype), sums, input_precision=PRECISION)
     return tl.dot(high, widen(bytes_of_two >> 4, high_scale, high.dtype), sums, input_precision=PRECISION)

@@ -21,10 +21,10 @@ class TritonNorm:
     """Provides rms_norm (see kernels/elementwise.py)."""
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         normed = torch.empty_like(x)
-        return normed, _launch(x, residual, weight, normed, None, eps, offset)
+        return normed, _launch(x, residual, weight, normed, None, eps, offset, scale)
 
     def before(self, weight: Any) -> Callable[..., tuple[Rows, Tensor]]:
         """The norm for rows that only products with `weight` read: quantised, if these read quantised rows."""
@@ -33,17 +33,32 @@ class TritonNorm:
         return self
 
     def quantized(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float, dtype: torch.dtype
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        offset: float,
+        scale: float = 1.0,
+        *,
+        dtype: torch.dtype,
     ) -> tuple[QuantizedRows, Tensor]:
         """`__call__` with the norm quantised to fp8 or int8, with the bits of quantize_rows."""
         normed = QuantizedRows.empty(x, x.shape[1], dtype)
-        return normed, _launch(x, residual, weight, normed.values, normed.scales, eps, offset)
+        return normed, _launch(x, residual, weight, normed.values, normed.scales, eps, offset, scale)
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, normed: Tensor, scales: Tensor | None, eps: float, offset: float
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    normed: Tensor,
+    scales: Tensor | None,
+    eps: float,
+    offset: float,
+    scale: float,
 ) -> Tensor:
-    """Fill `normed` and `scales`, and return x + residual, or x without one."""
+    """Fill `normed` and `scales`, and return (x + residual) * scale, or x without a residual."""
     rows, width = x.shape
     total = x if residual is None else torch.empty_like(x)
     if rows:
@@ -58,8 +73,10 @@ def _launch(
             width,
             eps,
             offset,
+            scale,
             HAS_RESIDUAL=residual is not None,
             HAS_OFFSET=offset != 0.0,
+            SCALED=scale != 1.0,
             LIMIT=0.0 if scales is None else LIMITS[normed.dtype],
             COLUMNS=block,
             num_warps=min(max(block // ELEMENTS_OF_WARP, 1), 16),
@@ -78,8 +95,10 @@ def _norm(
     width,
     eps,
     offset,
+    factor_of_sum,
     HAS_RESIDUAL: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    SCALED: tl.constexpr,
     LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: not quantised
     COLUMNS: tl.constexpr,
 ):
@@ -91,6 +110,8 @@ def _norm(
     wide = tl.load(x + first + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         wide += tl.load(residual + first + column, mask=inside, other=0.0).to(tl.float32)
+        if SCALED:
+            wide *= factor_of_sum
         tl.store(total + first + column, wide.to(dtype), mask=inside)
         wide = wide.to(dtype).to(tl.float32)
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)

@@ -21,7 +21,7 @@ class QuantizedRows(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor, width: int, dtype: torch.dtype) -> "QuantizedRows":
-        """Memory for as many rows as `like` has."""
+        """Allocates as many rows as `like` has."""
         rows = like.shape[0]
         values, scales = like.new_empty((rows, width), dtype=dtype), like.new_empty((rows, 1), dtype=torch.float32)
         return cls(values, scales, like.dtype)

@@ -25,6 +25,7 @@ def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
 def store(
     qkv: Tensor,
     heads: int,
+    kv_heads: int,
     weight: Tensor | None,
     cos_sin: Tensor,
     keys: Tensor,
@@ -34,9 +35,10 @@ def store(
     eps: float,
     offset: float,
 ) -> Tensor:
-    """PagedAttention.store. A token with a negative block is not stored. Pages have qkv's dtype or fp8. In fp8 a head's
-    part of a block is followed by its tokens' fp32 scales, which widens the pages' last dimension."""
-    _, kv_heads, block_size, _ = keys.shape
+    """PagedAttention.store; with 0 `kv_heads` of queries only. A token with a negative block is not stored. Pages have
+    qkv's dtype or fp8. In fp8 a head's part of a block is followed by its tokens' fp32 scales, which widens the pages'
+    last dimension."""
+    block_size = keys.shape[2]
     tokens, head_dim = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
     query = qkv.new_empty(tokens, heads, head_dim)
     if not tokens:
@@ -64,7 +66,7 @@ def store(
         offset,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        HAS_NORM=weight is not None,
+        NORMED=0 if weight is None else len(weight),
         HAS_OFFSET=offset != 0.0,
         LIMIT=LIMITS[keys.dtype] if quantized else 0.0,
         ROWS=rows,
@@ -114,7 +116,7 @@ def _store(
     offset,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NORMED: tl.constexpr,  # how many heads of a token are normed: queries, keys, values; or 0
     HAS_OFFSET: tl.constexpr,
     LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: pages have qkv's dtype
     ROWS: tl.constexpr,
@@ -133,19 +135,20 @@ def _store(
     high = tl.load(source + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
     turned = head < heads + kv_heads
     turning = inside & turned[:, None]
-    if HAS_NORM:
+    if NORMED > 0:
+        with_norm = inside & (head < NORMED)[:, None]
         scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / HEAD_DIM + eps)[:, None]
         factors = weight + head[:, None] * HEAD_DIM + place[None, :]
-        factor_low = tl.load(factors, mask=turning, other=0.0).to(tl.float32)
-        factor_high = tl.load(factors + HEAD_DIM // 2, mask=turning, other=0.0).to(tl.float32)
+        factor_low = tl.load(factors, mask=with_norm, other=0.0).to(tl.float32)
+        factor_high = tl.load(factors + HEAD_DIM // 2, mask=with_norm, other=0.0).to(tl.float32)
         if HAS_OFFSET:
             normed_low = (low * scale * (factor_low + offset)).to(dtype).to(tl.float32)
             normed_high = (high * scale * (factor_high + offset)).to(dtype).to(tl.float32)
         else:
             normed_low = ((low * scale).to(dtype).to(tl.float32) * factor_low).to(dtype).to(tl.float32)
             normed_high = ((high * scale).to(dtype).to(tl.float32) * factor_high).to(dtype).to(tl.float32)
-        low = tl.where(turned[:, None], normed_low, low)
-        high = tl.where(turned[:, None], normed_high, high)
+        low = tl.where((head < NORMED)[:, None], normed_low, low)
+        high = tl.where((head < NORMED)[:, None], normed_high, high)
     angles = cos_sin + token[:, None] * HEAD_DIM + place[None, :]
     cos = tl.load(angles, mask=turning, other=1.0)
     sin = tl.load(angles + HEAD_DIM // 2, mask=turning, other=0.0)
@@ -163,7 +166,7 @@ def _store(
     kept = (block >= 0) & (head >= heads)
     are_keys = kept & turned
     are_values = kept & (head >= heads + kv_heads)
-    kv_head = (head - heads) % kv_heads
+    kv_head = (head - heads) % tl.maximum(kv_heads, 1)
     page = block * block_stride + kv_head * head_stride
     inverse = slot
     if LIMIT > 0.0:

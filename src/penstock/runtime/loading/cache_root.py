@@ -13,7 +13,7 @@ from penstock.config import EngineConfig, stored_as
 from penstock.families import ModelSpec
 from penstock.kernels import Kernels, Platform
 
-SAMPLED_BYTES = 4096  # of each weight tensor; they enter the digest that distinguishes models
+SAMPLES, SAMPLED_BYTES = 16, 256  # parts of each weight tensor that enter the digest, and the size of each
 
 
 def cache_root(
@@ -30,13 +30,22 @@ def cache_root(
 
 
 def weights_digest(spec: ModelSpec, parameters: Mapping[str, Any]) -> str:
-    """Returns a digest of the spec, and of the beginning of each weight tensor."""
+    """Returns a digest of the spec, and of evenly spaced samples of each weight tensor: its beginning alone may be of
+    only one of several matrices that are stored as one."""
     digest = hashlib.sha256(repr(spec).encode())
     for name in sorted(parameters):
         for tensor in _tensors(parameters[name]):
-            flat = tensor.view(-1)[: SAMPLED_BYTES // tensor.itemsize]
-            digest.update(flat.view(torch.uint8).cpu().numpy().tobytes())
+            digest.update(_samples(tensor.view(-1).view(torch.uint8)).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _samples(data: Tensor) -> Tensor:
+    """Parts of an array of bytes, the first and the last among them; all of a small one."""
+    last = len(data) - SAMPLED_BYTES
+    if last <= SAMPLES * SAMPLED_BYTES:
+        return data
+    starts = (last * i // (SAMPLES - 1) for i in range(SAMPLES))
+    return torch.cat([data[start : start + SAMPLED_BYTES] for start in starts])
 
 
 def numerics(platform: Platform, kernels: Kernels) -> list[Any]:

@@ -21,7 +21,7 @@ def measured_capacity(
 ) -> Capacity:
     """The capacity of a runner. Its memory table is the planned one with real sizes of weights and KV cache."""
     groups = tuple(KVGroup(count, window) for count, window in zip(map(len, pages.groups), spec.windows, strict=True))
-    measured = {"weights": model.nbytes, "KV cache": pages.bytes}
+    measured = {"weights": model.nbytes, "KV cache": pages.bytes, "states": pages.states.nbytes}
     rows = tuple(MemoryRow(row.name, measured.get(row.name, row.bytes), row.note) for row in memory)
     return Capacity(
         config.block_size,
@@ -33,4 +33,5 @@ def measured_capacity(
         pools=spec.pooling is not None,
         whole_prompts=spec.pooling is not None and spec.pooling.whole_prompts,
         exact_drafts=exact_drafts,
+        shares=not spec.state_layers,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig, Place, detect_hardware, memory_table, size_memory, stored_as
+from penstock.config import EngineConfig, Place, detect_hardware, format_bytes, memory_table, size_memory, stored_as
 from penstock.families import ModelSpec, load_spec, model_facts, shard
 from penstock.kernels import Needs, check_kv_dtype, detect_platform, select_kernels, select_packing
 from penstock.messages import MemoryRow, NewSequence, SamplingParams, StepPlan, Work
@@ -46,7 +46,8 @@ def load_cpu_runner(
     policy of this thread and of threads that it starts.
     """
     hardware = detect_hardware()
-    torch.set_num_threads(config.threads or hardware.cores)
+    threads = config.threads or hardware.cores
+    torch.set_num_threads(threads)
     keep_freed_memory()
     interleave_memory()
     folder = Path(config.model)
@@ -55,25 +56,17 @@ def load_cpu_runner(
     spec = shard(whole, place)
     platform = detect_platform(config.device)
     if preload is None:
-        available = hardware.memory_available
-        num_blocks, memory = _memory(spec, config, num_blocks, available, native=bool(platform.isa))
+        num_blocks, memory = _memory(spec, config, num_blocks, hardware.memory_available, native=bool(platform.isa))
     else:
         num_blocks, memory = preload.memory.num_blocks, preload.memory.rows
     dtype = getattr(torch, config.dtype)
     needs = Needs(dtype, config.block_size, spec.head_dims, plain_scores=spec.plain_scores)
     check_kv_dtype(platform, needs, config.kv_dtype)
-    packing = None
-    if spec.packed:
-        packing = select_packing(platform, needs, config.quantization, config.quantization_group)
+    packing = select_packing(platform, needs, config.quantization, config.quantization_group) if spec.packed else None
     reading = None if preload is None else preload.matrices
     parameters = load_parameters(folder, spec, dtype, whole=whole, packing=packing, matrices=reading, progress=progress)
-    if place.rank == 0 and config.quantization != "none" and all(map(all, types := _stored(whole))):
-        logger.warning(
-            "--quantization %s has no effect: %s has no matrix of floats, %s",
-            config.quantization,
-            folder.name,
-            stored_as(config, platform.isa, types),
-        )
+    if place.rank == 0:
+        _warn_without_effect(config, whole, platform.isa)
     # The ranks connect after they have read the weights, so that they arrive at about the same time. Native kernels pin
     # this thread, and threads that it starts later inherit that: the weights' and the mesh's threads must run before.
     mesh = join_mesh(config, spec, place, rendezvous)
@@ -83,23 +76,14 @@ def load_cpu_runner(
     if kernels.session and spec.packed:  # torch's threads would compete with the session's threads for the processors
         torch.set_num_threads(1)
     root = cache_root(spec, parameters, config, platform, kernels)
-    pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype))
+    pages = KVPages(spec, num_blocks, config.block_size, getattr(torch, config.kv_dtype), rows=config.max_num_seqs)
     runner = ModelRunner(
         spec, parameters, kernels, config, pages, HostDevice(), cache_root=root, memory=memory, mesh=mesh
     )
-    began = time.perf_counter()
-    if spec.transformers is not None:
-        check_transformers(runner, config)
-    else:
-        _first_step(runner, min(config.max_model_len, 2))
-    stored = _stored(spec) if platform.isa else []
-    logger.info(
-        "weights in %s; %s; %s; first step in %.2f s",
-        stored_as(config, platform.isa if spec.packed else "", stored),
-        kernels.summary,
-        f"{threads} threads" if (threads := config.threads or hardware.cores) > 1 else "1 thread",
-        time.perf_counter() - began,
-    )
+    seconds = _timed_first_step(runner, spec, config)
+    _log_states(spec, config, pages)
+    stored = stored_as(config, platform.isa if spec.packed else "", _stored(spec) if platform.isa else [])
+    logger.info("weights in %s; %s; %s; first step in %.2f s", stored, kernels.summary, _team(threads), seconds)
     return runner
 
 
@@ -122,9 +106,42 @@ def _memory(
     return plan.num_blocks, plan.rows
 
 
+def _warn_without_effect(config: EngineConfig, whole: ModelSpec, isa: str) -> None:
+    """Logs a warning if --quantization finds no matrix to quantise."""
+    types = _stored(whole)
+    if config.quantization != "none" and all(map(all, types)):
+        logger.warning(
+            "--quantization %s has no effect: %s has no matrix of floats, %s",
+            config.quantization,
+            Path(config.model).name,
+            stored_as(config, isa, types),
+        )
+
+
 def _stored(spec: ModelSpec) -> list[tuple[str, ...]]:
     """Returns the GGUF types of each matrix that may be quantised."""
     return [p.stored for p in spec.parameters if p.kind not in ("vector", "router")]
+
+
+def _log_states(spec: ModelSpec, config: EngineConfig, pages: KVPages) -> None:
+    """Logs the size of a sequence's states, if the model has layers with states."""
+    if spec.state_layers:
+        each = format_bytes(pages.states.nbytes // config.max_num_seqs)
+        logger.info("each sequence has states of %s: no prefix cache, no speculation", each)
+
+
+def _team(threads: int) -> str:
+    return f"{threads} threads" if threads > 1 else "1 thread"
+
+
+def _timed_first_step(runner: ModelRunner, spec: ModelSpec, config: EngineConfig) -> float:
+    """Runs a first step, or the check of a model with transformers' code, and returns its seconds."""
+    began = time.perf_counter()
+    if spec.transformers is not None:
+        check_transformers(runner, config)
+    else:
+        _first_step(runner, min(config.max_model_len, 2))
+    return time.perf_counter() - began
 
 
 def _first_step(runner: ModelRunner, max_tokens: int) -> None:

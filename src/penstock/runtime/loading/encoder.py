@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,15 +12,15 @@ import torch
 from penstock.config import EngineConfig, detect_hardware, stored_as
 from penstock.families import ModelSpec
 from penstock.families.checkpoint.stored import CheckpointError
-from penstock.kernels.linear import TorchLinear
+from penstock.kernels import Needs, detect_platform, select_kernels
 from penstock.kernels.native.linear import NativeLinear
 from penstock.kernels.native.session import native_session
-from penstock.kernels.prepacked import ActivatedLinear, PrepackedLinear, SeparateActivation
 from penstock.messages import MemoryRow, NewSequence, PoolingParams, SamplingParams, StepPlan, Work
 from penstock.models.encoder import Encoder
 from penstock.runtime.encoder_runner import EncoderRunner
 from penstock.runtime.loading.allocator import keep_freed_memory
 from penstock.runtime.loading.cache_root import weights_digest
+from penstock.runtime.programs.recorded_encoder import RecordedEncoder
 from penstock.weights.load import load_parameters
 
 logger = logging.getLogger(__name__)
@@ -36,20 +37,24 @@ def load_encoder(
     threads = config.threads or detect_hardware().cores
     torch.set_num_threads(threads)
     keep_freed_memory()
-    parameters = load_parameters(Path(config.model), spec, getattr(torch, config.dtype), progress=progress)
+    dtype = getattr(torch, config.dtype)
+    parameters = load_parameters(Path(config.model), spec, dtype, progress=progress)
     root = json.dumps([torch.__version__, stored_as(config), weights_digest(spec, parameters)])
-    linear: ActivatedLinear = PrepackedLinear() if PrepackedLinear.available() else SeparateActivation(TorchLinear())
+    head_dims = tuple(layer.attention.head_dim for layer in spec.layers)  # type: ignore[attr-defined]
+    kernels = select_kernels(detect_platform(), Needs(dtype, head_dims=head_dims))
     if config.quantization == "int8":
-        linear = SeparateActivation(NativeLinear(native_session(threads=threads), quantized=True))
+        kernels = replace(kernels, linear=NativeLinear(native_session(threads=threads), quantized=True))
+    model, forward = Encoder(spec, parameters, kernels), None
+    if kernels.session:
         torch.set_num_threads(1)  # torch's threads would compete with the session's for the processors
-    runner = EncoderRunner(Encoder(spec, parameters, linear), config, spec, memory, cache_root=root)
+        if model.recordable:
+            recorded = RecordedEncoder(model, kernels.session, spec.hidden_size, dtype, config.max_model_len)
+            forward = recorded.forward
+    runner = EncoderRunner(model, config, spec, memory, cache_root=root, forward=forward)
     began = time.perf_counter()
     _first_step(runner)
     logger.info(
-        "weights in %s; torch's kernels%s; first step in %.2f s",
-        stored_as(config),
-        ", native products" if config.quantization == "int8" else "",
-        time.perf_counter() - began,
+        "weights in %s; %s; first step in %.2f s", stored_as(config), kernels.summary, time.perf_counter() - began
     )
     return runner
 

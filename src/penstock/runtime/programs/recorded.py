@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
-from penstock.kernels.native.structs import FiniteOp
+from penstock.kernels.native.step_structs import FiniteOp
 from penstock.models import Hidden
 from penstock.runtime.device import Found
 from penstock.runtime.native_step import NativeStep
@@ -50,6 +50,7 @@ class RecordedStep:
             for tensor in (arrays.token_ids, arrays.positions, arrays.blocks, arrays.offsets, step.hidden):
                 if tensor is not None:
                     self._forward.input(tensor, self._tokens)
+            self._forward.input(arrays.units, kernels.sequences)
             self._hidden = step.forward(capacity, attention)
         self._finite = torch.zeros(capacity.tokens, dtype=torch.bool)
         with session.record() as self._check:
@@ -150,7 +151,9 @@ class RecordedStep:
 
     def _bring_to_front(self, hidden: Hidden) -> None:
         """Put rows where the head reads them."""
-        for place, given in ((self._hidden.states, hidden.states), (self._hidden.attended, hidden.attended)):
+        ours, theirs = self._hidden, hidden
+        pairs = (ours.states, theirs.states), (ours.attended, theirs.attended), (ours.own, theirs.own)
+        for place, given in pairs:
             if place is not None and given is not None:
                 place[: len(given)] = given
 

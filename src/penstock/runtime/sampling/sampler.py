@@ -111,6 +111,11 @@ class Sampler:
     def remove(self, row: int) -> None:
         self._edited.pop(row, None)
 
+    def clear(self) -> None:
+        """Forget every row, also what was to be written on the device."""
+        self._edited, self._started = {}, []
+        self._written = set(range(len(self.rows.kind)))  # some may have edits there that were to be overwritten
+
     @property
     def has_edits(self) -> bool:
         """Whether any row's logits are edited."""

@@ -90,7 +90,7 @@ class Drafter:
         self._index = TokenIndex(len(tokens) + MARGIN)
         self._prediction = Cursor(prediction, TokenIndex(len(prediction)), 0) if prediction else None
         self._recent = recent
-        # Where two match equally long, the first one is taken.
+        # If two match equally many tokens, the first one is used.
         self._cursors: list[tuple[int, Cursor]] = []
         if self._prediction is not None:
             self._cursors.append((PREDICTION, self._prediction))

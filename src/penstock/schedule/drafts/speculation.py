@@ -31,6 +31,9 @@ class DraftCounts(NamedTuple):
     accepted_at: tuple[int, ...] = ()  # by place among the drafts of a unit
 
 
+NO_DRAFTS = DraftCounts()
+
+
 class Speculation:
     """Chooses drafts, and learns from results how many of them pay.
 
@@ -50,12 +53,9 @@ class Speculation:
         self._pays: dict[int, tuple[int, bool]] = {}  # by sequences: whether drafts could pay, until which step
         self._kinds: dict[int, int] = {}  # by sequence: of the drafts of outstanding plans
         self._forced: dict[int, tuple[int, ...]] = {}  # by sequence: the tokens that must follow its last one
+        self.counts = NO_DRAFTS
         self._drafts = self._drafted = self._accepted = 0
         self._accepted_at = [0] * self._most
-
-    @property
-    def counts(self) -> DraftCounts:
-        return DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
 
     # -- plans ------------------------------------------------------------------------------------------------
 
@@ -190,11 +190,18 @@ class Speculation:
                     self._note_drafts(sequence, unit.drafts, len(given.token_ids) - 1)
             if not drafted:
                 return  # a step with prompts
+            self.counts = DraftCounts(self._drafts, self._drafted, self._accepted, tuple(self._accepted_at))
         if drafted and (plain := self._times.plain(sequences, self._step)) is not None:
             for sequence, given in zip(step.sequences, result.results, strict=True):
                 lead = sequence.lead + len(given.token_ids) * plain - min(seconds, OUTLIER * tokens * plain)
                 sequence.lead = min(lead, MOST_LEAD * plain)
         self._times.note(sequences, drafted, seconds, self._step)
+
+    def dropped(self, step: Outstanding) -> None:
+        """Forget a step that has no result."""
+        self._forced = {}
+        for sequence in step.sequences:
+            self._kinds.pop(sequence.id, None)
 
     def _note_drafts(self, sequence: Sequence, count: int, accepted: int) -> None:
         kind = self._kinds.pop(sequence.id)

@@ -48,15 +48,18 @@ class Cursor:
 
     def follow(self, token: int) -> bool:
         """Move on by the sequence's next token. Returns True when the text foretold it."""
-        position = self.position
+        tokens, position, lost = self.tokens, self.position, self._place
         if position < 0:
             return False
-        if position < len(self.tokens) and self.tokens[position] == token:
+        if position < len(tokens) and tokens[position] == token:
             self.position = position + 1
             self.matched += 1
             return True
+        if not self.matched and position == lost + 1 and tokens[lost] == token:
+            self.position, self.matched = lost + 1, 1  # the token before was inserted, not put in the place of another
+            return True
         self._place = position
-        self.position = position + 1 if self.matched >= SURE else -1
+        self.position = position + 1 if self.matched >= SURE and position < len(tokens) else -1
         self.matched = 0
         return False
 

@@ -11,7 +11,7 @@ DEADLINE = 1.0  # seconds that compiling a grammar may take
 SourceKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 
-class Setup(msgspec.Struct, frozen=True):
+class Setup(msgspec.Struct, frozen=True, tag="grammars"):
     """The special tokens that grammars may name."""
 
     vocab_size: int

@@ -28,6 +28,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "unevaluatedProperties": (True,),
     "propertyNames": (True, {}),
 }
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
@@ -85,6 +86,11 @@ def _read_value(key: str, value: Any, place: str) -> Any:
         if not isinstance(value, dict):
             raise GrammarError(f"{place} is {_kind(value)}; it must be an object of schemas")
         return {name: _read(each, f"{place}/{name}"[:200]) for name, each in value.items()}
+    if key == "type":
+        for name in value if isinstance(value, list) else [value]:
+            if name not in TYPES:
+                shown = repr(name[:40]) if isinstance(name, str) else _kind(name)
+                raise GrammarError(f"the type at {place} is {shown}; it must be one of {', '.join(TYPES)}")
     return value
 
 

@@ -1,5 +1,5 @@
 // Found before the compiler's header of this name when the tests build the AVX512 and AMX kernels for a processor that
-// has neither: what those kernels use, lane by lane, after Intel's pseudocode.
+// lacks them: what those kernels use, lane by lane, after Intel's pseudocode.
 #pragma once
 
 #include_next <immintrin.h>
@@ -18,6 +18,7 @@ namespace emulated {
 
 using Words = int32_t __attribute__((vector_size(64)));
 using Unsigned = uint32_t __attribute__((vector_size(64)));
+using Longs = int64_t __attribute__((vector_size(64)));
 
 template <class To, class From>
 inline To as(const From& from) {
@@ -87,6 +88,12 @@ inline __m512 roundscale_ps(__m512 a, int mode) {
 inline __m512 mask_blend_ps(__mmask16 mask, __m512 a, __m512 b) {
   return floats([&](int i) { return mask >> i & 1 ? b[i] : a[i]; });
 }
+inline __m512 permutexvar_ps(__m512i places, __m512 x) {
+  return floats([&](int i) { return x[as<Words>(places)[i] & 15]; });
+}
+inline __m512 mask_permutexvar_ps(__m512 other, __mmask16 mask, __m512i places, __m512 x) {
+  return mask_blend_ps(mask, other, permutexvar_ps(places, x));
+}
 inline __m512 shuffle_f32x4(__m512 a, __m512 b, int order) {
   return floats([&](int i) {
     const int from = (order >> i / 4 * 2 & 3) * 4 + i % 4;
@@ -139,6 +146,31 @@ inline __m512i shuffle_epi8(__m512i a, __m512i places) {
   std::memcpy(&result, to, sizeof result);
   return result;
 }
+inline __m512i unpack_epi64(__m512i a, __m512i b, int half) {
+  const auto left = as<Longs>(a), right = as<Longs>(b);
+  Longs result;
+  for (int i = 0; i < 8; ++i) result[i] = i % 2 == 0 ? left[i + half] : right[i - 1 + half];
+  return as<__m512i>(result);
+}
+inline __m512i unpacklo_epi64(__m512i a, __m512i b) { return unpack_epi64(a, b, 0); }
+inline __m512i unpackhi_epi64(__m512i a, __m512i b) { return unpack_epi64(a, b, 1); }
+inline __m512i shuffle_i64x2(__m512i a, __m512i b, int order) {
+  return as<__m512i>(shuffle_f32x4(as<__m512>(a), as<__m512>(b), order));
+}
+// The lower or the upper four words of each 16 bytes.
+inline __m512i shuffle_words(__m512i a, int order, int first) {
+  uint16_t from[32], to[32];
+  std::memcpy(from, &a, sizeof from);
+  std::memcpy(to, &a, sizeof to);
+  for (int i = 0; i < 32; i += 8) {
+    for (int j = 0; j < 4; ++j) to[i + first + j] = from[i + first + (order >> 2 * j & 3)];
+  }
+  __m512i result;
+  std::memcpy(&result, to, sizeof result);
+  return result;
+}
+inline __m512i shufflelo_epi16(__m512i a, int order) { return shuffle_words(a, order, 0); }
+inline __m512i shufflehi_epi16(__m512i a, int order) { return shuffle_words(a, order, 4); }
 inline __m512i loadu_si512(const void* p) { return as<__m512i>(loadu_ps(p)); }
 inline void storeu_si512(void* p, __m512i x) { std::memcpy(p, &x, sizeof x); }
 inline __m512i and_si512(__m512i a, __m512i b) { return a & b; }
@@ -209,6 +241,28 @@ inline __m512i dpwssd_epi32(__m512i sums, __m512i a, __m512i b) {
     return all[i] + left[2 * i] * right[2 * i] + left[2 * i + 1] * right[2 * i + 1];
   });
 }
+// Sums of bf16 products. The order of a pair's two additions is the instruction's; denormals are not flushed.
+inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
+  return floats([&, left = as<Unsigned>(a), right = as<Unsigned>(b)](int i) {
+    const auto product = [&](uint32_t x, uint32_t y) { return as<float>(x) * as<float>(y); };
+    const float odd = sums[i] + product(left[i] & 0xffff0000u, right[i] & 0xffff0000u);
+    return odd + product(left[i] << 16, right[i] << 16);
+  });
+}
+// To the nearest, ties to even. Denormals become zeros, and a NaN stays one.
+inline __m256i cvtneps_pbh(__m512 x) {
+  uint16_t all[16];
+  for (int i = 0; i < 16; ++i) {
+    const auto bits = as<Unsigned>(x)[i];
+    const uint32_t exponent = bits & 0x7f800000, sign = bits & 0x80000000;
+    const bool nan = x[i] != x[i];
+    const uint32_t rounded = nan ? bits | 0x400000 : exponent == 0 ? sign : bits + 0x7fff + (bits >> 16 & 1);
+    all[i] = static_cast<uint16_t>(rounded >> 16);
+  }
+  __m256i result;
+  std::memcpy(&result, all, sizeof result);
+  return result;
+}
 inline __m256i maskz_loadu_epi16(__mmask16 mask, const void* p) {
   uint16_t all[16] = {};
   for (int i = 0; i < 16; ++i) {
@@ -258,6 +312,10 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_roundscale_ps emulated::roundscale_ps
 #undef _mm512_mask_blend_ps
 #define _mm512_mask_blend_ps emulated::mask_blend_ps
+#undef _mm512_permutexvar_ps
+#define _mm512_permutexvar_ps emulated::permutexvar_ps
+#undef _mm512_mask_permutexvar_ps
+#define _mm512_mask_permutexvar_ps emulated::mask_permutexvar_ps
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated::shuffle_f32x4
 #undef _mm512_cmp_ps_mask
@@ -280,6 +338,16 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_reduce_add_epi32 emulated::reduce_add_epi32
 #undef _mm512_shuffle_epi8
 #define _mm512_shuffle_epi8 emulated::shuffle_epi8
+#undef _mm512_unpacklo_epi64
+#define _mm512_unpacklo_epi64 emulated::unpacklo_epi64
+#undef _mm512_unpackhi_epi64
+#define _mm512_unpackhi_epi64 emulated::unpackhi_epi64
+#undef _mm512_shuffle_i64x2
+#define _mm512_shuffle_i64x2 emulated::shuffle_i64x2
+#undef _mm512_shufflelo_epi16
+#define _mm512_shufflelo_epi16 emulated::shufflelo_epi16
+#undef _mm512_shufflehi_epi16
+#define _mm512_shufflehi_epi16 emulated::shufflehi_epi16
 #undef _mm512_loadu_si512
 #define _mm512_loadu_si512 emulated::loadu_si512
 #undef _mm512_storeu_si512
@@ -322,6 +390,10 @@ inline void mask_storeu_epi16(void* p, __mmask16 mask, __m256i x) {
 #define _mm512_srai_epi16 emulated::srai_epi16
 #undef _mm512_dpwssd_epi32
 #define _mm512_dpwssd_epi32 emulated::dpwssd_epi32
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps emulated::dpbf16_ps
+#undef _mm512_cvtneps_pbh
+#define _mm512_cvtneps_pbh emulated::cvtneps_pbh
 #undef _mm256_maskz_loadu_epi16
 #define _mm256_maskz_loadu_epi16 emulated::maskz_loadu_epi16
 #undef _mm256_mask_storeu_epi16

@@ -2,18 +2,21 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import grpc
 import orjson
 
-from penstock.frontend.errors import APIError
+from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.access import Access
 from penstock.frontend.http.asgi import Headers, Message, Send
 from penstock.frontend.http.inner import InnerRequest
+from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import HEADER, MOST
 
 _CODES = {
@@ -27,6 +30,7 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+_log = logging.getLogger("penstock.frontend")
 _PASSED_ON = ("authorization", "x-api-key", "x-request-id", "traceparent", "tracestate")  # of a call's metadata
 _ANSWERED = (b"x-request-id", b"retry-after")  # headers that go into the metadata of an answer
 
@@ -58,6 +62,47 @@ class Calls:
     def __init__(self, app: Access, *, tls: bool) -> None:
         self._app = app
         self._scheme = "https" if tls else "http"
+
+    @property
+    def limits(self) -> RequestLimits:
+        return self._app.limits
+
+    def stream(self) -> AbstractContextManager[None]:
+        """Counts a stream as long as the block runs. Raises APIError 429 if too many are open."""
+        return self._app.open_socket()
+
+    async def check_key(self, context: Any) -> None:
+        """Ends a call that has no valid key. Called before anything of its messages is received."""
+        try:
+            self._app.check_key(_headers(context, None))
+        except APIError:
+            await fail(context, await self.ask(context, "/v2"))  # refused by the app, which counts and logs it
+
+    async def receive(self, context: Any) -> bytes:
+        """The one message of a call. Raises APIError 400 or 408."""
+        try:
+            async with asyncio.timeout(self.limits.body_timeout):
+                message = await context.read()
+        except TimeoutError:
+            seconds = self.limits.body_timeout
+            raise APIError(408, f"the message did not arrive within {seconds:g} s", code="body_timeout") from None
+        if not isinstance(message, bytes):
+            raise invalid("the call ended without a message")
+        return message
+
+    async def write(self, context: Any, message: Any, handler: "asyncio.Task[None] | None" = None) -> None:
+        """Sends a message. Cancels the call if its client does not read for too long: a status would not reach it
+        either. `handler` is the call's task; None: the current one."""
+        handler = handler or asyncio.current_task()
+        assert handler is not None
+        if handler.cancelling():
+            return
+        try:
+            async with asyncio.timeout(self.limits.write_timeout):
+                await context.write(message)
+        except TimeoutError:
+            _log.info("a gRPC call is cancelled: its client reads nothing for %g s", self.limits.write_timeout)
+            handler.cancel()
 
     async def ask(self, context: Any, path: str, body: bytes | None = None) -> HTTPAnswer:
         """Returns the app's answer. Without a body, the request is a GET request."""

@@ -17,17 +17,19 @@ _MIN_PING_SECONDS = 10  # between the pings of a client that keeps its connectio
 class GRPCServer:
     """Answers KServe's gRPC service through the app, which has the limits, the keys and the logs."""
 
-    def __init__(self, app: Access, host: str, port: int, tls: TLS | None = None) -> None:
+    def __init__(self, app: Access, host: str, port: int, tls: TLS | None = None, *, shares_port: bool = False) -> None:
+        """With `shares_port`, other processes may listen on it, too."""
         self._app = app
         self.address = f"{host}:{port}"
         self._tls = tls
+        self._shares_port = shares_port
         self._server: Any = None
 
     async def start(self) -> None:
         """Begins to answer. Raises OSError if the address cannot be used."""
         limits = self._app.limits
         options = [
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(self._shares_port)),
             ("grpc.max_receive_message_length", limits.max_body_bytes + _ENVELOPE_BYTES),
             ("grpc.max_send_message_length", limits.max_answer_bytes + _ENVELOPE_BYTES),
             ("grpc.max_metadata_size", limits.max_header_bytes),

@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 import orjson
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 
-from penstock.frontend.errors import APIError
+from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.asgi import Message
 from penstock.frontend.http.sse import STREAM_TYPE, sse_data
 from penstock.frontend.kserve.grpc.calls import Calls, HTTPAnswer, fail
@@ -22,9 +23,15 @@ from penstock.frontend.kserve.grpc.messages import (
     SERVICE_UNKNOWN,
     SERVING,
 )
+from penstock.frontend.kserve.grpc.parts import check_parts
 from penstock.frontend.kserve.grpc.tensors import InferInputs, empty_answer, infer_answer
 
 _LOOK_SECONDS = 0.5  # between looks at the health of a server that is watched
+_MAX_WATCHES = 64  # of the server's health at a time; they need no key
+_MAX_NAME_CHARS = 4096  # of a model, which may be the path of a folder
+_MAX_ID_CHARS = 1024  # of a request's id in the message of its error
+
+Handle = Callable[[Any, Any], Awaitable[Any]]  # of a message and the call's context: the answer
 
 
 class _Simple(NamedTuple):
@@ -34,12 +41,13 @@ class _Simple(NamedTuple):
     answer: str
     path: str
     posts: bool = False
+    is_open: bool = False  # it needs no key
     flag: str = ""  # the field of the answer that says whether the route's status is 200; "": it has the JSON's fields
 
 
 _SIMPLE = {
-    "ServerLive": _Simple("Empty", "Live", "/v2/health/live", flag="live"),
-    "ServerReady": _Simple("Empty", "Ready", "/v2/health/ready", flag="ready"),
+    "ServerLive": _Simple("Empty", "Live", "/v2/health/live", is_open=True, flag="live"),
+    "ServerReady": _Simple("Empty", "Ready", "/v2/health/ready", is_open=True, flag="ready"),
     "ModelReady": _Simple("ModelName", "Ready", "{}/ready", flag="ready"),
     "ServerMetadata": _Simple("Empty", "Server", "/v2"),
     "ModelMetadata": _Simple("ModelName", "Model", "{}"),
@@ -56,19 +64,51 @@ def handlers(calls: Calls, most_at_once: int) -> list[grpc.GenericRpcHandler]:
     """The handlers of the services. `most_at_once`: requests of one stream that run at a time."""
     infer = _Infer(calls, most_at_once)
     health = _Health(calls)
-    methods = {name: _unary(_simple(calls, name, method), method.request) for name, method in _SIMPLE.items()}
-    methods["ModelInfer"] = _unary(infer.whole, "InferRequest")
-    methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-        infer.stream, MESSAGES["InferRequest"].FromString, _encode
-    )
+    methods = {
+        name: _one(calls, _simple(calls, name, method), method.request, is_open=method.is_open)
+        for name, method in _SIMPLE.items()
+    }
+    methods["ModelInfer"] = _one(calls, infer.whole, "InferRequest")
+    methods["ModelStreamInfer"] = _handler(infer.stream)
     of_health = {
-        "Check": _unary(health.check, "HealthRequest"),
-        "Watch": grpc.unary_stream_rpc_method_handler(health.watch, MESSAGES["HealthRequest"].FromString, _encode),
+        "Check": _one(calls, health.check, "HealthRequest", is_open=True),
+        "Watch": _handler(health.watch),
     }
     return [
         grpc.method_handlers_generic_handler(INFERENCE, methods),
         grpc.method_handlers_generic_handler(HEALTH, of_health),
     ]
+
+
+def _handler(run: Callable[[Any, Any], Awaitable[None]]) -> Any:
+    """A method that receives and sends its messages itself. Those received are bytes."""
+    return grpc.stream_stream_rpc_method_handler(run, None, _encode)
+
+
+def _one(calls: Calls, handle: Handle, request: str, *, is_open: bool = False) -> Any:
+    """A method with one message and one answer."""
+
+    async def run(_: Any, context: Any) -> None:
+        if not is_open:
+            await calls.check_key(context)
+        try:
+            answer = await handle(_read(request, await calls.receive(context)), context)
+        except APIError as error:
+            await fail(context, error)
+        else:
+            await calls.write(context, answer)
+
+    return _handler(run)
+
+
+def _read(name: str, data: bytes) -> Any:
+    """Decodes a message. Raises APIError 400."""
+    if name == "InferRequest":
+        check_parts(data)
+    try:
+        return MESSAGES[name].FromString(data)
+    except DecodeError as error:
+        raise invalid(f"the message cannot be decoded: {error}") from error
 
 
 class _Infer:
@@ -78,38 +118,46 @@ class _Infer:
 
     async def whole(self, request: Any, context: Any) -> Any:
         """ModelInfer: one answer with the whole text."""
-        try:
-            body = InferInputs(request).body()
-        except APIError as error:
-            await fail(context, error)
-        else:
-            return infer_answer(await self._calls.answer(context, _model(request) + "/infer", body))
+        body = InferInputs(request).body()
+        return infer_answer(await self._calls.answer(context, _model(request) + "/infer", body))
 
-    async def stream(self, requests: AsyncIterator[Any], context: Any) -> None:
+    async def stream(self, _: Any, context: Any) -> None:
         """ModelStreamInfer: requests run at the same time; each has any number of answers, in order. A request that
         fails does not end the others. When too many run, the next ones wait, and then the client does."""
+        await self._calls.check_key(context)
+        try:
+            with self._calls.stream():
+                await self._answers(context)
+        except APIError as error:
+            await fail(context, error)
+
+    async def _answers(self, context: Any) -> None:
         turns = asyncio.Semaphore(self._most_at_once)
         writing = asyncio.Lock()  # a call has one write at a time
+        handler = asyncio.current_task()
 
         async def write(answer: Any) -> None:
             async with writing:
                 with contextlib.suppress(grpc.aio.BaseError):  # the client has gone: this call is cancelled next
-                    await context.write(answer)
+                    await self._calls.write(context, answer, handler)
 
-        async def run(request: Any) -> None:
+        async def run(data: bytes) -> None:
             try:
-                await self._answer(request, context, write)
+                await self._answer(data, context, write)
             finally:
                 turns.release()
 
         async with asyncio.TaskGroup() as tasks:
-            async for request in requests:
+            while isinstance(data := await context.read(), bytes):
                 await turns.acquire()
-                tasks.create_task(run(request))
+                tasks.create_task(run(data))
 
-    async def _answer(self, request: Any, context: Any, write: Callable[[Any], Awaitable[None]]) -> None:
+    async def _answer(self, data: bytes, context: Any, write: Callable[[Any], Awaitable[None]]) -> None:
         """Sends the answers to one request of a stream."""
+        request = MESSAGES["InferRequest"]()
         try:
+            request = _read("InferRequest", data)
+            path = _model(request)
             inputs = InferInputs(request)
             body = inputs.body()
         except APIError as error:
@@ -117,12 +165,12 @@ class _Infer:
             return
         if inputs.streams:
             reply = _StreamedReply(request, write)
-            await self._calls.send(context, _model(request) + "/infer_stream", body, reply.send)
+            await self._calls.send(context, path + "/infer_stream", body, reply.send)
             failed = await reply.end()
             if inputs.empty_final and not failed:
                 await write(MESSAGES["StreamAnswer"](infer_response=empty_answer(request)))
             return
-        answer = await self._calls.ask(context, _model(request) + "/infer", body)
+        answer = await self._calls.ask(context, path + "/infer", body)
         if answer.status >= 400:
             await write(_stream_error(request, answer.message))
         else:
@@ -166,6 +214,7 @@ class _Health:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
+        self._watches = 0
 
     async def check(self, request: Any, context: Any) -> Any:
         if request.service not in ("", INFERENCE, HEALTH):
@@ -173,32 +222,44 @@ class _Health:
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
         return await self._answer(context)
 
-    async def watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Yields the status now, and whenever it changes."""
-        if request.service not in ("", INFERENCE, HEALTH):
-            yield MESSAGES["HealthAnswer"](status=SERVICE_UNKNOWN)
-            return
-        last = None
-        while True:
-            answer = await self._answer(context)
-            if answer != last:
-                last = answer
-                yield answer
-            await asyncio.sleep(_LOOK_SECONDS)
+    async def watch(self, _: Any, context: Any) -> None:
+        """Sends the status now, and whenever it changes."""
+        if self._watches >= _MAX_WATCHES:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MAX_WATCHES} clients watch this server's health, the limit; call Check instead",
+            )
+        self._watches += 1
+        try:
+            request = _read("HealthRequest", await self._calls.receive(context))
+            if request.service not in ("", INFERENCE, HEALTH):
+                await self._calls.write(context, MESSAGES["HealthAnswer"](status=SERVICE_UNKNOWN))
+                return
+            last = None
+            while True:
+                answer = await self._answer(context)
+                if answer != last:
+                    last = answer
+                    await self._calls.write(context, answer)
+                await asyncio.sleep(_LOOK_SECONDS)
+        except APIError as error:
+            await fail(context, error)
+        finally:
+            self._watches -= 1
 
     async def _answer(self, context: Any) -> Any:
         ready = (await self._calls.ask(context, "/v2/health/ready")).status == 200
         return MESSAGES["HealthAnswer"](status=SERVING if ready else NOT_SERVING)
 
 
-def _simple(calls: Calls, name: str, method: _Simple) -> Callable[[Any, Any], Awaitable[Any]]:
+def _simple(calls: Calls, name: str, method: _Simple) -> Handle:
     """The handler of a method without inference."""
 
     async def handle(request: Any, context: Any) -> Any:
         path = method.path
         if "{}" in path:
             loaded = method.request == "LoadedModel"
-            path = path.format(request.model_name if loaded else _versioned(request.name, request.version))
+            path = path.format(_bounded(request.model_name) if loaded else _versioned(request.name, request.version))
         answer = await calls.ask(context, path, b"{}" if method.posts else None)
         if method.flag and answer.status in (200, 404, 503):
             return MESSAGES[method.answer](**{method.flag: answer.status == 200})
@@ -212,10 +273,6 @@ def _simple(calls: Calls, name: str, method: _Simple) -> Callable[[Any, Any], Aw
     return handle
 
 
-def _unary(handle: Callable[[Any, Any], Awaitable[Any]], request: str) -> Any:
-    return grpc.unary_unary_rpc_method_handler(handle, MESSAGES[request].FromString, _encode)
-
-
 def _encode(message: Any) -> bytes:
     encoded: bytes = message.SerializeToString()
     return encoded
@@ -226,9 +283,17 @@ def _model(request: Any) -> str:
 
 
 def _versioned(model: str, version: str) -> str:
-    return f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
+    return f"/v2/models/{_bounded(model)}" + (f"/versions/{_bounded(version)}" if version else "")
+
+
+def _bounded(name: str) -> str:
+    """A part of a path. Raises APIError 400 if it is too long."""
+    if len(name) > _MAX_NAME_CHARS:
+        raise invalid(f"a name has {len(name)} characters; the limit is {_MAX_NAME_CHARS}: shorten it", "model_name")
+    return name
 
 
 def _stream_error(request: Any, message: str) -> Any:
     """The message for a request that failed. It has the request's id, for clients that read it."""
-    return MESSAGES["StreamAnswer"](error_message=message, infer_response=MESSAGES["InferAnswer"](id=request.id))
+    answer = MESSAGES["InferAnswer"](id=request.id[:_MAX_ID_CHARS])
+    return MESSAGES["StreamAnswer"](error_message=message, infer_response=answer)

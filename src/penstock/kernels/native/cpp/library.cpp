@@ -24,6 +24,7 @@ bool has_avx2() {
 
 #ifdef PENSTOCK_EMULATED  // the tests' build: see tests/kernels/native/emulation
 [[maybe_unused]] bool has_avx512() { return true; }
+[[maybe_unused]] bool has_avx512_bf16() { return true; }
 [[maybe_unused]] bool has_amx() { return true; }
 #else
 [[maybe_unused]] bool has_avx512() {
@@ -31,6 +32,8 @@ bool has_avx2() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
 }
+
+[[maybe_unused]] bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 #ifdef PENSTOCK_AMX
 // A Linux process must request the tile registers once, before it starts threads.
@@ -53,6 +56,9 @@ struct Choice {
 const Choice kBestFirst[] = {
 #ifdef PENSTOCK_AMX
     {&kAmx, has_amx},
+#endif
+#ifdef PENSTOCK_AVX512_BF16
+    {&kAvx512Bf16, has_avx512_bf16},
 #endif
 #ifdef PENSTOCK_AVX512
     {&kAvx512, has_avx512},
@@ -96,6 +102,7 @@ struct ThreadTeam {
 
   size_t shared_bytes(const Op& op) const {
     if (op.code == OpCode::linear) return isa.linear_shared_bytes(op.linear);
+    if (op.code == OpCode::recurrence) return recurrence_shared_bytes(op.recurrence);
     return op.code == OpCode::experts ? isa.experts_shared_bytes(op.experts) : 0;
   }
 
@@ -125,6 +132,12 @@ struct ThreadTeam {
         return advance(worker, op.advance);
       case OpCode::finite:
         return finite(worker, op.finite);
+      case OpCode::recurrence:
+        return isa.recurrence(worker, op.recurrence);
+      case OpCode::gate:
+        return isa.gate(worker, op.gate);
+      case OpCode::latent:
+        return isa.latent(worker, op.latent);
       case OpCode::count:
         return;
     }

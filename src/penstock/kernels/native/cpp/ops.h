@@ -1,10 +1,11 @@
-// The structs that Python passes, one per op. `native/structs.py` mirrors them field by field.
+// The structs that Python passes, one per op. `native/structs.py` and `step_structs.py` mirror them field by field.
 //
 // Shapes are in elements. Sizes that vary by step (rows, sequences, items) are read through pointers, so that a
 // recorded program can be run again after changing only these numbers. Matrices are row-major, and rows are dense
 // unless a stride is given.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace penstock {
@@ -63,6 +64,9 @@ enum class OpCode : int32_t {
   fill,
   advance,
   finite,
+  recurrence,
+  gate,
+  latent,
   count
 };
 
@@ -96,9 +100,9 @@ struct NormOp {
   const void* weight;
   const void* bias;  // or null
   void* normed;
-  void* sum;  // x + residual; null without a residual
+  void* sum;  // (x + residual) * scale; null without a residual
   int64_t width;
-  float eps, offset;
+  float eps, offset, scale;
   int32_t centered;
   Dtype dtype;
 };
@@ -106,6 +110,9 @@ struct NormOp {
 // out = (x weight^T + bias) * scale, then either + residual, or an epilogue. With a gated one every block of 16 columns
 // is 8 of the gate and the 8 of the other half that belong to them. With a softcap the result is
 // softcap * tanh(result / softcap).
+//
+// With several heads, x is [rows][heads][k], and head i is multiplied with rows [i * n / heads, (i + 1) * n / heads) of
+// the weight, which are whole blocks of columns.
 struct LinearOp {
   const int64_t* rows;
   const void* x;
@@ -117,16 +124,18 @@ struct LinearOp {
   Dtype dtype;      // of x, bias, residual
   Dtype out_dtype;  // of out
   float scale, softcap;  // 1 and 0: none
+  int64_t heads;         // 1: one x for the whole weight
 };
 
 // A token's experts: the `slots` largest scores, which are the softmax of its logits or with `sigmoid` that of each.
 // `bias` is added to scores for the choice alone. Of `groups` groups of experts only the best `kept` take part: those
 // with the largest score, or with `by_pairs` the largest sum of two. The weights are the scores, with `normalize` scaled
-// to a sum of 1, times `scale`.
+// to a sum of 1, times `scale` and the expert's of `scales`.
 struct RouteOp {
   const int64_t* rows;
   const float* logits;  // [rows][count]
   const float* bias;    // [count], or null
+  const float* scales;  // [count], or null
   int64_t* experts;     // [rows][slots]
   float* weights;       // [rows][slots]
   int64_t count, slots;
@@ -175,7 +184,7 @@ struct RotationOp {
 struct CacheOp {
   const int64_t* rows;
   const void* qkv;     // [rows][heads + 2 kv_heads][head_dim]
-  const void* weight;  // [heads + kv_heads][head_dim], or null
+  const void* weight;  // [heads + kv_heads][head_dim], with norm_values [heads + 2 kv_heads][head_dim]; or null
   const float* rotation;
   const int64_t* blocks;   // [rows]
   const int64_t* offsets;  // [rows]
@@ -186,8 +195,28 @@ struct CacheOp {
   int64_t block_stride, head_stride;
   float eps, offset;
   int32_t whole;
+  int32_t norm_values;
   Dtype dtype;
   Dtype page_dtype;
+};
+
+// The queries and the cache of latent attention. A token's latent, `rank` values, and its rotated key, `rope` values, are
+// what all heads' queries meet: a key of one head of rank + rope values, stored as CacheOp stores keys. A query is the
+// head's part in the latents' space, then its rotated part.
+struct LatentOp {
+  const int64_t* rows;
+  const void* absorbed;  // [rows][heads][rank]
+  const void* rotated;   // [rows][heads][rope], not rotated yet
+  const void* latent;    // [rows][rank]
+  const void* key;       // [rows][rope], not rotated yet
+  const float* rotation;
+  const int64_t* blocks;   // [rows]
+  const int64_t* offsets;  // [rows]
+  void* query;             // [rows][heads][rank + rope]
+  void* pages;
+  int64_t heads, rank, rope, block_size;
+  int64_t block_stride;
+  Dtype dtype;  // of the pages too
 };
 
 struct AttentionItem {  // queries of one sequence, over all segments that they see or over one of them
@@ -211,17 +240,18 @@ struct AttentionOp {
   int64_t table_stride;
   const void* query;
   const void* keys;
-  const void* values;
-  void* out;
-  float* partials;  // [partial][kv_heads][group of heads][head_dim + 2]: sums, then maximum and weight
-  int64_t heads, kv_heads, head_dim, block_size;
+  const void* values;  // null: the first value_dim values of a key are its value too
+  void* out;           // [rows][heads][value_dim]
+  float* partials;     // [partial][kv_heads][group of heads][value_dim + 2]: sums, then maximum and weight
+  int64_t heads, kv_heads, head_dim, value_dim, block_size;
   int64_t block_stride, head_stride;
-  int64_t window;
+  int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
   float softcap;       // of scores: softcap * tanh(score / softcap); 0: none
   const float* sinks;  // [heads], or null: the score of a further position without a value, which all queries see
   Dtype dtype;
   Dtype page_dtype;
+  int32_t bidirectional;  // queries also see later tokens of their sequence, within the window on that side too
 };
 
 enum class Choosing : int32_t { greedy = 0, plain = 1, filtered = 2, top_k = 3 };  // a row's token; plain: no filter
@@ -334,6 +364,47 @@ struct FiniteOp {  // whether a row holds neither NaN nor infinity
   Dtype dtype;
 };
 
+// A layer with a state: a gated delta net or, with `skip`, Mamba 2. See kernels/recurrence.py for the maths.
+struct RecurrenceOp {
+  const int64_t* rows;       // tokens
+  const int64_t* sequences;  // units
+  const int32_t* units;      // [lines][units_stride], see UnitLine
+  int64_t units_stride;
+  const void* inputs;  // [rows][channels + heads * value_dim]: queries, keys, values, gates
+  const float* rates;  // [rows][heads], of a delta net [rows][2][heads]
+  // [row of the batch][state_stride]: of each head [value_dim / 16][key_dim][16], the last 16 or fewer; then
+  // [taps - 1][channels].
+  float* states;
+  int64_t state_stride;
+  const float* conv;       // [taps][channels]
+  const float* conv_bias;  // [channels], or null
+  const float* decay;      // [heads]
+  const float* step_bias;  // [heads]
+  const float* skip;       // [heads], or null
+  const float* norm;       // [norm_size]
+  void* out;               // [rows][heads * value_dim]
+  int64_t key_heads, heads, key_dim, value_dim, taps;
+  int64_t norm_width, norm_size;
+  float eps;
+  Dtype dtype;  // of inputs and out
+};
+
+// What convolved channels and unfinished outputs take in float32.
+inline size_t recurrence_shared_bytes(const RecurrenceOp& op) {
+  const int64_t values = op.heads * op.value_dim, channels = 2 * op.key_heads * op.key_dim + values;
+  return static_cast<size_t>(*op.rows * (channels + values)) * sizeof(float);
+}
+
+struct GateOp {  // out = x * sigmoid(gate), or with `plain` x * gate
+  const int64_t* rows;
+  const void* x;  // [rows][width], as the others
+  const void* gate;
+  void* out;
+  int64_t width;
+  int32_t plain;
+  Dtype dtype;
+};
+
 struct Op {
   OpCode code;
   union {
@@ -349,6 +420,9 @@ struct Op {
     FillOp fill;
     AdvanceOp advance;
     FiniteOp finite;
+    RecurrenceOp recurrence;
+    GateOp gate;
+    LatentOp latent;
   };
 };
 

@@ -9,6 +9,7 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
+constexpr int64_t kWideQueries = 48;  // from this many rows on, widening lines beforehand is faster
 constexpr int64_t kMostHeads = 8;  // that are computed together: their scores stay in the L1 and L2 caches
 
 // The results of a tile's rows so far, or for one segment.
@@ -18,12 +19,13 @@ struct Seen {
   float* sums;  // [rows][head_dim]
 };
 
-// Attention over pages of type Page. kTiles: bf16 queries are multiplied by tile registers (see attention_amx.h).
+// Attention over pages of type Page. kTiles: bf16 queries are multiplied by tile registers (see amx/attention.h).
 template <class Page, bool kTiles = false>
 class AttentionTile {
   using Dot = typename PageDots<Page>::Dot;
   static constexpr bool kScaled = Dot::kInteger;
-  using Query = std::conditional_t<kTiles, uint16_t, std::conditional_t<kScaled, int16_t, float>>;
+  using Query = std::conditional_t<kTiles, uint16_t, typename Dot::Piece>;
+  static constexpr bool kUnscaled = std::is_same_v<Query, uint16_t>;  // bf16 queries as they are: scores are scaled
   using Weight = Query;
   using Word = typename Dot::Word;
   static constexpr int64_t kWordValues = Factors<Dot>::kWordValues;
@@ -37,7 +39,8 @@ class AttentionTile {
     const int64_t start = op.query_start[sequence], length = op.query_start[sequence + 1] - start;
     position_ = op.context_lens[sequence] - length + first;
     begin_ = first_seen(position_);
-    end_ = position_ + count;
+    length_ = op.context_lens[sequence];
+    end_ = seen_before(position_ + count - 1);
     table_ = op.block_tables + sequence * op.table_stride;
     row_ = start + first;
     const int64_t dim = op.head_dim;
@@ -45,10 +48,12 @@ class AttentionTile {
     runs_.head_stride = op.head_stride;
     runs_.key_stride = op.block_size * 4;
     runs_.dim = dim;
+    runs_.value_dim = op.value_dim;
     stride_ = kTiles ? divide_up(rows_, 16) * 16 : rows_;
     const int64_t room = heads * stride_;
     const int64_t words = kTiles ? 8 * dim : widened_words(dim);
-    const int64_t needed = room * (3 * dim + 2 * kRowStride) + 6 * (room + 15) + words;
+    const int64_t copied = op.values == nullptr ? kSegment * op.value_dim * static_cast<int64_t>(sizeof(Page)) / 4 : 0;
+    const int64_t needed = room * (dim + 2 * op.value_dim + 2 * kRowStride) + 6 * (room + 15) + words + copied + 15;
     auto* memory = reinterpret_cast<float*>(worker.own(needed * sizeof(float)));
     const auto take = [&](int64_t floats) {
       float* taken = memory;
@@ -60,19 +65,24 @@ class AttentionTile {
     weights_ = reinterpret_cast<Weight*>(sizeof(Weight) == 4 ? scores_ : take(room * kRowStride / 2));
     query_scales_ = take(room);
     weight_scales_ = take(room);
-    all_ = {take(room), take(room), take(room * dim)};
-    one_ = {take(room), take(room), take(room * dim)};
+    all_ = {take(room), take(room), take(room * op.value_dim)};
+    one_ = {take(room), take(room), take(room * op.value_dim)};
     words_ = take(words);
+    copied_ = reinterpret_cast<Page*>(take(copied));
     each_row([&](int64_t row) { put_query(row); });
   }
 
   // Computes all segments one after the other, into the output.
   void run() {
+    if (op_.bidirectional && op_.sinks == nullptr && end_ <= (begin_ / kSegment + 1) * kSegment) {
+      attend(begin_ / kSegment, all_);  // nothing to merge: every row sees its own position
+      return write(all_);
+    }
     start();
     for (int64_t segment = begin_ / kSegment; segment * kSegment < end_; ++segment) {
       attend(segment, one_);
       each_row([&](int64_t row) {
-        merge(row, one_.maxima[row], one_.weights[row], one_.sums + row * op_.head_dim);
+        merge(row, one_.maxima[row], one_.weights[row], one_.sums + row * op_.value_dim);
       });
     }
     write(all_);
@@ -81,7 +91,7 @@ class AttentionTile {
   // Computes one segment, into a partial result.
   void run(int64_t segment, float* partial) {
     attend(segment, one_);
-    const int64_t dim = op_.head_dim;
+    const int64_t dim = op_.value_dim;
     each_row([&](int64_t row) {
       for (int64_t i = 0; i < dim; i += 16) store(partial + i, load(one_.sums + row * dim + i));
       partial[dim] = one_.maxima[row];
@@ -92,7 +102,7 @@ class AttentionTile {
 
   // Merges partial results, `stride` floats apart, into the output.
   void merge_partials(const float* partial, int64_t stride, int64_t count) {
-    const int64_t dim = op_.head_dim;
+    const int64_t dim = op_.value_dim;
     start();
     for (int64_t k = 0; k < count; ++k, partial += stride) {
       const float* from = partial;
@@ -109,6 +119,12 @@ class AttentionTile {
     return op_.window != 0 && position >= op_.window ? position - op_.window + 1 : 0;
   }
 
+  // The end of the positions that a query sees.
+  int64_t seen_before(int64_t position) const {
+    if (!op_.bidirectional) return position + 1;
+    return op_.window != 0 && position + op_.window < length_ ? position + op_.window : length_;
+  }
+
   // The queries of all heads, one head after the other.
   template <class F>
   void each_row(const F& f) const {
@@ -119,10 +135,10 @@ class AttentionTile {
 
   // Converts a row's query for its products.
   void put_query(int64_t row) {
-    const int64_t dim = op_.head_dim, from = place(row);
+    const int64_t dim = op_.head_dim, from = place(row) * dim;
     const auto* bf16 = static_cast<const uint16_t*>(op_.query) + from;
     Query* out = query_ + row * dim;
-    if constexpr (kTiles) {
+    if constexpr (kUnscaled) {
       __builtin_memcpy(out, bf16, static_cast<size_t>(dim) * sizeof(Query));
     } else {
       const auto* floats = static_cast<const float*>(op_.query) + from;
@@ -141,21 +157,34 @@ class AttentionTile {
 
   int64_t query_of(int64_t row) const { return row % stride_ / group_; }
   int64_t head_of(int64_t row) const { return (kv_head_ + row / stride_) * group_ + row % stride_ % group_; }
-  int64_t place(int64_t row) const { return ((row_ + query_of(row)) * op_.heads + head_of(row)) * op_.head_dim; }
+  int64_t place(int64_t row) const { return (row_ + query_of(row)) * op_.heads + head_of(row); }
 
   // The positions [begin, end) within a segment.
   void find_runs(int64_t origin, int64_t begin, int64_t end) {
     const int64_t size = op_.block_size, dim = op_.head_dim;
+    const auto* pages = static_cast<const Page*>(op_.values == nullptr ? op_.keys : op_.values);
     runs_.count = 0;
     runs_.positions = end - begin;
     for (int64_t position = origin + begin; position < origin + end; position += kPositions) {
       const int64_t inside = position % size;
       const int64_t head = table_[position / size] * op_.block_stride + kv_head_ * op_.head_stride;
       const Page* keys = static_cast<const Page*>(op_.keys) + head;
-      const Page* values = static_cast<const Page*>(op_.values) + head;
+      const Page* values = pages + head;
       const auto scales = [&](const Page* page) { return reinterpret_cast<const float*>(page + size * dim) + inside; };
       runs_.all[runs_.count++] = {keys + inside * Dot::kLineValues, values + inside * dim, scales(keys),
                                   scales(values)};
+    }
+    if constexpr (!kScaled) {
+      if (op_.values == nullptr) copy_keys();
+    }
+  }
+
+  // Makes the values of the runs, of one head, from their keys.
+  void copy_keys() {
+    for (int64_t i = 0; i < runs_.count; ++i) {
+      Page* values = copied_ + i * kPositions * op_.value_dim;
+      keys_as_values(runs_.all[i].keys, runs_.key_stride, op_.value_dim, values);
+      runs_.all[i].values = values;
     }
   }
 
@@ -164,7 +193,7 @@ class AttentionTile {
     each_row([&](int64_t row) {
       all_.maxima[row] = op_.sinks == nullptr ? -kInfinity : op_.sinks[head_of(row)];
       all_.weights[row] = op_.sinks == nullptr ? 0.0f : 1.0f;
-      for (int64_t i = 0; i < op_.head_dim; i += 16) store(all_.sums + row * op_.head_dim + i, zero_f());
+      for (int64_t i = 0; i < op_.value_dim; i += 16) store(all_.sums + row * op_.value_dim + i, zero_f());
     });
   }
 
@@ -188,7 +217,7 @@ class AttentionTile {
 
   void score(int64_t begin) {
     const Factors<Dot> query = {reinterpret_cast<const Word*>(query_), op_.head_dim / kWordValues, query_scales_};
-    if (rows_ < kWideRows) return score_lines(query, rows_, runs_, scores_ + begin);
+    if (rows_ < kWideQueries) return score_lines(query, rows_, runs_, scores_ + begin);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
       score_widened(query.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_),
@@ -199,10 +228,10 @@ class AttentionTile {
   void sum_values(int64_t begin, float* sums) {
     const auto* words = reinterpret_cast<const Word*>(weights_ + begin);
     const Factors<Dot> weights = {words, kRowStride / kWordValues, weight_scales_};
-    if (rows_ < kWideRows) return sum_lines(weights, rows_, runs_, sums);
+    if (rows_ < kWideQueries) return sum_lines(weights, rows_, runs_, sums);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const int64_t row = head * stride_;
-      sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), sums + row * op_.head_dim);
+      sum_widened(weights.from(row), rows_, runs_, head, reinterpret_cast<Word*>(words_), sums + row * op_.value_dim);
     }
   }
 
@@ -221,7 +250,7 @@ class AttentionTile {
   }
 
   void sum_values_by_tiles(int64_t begin, float* sums) {
-    const int64_t dim = op_.head_dim, last = runs_.count - 1;
+    const int64_t dim = op_.value_dim, last = runs_.count - 1;
     auto* last_run = reinterpret_cast<Page*>(words_);
     for (int64_t head = 0; head < runs_.heads; ++head) {
       const Page* runs[kSegment / kPositions];
@@ -239,7 +268,7 @@ class AttentionTile {
   // Turns scores into weights: e^(score - largest score), 0 where the row does not see.
   void weigh(int64_t row, int64_t origin, int64_t begin, int64_t end, Seen& seen) {
     const int64_t position = position_ + query_of(row), head = row / stride_;
-    const int64_t from = first_seen(position) - origin, to = position + 1 - origin;
+    const int64_t from = first_seen(position) - origin, to = seen_before(position) - origin;
     const auto visible = [&](F16 x, F16 other, int64_t at) {
       return from <= at && at + kPositions <= to ? x : within(x, other, from - at, to - at);
     };
@@ -248,7 +277,7 @@ class AttentionTile {
     F16 most = splat(-kInfinity);
     for (int64_t at = begin; at < end; at += kPositions) {
       F16 score = load(scores + at);
-      if constexpr (kTiles) score = mul(score, splat(op_.scale));
+      if constexpr (kUnscaled) score = mul(score, splat(op_.scale));
       if (op_.softcap != 0.0f) score = capped(score, op_.softcap);
       score = visible(score, splat(-kInfinity), at);
       store(scores + at, score);
@@ -282,7 +311,7 @@ class AttentionTile {
   // Merges a segment's result into a row's.
   void merge(int64_t row, float maximum, float weight, const float* sums) {
     if (weight == 0.0f) return;  // the row sees no position of this segment
-    const int64_t dim = op_.head_dim;
+    const int64_t dim = op_.value_dim;
     const float most = maximum > all_.maxima[row] ? maximum : all_.maxima[row];
     float lanes[16] = {all_.maxima[row] - most, maximum - most};
     store(lanes, exponential(load(lanes)));
@@ -295,10 +324,10 @@ class AttentionTile {
 
   void write(const Seen& seen) {
     each_row([&](int64_t row) {
-      const int64_t to = place(row);
+      const int64_t dim = op_.value_dim, to = place(row) * dim;
       const F16 total = splat(seen.weights[row]);
-      for (int64_t i = 0; i < op_.head_dim; i += 16) {
-        const F16 value = div(load(seen.sums + row * op_.head_dim + i), total);
+      for (int64_t i = 0; i < dim; i += 16) {
+        const F16 value = div(load(seen.sums + row * dim + i), total);
         if (op_.dtype == Dtype::f32) {
           store(static_cast<float*>(op_.out) + to + i, value);
         } else {
@@ -314,6 +343,7 @@ class AttentionTile {
   int64_t stride_;       // rows from one KV head to the next
   int64_t kv_head_;      // the first
   int64_t position_;     // of the tile's first query
+  int64_t length_;       // of the sequence
   int64_t begin_, end_;  // positions that any row sees
   int64_t row_;          // of the first query among the step's tokens
   const int64_t* table_;
@@ -322,6 +352,7 @@ class AttentionTile {
   Weight* weights_;       // [rows][kRowStride]; floats replace the scores
   float* query_scales_;   // [rows], of integers
   float* weight_scales_;  // likewise
+  Page* copied_;          // values of a segment that are its keys
   float* words_;          // widened lines; with tiles, the last positions' values if fewer than 16
   PageRuns<Page> runs_;   // of the current segment
   Seen all_, one_;
@@ -337,7 +368,7 @@ inline int64_t heads_together(const AttentionOp& op, const Worker& worker, int64
 template <class Page, bool kTiles = false>
 void attention_as(Worker& worker, const AttentionOp& op) {
   using Tile = AttentionTile<Page, kTiles>;
-  const int64_t group = op.heads / op.kv_heads, size = group * (op.head_dim + 2);
+  const int64_t group = op.heads / op.kv_heads, size = group * (op.value_dim + 2);
   // Calls f(item, first, heads) for all of `count` items and KV heads, some heads at a time.
   const auto share = [&](int64_t count, const auto& f) {
     const int64_t together = heads_together(op, worker, count), pieces = divide_up(op.kv_heads, together);

@@ -12,8 +12,9 @@ struct PageDots {
   using Wide = DotF32;
 };
 template <>
-struct PageDots<uint16_t> : PageDots<float> {
+struct PageDots<uint16_t> {
   using Dot = DotBf16;
+  using Wide = std::conditional_t<std::is_same_v<DotBf16::Word, float>, DotF32, DotBf16>;
 };
 template <>
 struct PageDots<int8_t> {
@@ -47,7 +48,7 @@ struct PageRuns {
   int64_t count, positions;
   int64_t heads, head_stride;  // the number of KV heads, and their stride in elements
   int64_t key_stride;          // of lines, in bytes
-  int64_t dim;
+  int64_t dim, value_dim;
 
   const uint8_t* keys(int64_t run, int64_t head) const { return bytes(all[run].keys, head); }
   const uint8_t* values(int64_t run, int64_t head) const { return bytes(all[run].values, head); }
@@ -109,7 +110,7 @@ template <class Dot, int M, int N>
     for (int word = 0; word < Dot::kWords; ++word) {
 #pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
-        const typename Dot::Vector values = Dot::widen(lines[n] + at, word);
+        const auto values = Dot::widen(lines[n] + at, word);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word], values);
       }
@@ -167,7 +168,7 @@ struct ValueRuns {
 
   template <class Page>
   ValueRuns(const PageRuns<Page>& runs, int64_t first, int64_t head)
-      : count(runs.count - first < kRunsTogether ? runs.count - first : kRunsTogether), line_stride(runs.dim * 4) {
+      : count(runs.count - first < kRunsTogether ? runs.count - first : kRunsTogether), line_stride(runs.value_dim * 4) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t run = first + i, next = run + count;
       lines[i] = runs.values(run, head);
@@ -215,24 +216,33 @@ void sum_rows(const Factors<Dot>& weights, const ValueRuns<Dot>& runs, int64_t d
 }
 
 // Adds the first `count` values of a line of floats, times their weights. Its other values are undefined and may be
-// NaN.
-template <class Page>
-void sum_part(const float* weights, int64_t rows, const Page* line, int64_t count, int64_t dim, float* sums) {
-  using Dot = typename PageDots<Page>::Dot;
+// NaN; their weights are 0.
+template <class Page, class Dot>
+void sum_part(const Factors<Dot>& weights, int64_t rows, const Page* line, int64_t count, int64_t dim, float* sums) {
+  constexpr int64_t kValues = Dot::kLineValues;
   for (int64_t column = 0; column < dim; column += 16) {
-    alignas(64) Page copy[16 * Dot::kWords];
-    for (int64_t i = 0; i < 16 * Dot::kWords; ++i) {
-      copy[i] = i % Dot::kWords < count ? line[column * Dot::kWords + i] : Page{};
-    }
+    alignas(64) Page copy[16 * kValues];
+    for (int64_t i = 0; i < 16 * kValues; ++i) copy[i] = i % kValues < count ? line[column * kValues + i] : Page{};
     for (int64_t row = 0; row < rows; ++row) {
       F16 tile[1][1] = {{load(sums + row * dim + column)}};
-      float words[Dot::kWords] = {};
-      for (int64_t i = 0; i < count; ++i) words[i] = weights[row * kRowStride + i];
       const uint8_t* const lines[1] = {reinterpret_cast<const uint8_t*>(copy)};
-      dot_pages<Dot, 1, 1>(words, 0, lines, lines, kLineBytes, 1, tile);
+      dot_pages<Dot, 1, 1>(weights.from(row).words, 0, lines, lines, kLineBytes, 1, tile);
       store(sums + row * dim + column, tile[0][0]);
     }
   }
+}
+
+// Stores the first `dim` values of a run's keys as values lie: [kPositions / p][dim][p] instead of [dim / p][..][p], where
+// p is how many elements 4 bytes hold. Keys' lines are `stride` bytes apart.
+inline void keys_as_values(const float* keys, int64_t stride, int64_t dim, float* out) {
+  for (int64_t i = 0; i < dim; ++i, keys += stride / 4) {
+    for (int64_t position = 0; position < kPositions; ++position) out[position * dim + i] = keys[position];
+  }
+}
+
+// Pairs of positions and of elements are squares of four values, which are transposed and put in their places.
+inline void keys_as_values(const uint16_t* keys, int64_t stride, int64_t dim, uint16_t* out) {
+  for (int64_t i = 0; i < dim; i += 16, keys += 8 * (stride / 2)) transpose_pairs(keys, stride, out + i * 2, dim * 4);
 }
 
 // Scores [heads][rows][kRowStride] of queries [heads][rows] at all runs. Heads lie side by side in a page, so they are
@@ -253,7 +263,7 @@ void score_lines(const Factors<Dot>& query, int64_t rows, const PageRuns<Page>& 
 // Sums [heads][rows][dim] of all runs' values times the weights of [heads][rows].
 template <class Page, class Dot>
 void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, float* sums) {
-  const int64_t dim = runs.dim;
+  const int64_t dim = runs.value_dim;
   auto* totals = reinterpret_cast<Sum<Dot>*>(sums);
   for (int64_t i = 0; i < runs.heads * rows * dim; i += 16) store(totals + i, Dot::zero());
   for (int64_t first = 0; first < runs.count; first += kRunsTogether) {
@@ -269,7 +279,7 @@ void sum_lines(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& 
       const int64_t whole = runs.positions - part;
       for (int64_t head = 0; head < runs.heads; ++head) {
         const auto* values = reinterpret_cast<const Page*>(runs.values(runs.count - 1, head));
-        sum_part(weights.from(head * rows, whole).words, rows, values + whole % kPositions * dim, part, dim,
+        sum_part(weights.from(head * rows, whole), rows, values + whole % kPositions * dim, part, dim,
                  sums + head * rows * dim);
       }
     }
@@ -330,8 +340,8 @@ template <class Page, class Dot>
 void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>& runs, int64_t head,
                  typename Dot::Word* wide, float* sums) {
   using Wide = typename PageDots<Page>::Wide;
-  const int64_t dim = runs.dim, most = runs.count * kPositions / weights.kWordValues;
-  const int64_t steps = Dot::kInteger ? most : runs.positions;
+  const int64_t dim = runs.value_dim, most = runs.count * kPositions / weights.kWordValues;
+  const int64_t steps = Dot::kInteger ? most : divide_up(runs.positions, weights.kWordValues);
   in_groups<wide_blocks<Wide>()>(0, dim / 16, [&]<int N>(int64_t block) {
     for (int n = 0; n < N; ++n) {
       const int64_t at = (block + n) * kLineBytes, next = block + n + N < dim / 16 ? at + N * kLineBytes : at;
@@ -339,6 +349,10 @@ void sum_widened(const Factors<Dot>& weights, int64_t rows, const PageRuns<Page>
       for (int64_t run = 0; run < runs.count; ++run) {
         const uint8_t* lines = runs.values(run, head);
         out = widen_lines<Dot>(lines + at, lines + next, dim * 4, kPositions / Dot::kLineValues, out);
+      }
+      if constexpr (!Dot::kInteger && Factors<Dot>::kWordValues == 2) {  // the last word's second value is not written
+        auto* last = wide + (n * most + steps - 1) * 16;
+        for (int i = 0; runs.positions % 2 != 0 && i < 16; ++i) last[i] &= 0xffff;
       }
     }
     in_groups<kPanelRows>(0, rows, [&]<int M>(int64_t row) {

@@ -106,22 +106,28 @@ inline void apply_norm(const T* x, const T* weight, T* out, int64_t width, F16 s
 }
 
 // LayerNorm: subtracts the mean, scales to a variance of 1, multiplies by weight + offset and adds the bias if any.
-template <class T>
+// kWhole: the width is a multiple of 16.
+template <bool kWhole, class T>
 inline void normalize_centered(const T* x, const T* weight, const T* bias, T* out, int64_t width, float eps,
                                float offset) {
+  const auto part = [width](const T* values, int64_t i) {
+    if constexpr (kWhole) return load(values + i);
+    else return load_part(values + i, width - i);
+  };
   F16 total = zero_f(), squares = zero_f();
-  for (int64_t i = 0; i < width; i += 16) total = add(total, load_part(x + i, width - i));
+  for (int64_t i = 0; i < width; i += 16) total = add(total, part(x, i));
   const F16 mean = splat(sum(total) / static_cast<float>(width));
   for (int64_t i = 0; i < width; i += 16) {
-    const F16 v = within(sub(load_part(x + i, width - i), mean), zero_f(), 0, width - i);
+    F16 v = sub(part(x, i), mean);
+    if constexpr (!kWhole) v = within(v, zero_f(), 0, width - i);
     squares = fma(v, v, squares);
   }
   const F16 scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(width) + eps));
   for (int64_t i = 0; i < width; i += 16) {
-    const F16 factor = add(load_part(weight + i, width - i), splat(offset));
-    F16 y = mul(mul(sub(load_part(x + i, width - i), mean), scale), factor);
-    if (bias != nullptr) y = add(y, load_part(bias + i, width - i));
-    store_part(out + i, y, width - i);
+    F16 y = mul(mul(sub(part(x, i), mean), scale), add(part(weight, i), splat(offset)));
+    if (bias != nullptr) y = add(y, part(bias, i));
+    if constexpr (kWhole) store(out + i, y);
+    else store_part(out + i, y, width - i);
   }
 }
 
@@ -129,6 +135,7 @@ template <class T>
 void norm_as(Worker& worker, const NormOp& op) {
   const int64_t width = op.width;
   const auto *weight = static_cast<const T*>(op.weight), *bias = static_cast<const T*>(op.bias);
+  const F16 scale = splat(op.scale);
   worker.for_each(*op.rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* x = static_cast<const T*>(op.x) + row * width;
@@ -137,13 +144,14 @@ void norm_as(Worker& worker, const NormOp& op) {
         T* sums = static_cast<T*>(op.sum) + row * width;
         for (int64_t i = 0; i < width; i += 16) {
           const int64_t left = width - i;
-          store_part(sums + i, add(load_part(x + i, left), load_part(residual + i, left)), left);
+          store_part(sums + i, mul(add(load_part(x + i, left), load_part(residual + i, left)), scale), left);
         }
         x = sums;
       }
       T* normed = static_cast<T*>(op.normed) + row * width;
       if (op.centered) {
-        normalize_centered(x, weight, bias, normed, width, op.eps, op.offset);
+        const auto normalize = width % 16 == 0 ? normalize_centered<true, T> : normalize_centered<false, T>;
+        normalize(x, weight, bias, normed, width, op.eps, op.offset);
       } else {
         apply_norm(x, weight, normed, width, norm_scale(x, width, op.eps), op.offset);
       }
@@ -172,16 +180,10 @@ void rotation(Worker& worker, const RotationOp& op) {
   });
 }
 
-// Norms one head, if there is a weight, and rotates its halves. `together`: the scale of all heads with `whole`.
+// Rotates the halves of a head.
 template <class T>
-inline void rotate(const T* head, const T* weight, const float* rotation, const CacheOp& op, F16 together, T* out,
-                   float* scratch) {
-  const int64_t half = op.head_dim / 2;
-  if (weight != nullptr) {
-    T* normed = reinterpret_cast<T*>(scratch);
-    apply_norm(head, weight, normed, op.head_dim, op.whole ? together : norm_scale(head, op.head_dim, op.eps), op.offset);
-    head = normed;
-  }
+inline void turn(const T* head, int64_t dim, const float* rotation, T* out) {
+  const int64_t half = dim / 2;
   for (int64_t i = 0; i < half; i += 16) {
     const int64_t left = half - i;
     const F16 a = load_part(head + i, left), b = load_part(head + half + i, left);
@@ -192,13 +194,24 @@ inline void rotate(const T* head, const T* weight, const float* rotation, const 
   }
 }
 
+// Norms one head, if there is a weight, and rotates its halves. `together`: the scale of all heads with `whole`.
+template <class T>
+inline void rotate(const T* head, const T* weight, const float* rotation, const CacheOp& op, F16 together, T* out,
+                   float* scratch) {
+  if (weight != nullptr) {
+    T* normed = reinterpret_cast<T*>(scratch);
+    apply_norm(head, weight, normed, op.head_dim, op.whole ? together : norm_scale(head, op.head_dim, op.eps), op.offset);
+    head = normed;
+  }
+  turn(head, op.head_dim, rotation, out);
+}
+
 // Stores a head's key or value of one token, at position `at` of its block, in the layout of pages.
 template <class T>
-inline void put_key(const T* key, int64_t at, const CacheOp& op, T* head) {
+inline void put_key(const T* key, int64_t dim, int64_t at, int64_t block_size, T* head) {
   constexpr int64_t p = 4 / sizeof(T);
-  const int64_t stride = op.block_size * 4;
   auto* to = reinterpret_cast<std::byte*>(head + at * p);
-  for (int64_t i = 0; i < op.head_dim; i += p, to += stride) __builtin_memcpy(to, key + i, 4);
+  for (int64_t i = 0; i < dim; i += p, to += block_size * 4) __builtin_memcpy(to, key + i, 4);
 }
 
 template <class T>
@@ -250,18 +263,49 @@ void cache_as(Worker& worker, const CacheOp& op) {
         rotate(heads + place * dim, weight ? weight + place * dim : nullptr, cos_sin, op, of_keys, key,
                scratch);
         const T* value = heads + (place + op.kv_heads) * dim;
+        if (op.norm_values) {
+          T* normed = reinterpret_cast<T*>(scratch);
+          apply_norm(value, weight + (place + op.kv_heads) * dim, normed, dim, norm_scale(value, dim, op.eps), op.offset);
+          value = normed;
+        }
         Page* keys = static_cast<Page*>(op.keys) + page + head * op.head_stride;
         Page* values = static_cast<Page*>(op.values) + page + head * op.head_stride;
         if constexpr (sizeof(Page) == 1) {
-          put_key(quantized(key, at, op, bytes, keys), at, op, keys);
+          put_key(quantized(key, at, op, bytes, keys), dim, at, op.block_size, keys);
           put_value(quantized(value, at, op, bytes, values), at, op, values);
         } else {
-          put_key(key, at, op, keys);
+          put_key(key, dim, at, op.block_size, keys);
           put_value(value, at, op, values);
         }
       }
     }
   });
+}
+
+template <class T>
+void latent_as(Worker& worker, const LatentOp& op) {
+  const int64_t dim = op.rank + op.rope;
+  T* const key = reinterpret_cast<T*>(worker.own(static_cast<size_t>(dim) * sizeof(T)));
+  const int64_t share = *op.rows / (4 * worker.count()), grain = share < 1 ? 1 : share < 16 ? share : 16;  // as `cache`
+  worker.for_each(*op.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* cos_sin = op.rotation + row * op.rope;
+      // A latent, or a head's part in the latents' space, and the rotated part behind it.
+      const auto put = [&](const void* first, const void* second, int64_t place, T* out) {
+        __builtin_memcpy(out, static_cast<const T*>(first) + place * op.rank, static_cast<size_t>(op.rank) * sizeof(T));
+        turn(static_cast<const T*>(second) + place * op.rope, op.rope, cos_sin, out + op.rank);
+      };
+      for (int64_t place = row * op.heads; place < (row + 1) * op.heads; ++place) {
+        put(op.absorbed, op.rotated, place, static_cast<T*>(op.query) + place * dim);
+      }
+      put(op.latent, op.key, row, key);
+      put_key(key, dim, op.offsets[row], op.block_size, static_cast<T*>(op.pages) + op.blocks[row] * op.block_stride);
+    }
+  });
+}
+
+void latent(Worker& worker, const LatentOp& op) {
+  op.dtype == Dtype::f32 ? latent_as<float>(worker, op) : latent_as<uint16_t>(worker, op);
 }
 
 void cache(Worker& worker, const CacheOp& op) {

@@ -10,7 +10,7 @@ void linear(Worker& worker, const LinearOp& op) {
 
 // The most bytes of shared memory that `prepare` uses. A word holds at least one value of x. For a grouped weight it holds
 // four, and the rest is enough for what each span has beside them.
-size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * (padded_k(op.weight) + 1) * 4; }
+size_t linear_shared_bytes(const LinearOp& op) { return *op.rows * op.heads * (padded_k(op.weight) + 1) * 4; }
 
 void experts(Worker& worker, const ExpertsOp& op) {
   if (op.dtype == Dtype::f32) return experts_by<ByWords, float>(worker, op);
@@ -25,8 +25,8 @@ void attention(Worker& worker, const AttentionOp& op) {
 }
 
 constexpr Isa table(const char* name) {
-  return {name,   embedding, norm,  linear,  rotation,            cache, attention,
-          sample, route,     experts, linear_shared_bytes, experts_shared_bytes};
+  return {name,  embedding, norm,       linear, rotation, cache,               attention, sample,
+          route, experts,   recurrence, gate,   latent,   linear_shared_bytes, experts_shared_bytes};
 }
 
 }  // namespace

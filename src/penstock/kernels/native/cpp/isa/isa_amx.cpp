@@ -17,11 +17,11 @@
 #include "tile.h"
 #include "product.h"
 #include "linear.h"
-#include "linear_amx.h"
+#include "amx/linear.h"
 #include "moe.h"
-#include "moe_amx.h"
+#include "amx/moe.h"
 #include "attention_lines.h"
-#include "attention_amx.h"
+#include "amx/attention.h"
 #include "attention.h"
 
 namespace penstock {
@@ -34,26 +34,22 @@ void attention_by_tiles(Worker& worker, const AttentionOp& op) {
   attention_as<uint16_t, true>(worker, op);
 }
 
-// An op that AVX512 computes as well. The table below is a constant: code that builds it when the library is loaded
-// could use instructions that the processor lacks.
-template <class Op, void (*Isa::*kFunction)(Worker&, const Op&)>
-void by_avx512(Worker& worker, const Op& op) {
-  (kAvx512.*kFunction)(worker, op);
-}
-
 }  // namespace
 }  // namespace amx
 
 constinit const Isa kAmx = {"amx",
-                            amx::by_avx512<EmbeddingOp, &Isa::embedding>,
-                            amx::by_avx512<NormOp, &Isa::norm>,
+                            by_avx512<EmbeddingOp, &Isa::embedding>,
+                            by_avx512<NormOp, &Isa::norm>,
                             amx::linear_by_tiles,
-                            amx::by_avx512<RotationOp, &Isa::rotation>,
-                            amx::by_avx512<CacheOp, &Isa::cache>,
+                            by_avx512<RotationOp, &Isa::rotation>,
+                            by_avx512<CacheOp, &Isa::cache>,
                             amx::attention_by_tiles,
-                            amx::by_avx512<SampleOp, &Isa::sample>,
-                            amx::by_avx512<RouteOp, &Isa::route>,
+                            by_avx512<SampleOp, &Isa::sample>,
+                            by_avx512<RouteOp, &Isa::route>,
                             amx::experts_by_tiles,
+                            by_avx512<RecurrenceOp, &Isa::recurrence>,
+                            by_avx512<GateOp, &Isa::gate>,
+                            by_avx512<LatentOp, &Isa::latent>,
                             amx::tiles_shared_bytes,
                             amx::experts_tiles_shared_bytes};
 

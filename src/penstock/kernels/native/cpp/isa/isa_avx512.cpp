@@ -19,6 +19,7 @@
 #include "linear.h"
 #include "moe.h"
 #include "elementwise.h"
+#include "recurrence.h"
 #include "attention_lines.h"
 #include "attention.h"
 #include "sampling.h"

@@ -27,6 +27,24 @@ void write(const LinearOp& op, int64_t row, int64_t block, F16 y) {
   store_part(static_cast<Out*>(op.out) + at, y, count);
 }
 
+// The same for whole blocks of columns that have no factor and no bound. What does not depend on the row is read once:
+// a store may change it, for all that the compiler knows.
+template <class T, class Out, class F>
+void write_whole(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums, const F& activate) {
+  const int64_t width = op.weight.n, at = row * width + block * kColumns, last = rows * width;
+  const auto* bias = static_cast<const float*>(op.bias);
+  const auto* residual = static_cast<const T*>(op.residual);
+  auto* out = static_cast<Out*>(op.out) + at;
+  const F16 added = bias == nullptr ? zero_f() : load(bias + block * kColumns);
+  for (int64_t i = 0; i < last; i += width, sums += kColumns) {
+    F16 y = load(sums);
+    if (bias != nullptr) y = add(y, added);
+    y = activate(y);
+    if (residual != nullptr) y = add(y, load(residual + at + i));
+    store(out + i, y);
+  }
+}
+
 // The same for [rows][16] sums. With an epilogue, the gates of two rows fill one vector and the other halves another.
 template <class T, class Out>
 void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, const float* sums) {
@@ -44,6 +62,11 @@ void write_rows(const LinearOp& op, int64_t row, int64_t rows, int64_t block, co
       __builtin_memcpy(out, both, static_cast<size_t>(count) * sizeof(Out));
       __builtin_memcpy(out + width, both + 8, static_cast<size_t>(count) * sizeof(Out));
     }
+  } else if (op.scale == 1.0f && op.softcap == 0.0f && (block + 1) * kColumns <= op.weight.n) {
+    const auto all = [&](const auto& activate) { write_whole<T, Out>(op, row, rows, block, sums, activate); };
+    if (op.epilogue == Epilogue::none) return all([](F16 y) { return y; });
+    if (op.epilogue == Epilogue::gelu) return all([](F16 y) { return gelu(y); });
+    return all([epilogue = op.epilogue](F16 y) { return activated(epilogue, y); });
   }
   for (; row < last; ++row, sums += kColumns) write<T, Out>(op, row, block, load(sums));
 }
@@ -139,29 +162,42 @@ struct PanelRow {
 template <class Dot, class T, class F>
 Rows<Dot> prepare(Worker& worker, const LinearOp& op, int64_t rows, std::byte* memory, const F& place) {
   using Word = typename Dot::Word;
+  constexpr int64_t kMost = panel_rows<Dot>();
   const int64_t stride = words_along<Dot>(op.weight), k = op.weight.k, padded = padded_k(op.weight);
   auto* words = reinterpret_cast<Word*>(memory);
   const int64_t spans = Dot::kInteger ? spans_of(op.weight) : 0, factor_stride = Grouped<Dot> ? 3 * spans : spans;
   auto* factors = reinterpret_cast<float*>(words + rows * stride);
-  auto* scattered = reinterpret_cast<Word*>(worker.own(static_cast<size_t>(stride) * sizeof(Word)));
-  const auto put_row = [&](int64_t row) {
-    const auto [panel, height, source] = place(row);
-    Word* to = words + panel * stride + row - panel;
-    Word* together = height == 1 ? to : scattered;
-    const T* x = static_cast<const T*>(op.x) + source * k;
+  auto* apart = reinterpret_cast<Word*>(worker.own(static_cast<size_t>(kMost * stride) * sizeof(Word)));
+  // Returns the words of a row, which may be x itself.
+  const auto convert = [&](int64_t row, const PanelRow& at, Word* out) -> const Word* {
+    const T* x = static_cast<const T*>(op.x) + at.source * k;
     if constexpr (Grouped<Dot>) {
-      quantize_groups<Dot>(x, op.weight, reinterpret_cast<int8_t*>(together),
-                           {factors + panel * factor_stride + row - panel, height});
+      quantize_groups<Dot>(x, op.weight, reinterpret_cast<int8_t*>(out),
+                           {factors + at.panel * factor_stride + row - at.panel, at.height});
     } else if constexpr (Dot::kInteger) {
-      quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(together), padded, factors + row * spans);
+      quantize_spans<Dot>(x, k, reinterpret_cast<typename Dot::Piece*>(out), padded, factors + row * spans);
+    } else if constexpr (std::is_same_v<typename Dot::Piece, T>) {  // as they are, with zeros behind them
+      if (k == padded && at.height > 1) return reinterpret_cast<const Word*>(x);
+      __builtin_memcpy(out, x, static_cast<size_t>(k) * sizeof(T));
+      __builtin_memset(reinterpret_cast<T*>(out) + k, 0, static_cast<size_t>(padded - k) * sizeof(T));
     } else {
-      widen_row(x, k, together, stride);
+      widen_row(x, k, out, stride);
     }
-    if (height == 1) return;
-    for (int64_t i = 0; i < stride; ++i) to[i * height] = together[i];
+    return out;
   };
-  worker.for_each(rows, kPanelRows, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) put_row(row);
+  worker.for_each(rows, kMost, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const PanelRow first = place(row);
+      if (first.panel != row) continue;  // the panel's first row puts all of them
+      Word* const panel = words + row * stride;
+      if (first.height == 1) {
+        convert(row, first, panel);
+        continue;
+      }
+      const Word* each[kMost];
+      for (int64_t i = 0; i < first.height; ++i) each[i] = convert(row + i, place(row + i), apart + i * stride);
+      for_rows<kMost>(first.height, [&]<int M>() { interleave<M>(each, stride, panel); });
+    }
   });
   return {words, stride, factors, spans, factor_stride};
 }
@@ -179,16 +215,21 @@ void multiply(Worker& worker, const LinearOp& op) {
   const int64_t rows = *op.rows;
   if (rows == 0) return;
   const Panels panels = Panels::of<Dot>(rows);
-  const Rows<Dot> x = prepare<Dot, T>(worker, op, rows, worker.shared(),
-                                      [&](int64_t row) { return PanelRow::of(panels, 0, row, row); });
+  // The rows of one head after those of another.
+  const Rows<Dot> x = prepare<Dot, T>(worker, op, rows * op.heads, worker.shared(), [&](int64_t i) {
+    const int64_t head = i / rows, row = i % rows;
+    return PanelRow::of(panels, head * rows, i, row * op.heads + head);
+  });
   const Finish finish{op, written<T>(op)};
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = row_groups(rows) * blocks;
+  const int64_t of_head = divide_up(blocks, op.heads);
   worker.for_share(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const int64_t group = begin / blocks, first = begin % blocks;
-      const int64_t last = first + end - begin < blocks ? first + end - begin : blocks;
+      const int64_t group = begin / blocks, first = begin % blocks, head = first / of_head;
+      const int64_t most = (head + 1) * of_head < blocks ? (head + 1) * of_head : blocks;
+      const int64_t last = first + end - begin < most ? first + end - begin : most;
       const uint8_t* next = block_lines(op.weight, last % blocks);
-      blocks_of<Dot>(worker, op.weight, x, rows, group, first, last, next, finish);
+      blocks_of<Dot>(worker, op.weight, x.from(head * rows), rows, group, first, last, next, finish);
       begin += last - first;
     }
   });

@@ -188,7 +188,7 @@ template <class Dot, int M, int N>
     const uint8_t* line = lines + n * block_stride;
 #pragma GCC unroll 16
     for (int word = 0; word < Dot::kWords; ++word) {
-      const typename Dot::Vector weights = Dot::widen(line, word);
+      const auto weights = Dot::widen(line, word);
 #pragma GCC unroll 16
       for (int m = 0; m < M; ++m) {
         sums[m][n] = Dot::multiply_add(sums[m][n], x[m * x_stride + word * x_step], weights);

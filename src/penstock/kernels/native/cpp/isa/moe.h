@@ -86,11 +86,12 @@ inline void route_by_scores(const RouteOp& op, const float* logits, int64_t* exp
   for (int64_t slot = 0; slot < op.slots; ++slot) total += weights[slot] = scores[experts[slot]];
   for (int64_t slot = 0; slot < op.slots; ++slot) {
     weights[slot] = (op.normalize ? weights[slot] / total : weights[slot] + poison) * op.scale;
+    if (op.scales != nullptr) weights[slot] *= op.scales[experts[slot]];
   }
 }
 
 [[maybe_unused]] void route(Worker& worker, const RouteOp& op) {
-  if (op.sigmoid || op.bias != nullptr || op.groups > 1 || op.scale != 1.0f) {
+  if (op.sigmoid || op.bias != nullptr || op.scales != nullptr || op.groups > 1 || op.scale != 1.0f) {
     const auto floats = static_cast<size_t>(2 * (op.count + 16) + op.slots + 2 * op.groups);
     auto* order = reinterpret_cast<int64_t*>(
         worker.own(static_cast<size_t>(op.groups) * sizeof(int64_t) + floats * sizeof(float)));
@@ -270,7 +271,7 @@ struct ByWords {
     by_format(op.weight.format, [&]<class Dot>() { multiply_words<Dot, T>(worker, op, groups, source, memory); });
   }
 
- private:
+ protected:
   template <class Dot, class T>
   static void multiply_words(Worker& worker, const LinearOp& op, const Groups& groups, const int32_t* source,
                        std::byte* memory) {
@@ -349,9 +350,9 @@ void experts_by(Worker& worker, const ExpertsOp& op) {
   T* weighed = reinterpret_cast<T*>(shared + memory.weighed);
   const void* x = op.weigh_inputs ? weighed : op.x;
   const LinearOp up{nullptr, x, op.gate_up, op.gate_up_bias, nullptr, inner, op.epilogue,
-                    dtype,   dtype, 1.0f,       0.0f};
+                    dtype,   dtype, 1.0f,       0.0f, 1};
   const LinearOp down{nullptr, inner, op.down, op.down_bias, nullptr, words, Epilogue::none,
-                      dtype,   Dtype::f32, 1.0f,  0.0f};
+                      dtype,   Dtype::f32, 1.0f,  0.0f, 1};
   for (int64_t begin = 0; begin < *op.rows; begin += memory.tokens) {
     const int64_t end = begin + memory.tokens < *op.rows ? begin + memory.tokens : *op.rows;
     worker.for_each(1, 1, [&](int64_t, int64_t) {

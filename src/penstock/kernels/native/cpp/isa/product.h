@@ -37,22 +37,20 @@ Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
   return wide;
 }
 
+// Of sums that are added to in memory.
 inline void start_sums(const Kept& kept) {
   for (int64_t i = 0; i < kept.count * kept.rows; ++i) store(kept.sums + i * kColumns, zero_f());
 }
 
-// `first`: the index of the first row.
 template <class Dot>
-void finish_sums(const Matrix& weight, int64_t first, const Kept& kept, const Finish& finish) {
+void finish_sums(const Matrix& weight, const Kept& kept, const Finish& finish) {
   for (int64_t block = kept.begin; block < kept.begin + kept.count; ++block) {
     float* sums = kept.of(0, block);
-    if constexpr (HasSpans<Dot>) {
-      const F16 scales = load(weight.column_scales + block * kColumns);
-      for (int64_t row = 0; row < kept.rows; ++row) {
-        store(sums + row * kColumns, mul(load(sums + row * kColumns), scales));
-      }
+    const F16 scales = load(weight.column_scales + block * kColumns);
+    for (int64_t row = 0; row < kept.rows; ++row) {
+      store(sums + row * kColumns, mul(load(sums + row * kColumns), scales));
     }
-    finish(first, kept.rows, block, sums);
+    finish(kept.first_row, kept.rows, block, sums);
   }
 }
 
@@ -148,18 +146,20 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
   const int64_t row = panels.first_row(first_panel), row_count = panels.first_row(last_panel) - row;
   // A run consists of whole groups of values. A single panel needs only one run.
   const int64_t unit = Grouped<Dot> ? weight.format.group / Dot::kLineValues : 1;
-  const int64_t run_steps = panels.count == 1 ? steps : divide_up(kRunWords / Dot::kWords, unit) * unit;
+  const int64_t run_steps = panels.count == 1 ? steps : divide_up(run_words<Dot>() / Dot::kWords, unit) * unit;
   const int64_t height = panels.highest();
   const int64_t wide_words = wide ? run_steps * Dot::kWords * kColumns * blocks_beside<typename Dot::Wide>(height) : 0;
   auto* own = reinterpret_cast<float*>(worker.own((wide_words + row_count * (end - begin) * kColumns) * sizeof(float)));
   auto* words = wide ? reinterpret_cast<typename Dot::Word*>(own) : nullptr;
   const uint8_t* lines = block_lines(weight, begin);
   const Rows<Dot> from = x.from(row);
-  const Kept kept{own + wide_words, begin, end - begin, row_count};
-  start_sums(kept);
+  Kept kept{own + wide_words, begin, end - begin, row_count, row};
+  if constexpr (HasSpans<Dot>) start_sums(kept);
   for (int64_t first = 0; first < steps; first += run_steps) {
     const bool last = steps - first <= run_steps;
     const int64_t count = last ? steps - first : run_steps;
+    kept.fresh = first == 0;
+    if (last && !HasSpans<Dot>) kept.finish = &finish;
     const uint8_t* next = last ? next_piece : lines + (first + run_steps) * kLineBytes;
     const Run run{lines + first * kLineBytes, block_stride, first, count, nullptr, block_stride, kLineBytes};
     for_rows<panel_rows<Dot>()>(height, [&]<int M>() {
@@ -167,7 +167,7 @@ void blocks_of(Worker& worker, const Matrix& weight, const Rows<Dot>& x, int64_t
       else blocks_along<Dot, M>(weight, run, from, range, next, kept, words);
     });
   }
-  finish_sums<Dot>(weight, row, kept, finish);
+  if constexpr (HasSpans<Dot>) finish_sums<Dot>(weight, kept, finish);
 }
 
 }  // namespace

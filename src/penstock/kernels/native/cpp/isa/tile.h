@@ -13,6 +13,13 @@ consteval int64_t panel_rows() {
   else return kPanelRows;
 }
 
+// The words along k of a run.
+template <class Dot>
+consteval int64_t run_words() {
+  if constexpr (requires { Dot::kRunWords; }) return Dot::kRunWords;
+  else return kRunWords;
+}
+
 // The division of rows of x into panels that are multiplied together: as few as possible, of heights that differ by at
 // most one.
 struct Panels {
@@ -174,6 +181,9 @@ struct Run {
 struct Kept {
   float* sums;
   int64_t begin, count, rows;
+  int64_t first_row;              // of the product
+  bool fresh = true;              // during the first run: there are no sums yet
+  const Finish* finish = nullptr;  // during the last run: what to do with sums instead of keeping them
 
   float* of(int64_t row, int64_t block) const { return sums + ((block - begin) * rows + row) * kColumns; }
 };
@@ -198,11 +208,36 @@ template <class Sum, int M, int N, class Vector>
   }
 }
 
+// Begin and end a tile's sums, which no other run adds to at the same time.
+template <int M, int N>
+[[gnu::always_inline]] inline void begin_sums(const Kept& kept, int64_t row, int64_t block, F16 (&sums)[M][N]) {
+  kept.fresh ? clear(sums, zero_f()) : load_kept<float>(kept, row, block, sums);
+}
+
+template <int M, int N>
+[[gnu::always_inline]] inline void end_sums(const Kept& kept, int64_t row, int64_t block, const F16 (&sums)[M][N]) {
+  if (kept.finish == nullptr) return store_kept<float>(kept, row, block, sums);
+  alignas(64) float done[N][M * kColumns];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) store(done[n] + m * kColumns, sums[m][n]);
+  }
+  for (int n = 0; n < N; ++n) (*kept.finish)(kept.first_row + row, M, block + n, done[n]);
+}
+
+// The most blocks of a tile with several rows.
+template <class Dot>
+consteval int64_t most_blocks() {
+  if constexpr (requires { Dot::kMostBlocks; }) return Dot::kMostBlocks;
+  else return kSums;
+}
+
 // The number of blocks of a tile with `rows` rows.
 template <class Dot>
 constexpr int64_t blocks_beside(int64_t rows) {
-  const int64_t most = Dot::kTileSums / rows;
-  return most < 1 ? 1 : most > kSums ? kSums : most;
+  const int64_t most = rows == 1 ? kSums : most_blocks<Dot>(), fit = Dot::kTileSums / rows;
+  return fit < 1 ? 1 : fit > most ? most : fit;
 }
 
 // Calls walk(steps) for all of a run. With one row, `ahead` changes before the tail.
@@ -237,9 +272,9 @@ template <class Dot, int M, int N>
 inline void add_products(const Matrix&, const Run& run, const Rows<Dot>& x, int64_t row, int64_t block,
                          const Kept& kept) {
   typename Dot::Vector sums[M][N];
-  load_kept<float>(kept, row, block, sums);
+  begin_sums(kept, row, block, sums);
   dot_run<Dot, M, N>(x.words + row * x.stride + run.first * Dot::kWords * M, run, sums);
-  store_kept<float>(kept, row, block, sums);
+  end_sums(kept, row, block, sums);
 }
 
 // Sums one span after the other. Each sum is scaled by x's scale and added to the totals. Not inlined: see add_groups.
@@ -296,7 +331,7 @@ template <class Dot, int M, int N>
   GroupFactors scales = scales_of(weight, block, begin / per_group);
   GroupFactors mins = mins_of(weight, block, begin / per_group);
   F16 totals[M][N];
-  load_kept<float>(kept, row, block, totals);
+  begin_sums(kept, row, block, totals);
   for (int64_t i = begin, left = per_group; i < end; ++i, factors += 3 * M) {
     if (M == 1 && i == tail) ahead = run.then;
     const auto* starts = reinterpret_cast<const int32_t*>(factors + M);
@@ -333,7 +368,7 @@ template <class Dot, int M, int N>
       if (has_mins) mins.next();
     }
   }
-  store_kept<float>(kept, row, block, totals);
+  end_sums(kept, row, block, totals);
 }
 
 template <class Dot, int M, int N>

@@ -75,6 +75,19 @@ inline void transpose_halves(F16& a, F16& b) {
   a.high = b.low;
   b.low = upper;
 }
+// Transposes [8][8] squares of 2 x 2 values of 2 bytes, and the values of each: line j of `out` gets the j-th square of
+// each of `lines`. Strides are in bytes.
+inline void transpose_pairs(const uint16_t* lines, int64_t stride, uint16_t* out, int64_t out_stride) {
+  for (int64_t i = 0; i < 8; ++i) {
+    for (int64_t j = 0; j < 8; ++j) {
+      uint64_t square;
+      __builtin_memcpy(&square, lines + i * stride / 2 + j * 4, 8);
+      const uint64_t up = square & 0xffff0000, down = square >> 16 & 0xffff0000;
+      square = (square & 0xffff00000000ffff) | up << 16 | down;
+      __builtin_memcpy(out + j * out_stride / 2 + i * 4, &square, 8);
+    }
+  }
+}
 inline float sum(F16 x) {
   const __m256 eight = _mm256_add_ps(x.low, x.high);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -136,6 +149,14 @@ inline void store_part(T* p, F16 x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = all[i];
 }
 
+// Writes [count][M] words: those of M rows side by side.
+template <int M, class Word>
+inline void interleave(const Word* const* rows, int64_t count, Word* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int m = 0; m < M; ++m) __builtin_memcpy(out++, rows[m] + i, sizeof(Word));
+  }
+}
+
 inline I16 add(I16 a, I16 b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 inline int32_t sum(I16 a) {
   const __m256i eight = _mm256_add_epi32(a.low, a.high);
@@ -180,6 +201,7 @@ inline void store(int32_t* p, I16 x) {
 
 struct DotF32 {
   using Word = float;
+  using Piece = float;
   using Vector = F16;
   using Wide = DotF32;
   static constexpr bool kInteger = false;

@@ -52,6 +52,34 @@ inline void transpose_halves(F16& a, F16& b) {
   b = _mm512_shuffle_f32x4(a, b, 0xee);
   a = lower;
 }
+// Transposes [8][8] squares of 2 x 2 values of 2 bytes, and the values of each: line j of `out` gets the j-th square of
+// each of `lines`. Strides are in bytes.
+inline void transpose_pairs(const uint16_t* lines, int64_t stride, uint16_t* out, int64_t out_stride) {
+  __m512i pairs[8], quarters[8];
+  for (int64_t i = 0; i < 8; i += 2) {
+    const __m512i a = _mm512_loadu_si512(lines + i * stride / 2), b = _mm512_loadu_si512(lines + (i + 1) * stride / 2);
+    pairs[i] = _mm512_unpacklo_epi64(a, b);
+    pairs[i + 1] = _mm512_unpackhi_epi64(a, b);
+  }
+  for (int i = 0; i < 2; ++i) {  // of even and of odd squares
+    for (int j = 0; j < 4; j += 2) {
+      const __m512i a = pairs[2 * j + i], b = pairs[2 * j + 2 + i];
+      quarters[i * 4 + j] = _mm512_shuffle_i64x2(a, b, 0x88);
+      quarters[i * 4 + j + 1] = _mm512_shuffle_i64x2(a, b, 0xdd);
+    }
+  }
+  const auto put = [&](int line, __m512i x) {
+    x = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(x, 0xd8), 0xd8);
+    _mm512_storeu_si512(out + line * out_stride / 2, x);
+  };
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512i a = quarters[i * 4 + j], b = quarters[i * 4 + j + 2];
+      put(i + 2 * j, _mm512_shuffle_i64x2(a, b, 0x88));
+      put(i + 2 * j + 4, _mm512_shuffle_i64x2(a, b, 0xdd));
+    }
+  }
+}
 inline float sum(F16 x) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -69,6 +97,9 @@ inline F16 widen_bf16(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 // To the nearest, ties to even; a NaN stays one.
+#ifdef PENSTOCK_MULTIPLIES_BF16
+inline __m256i narrow_bf16(F16 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+#else
 inline __m256i narrow_bf16(F16 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -77,6 +108,7 @@ inline __m256i narrow_bf16(F16 x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7fc0)));
 }
+#endif
 inline F16 load(const uint16_t* p) {  // bf16
   return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -97,6 +129,43 @@ inline F16 load_part(const uint16_t* p, int64_t count) {
 inline void store_part(float* p, F16 x, int64_t count) { _mm512_mask_storeu_ps(p, lanes_below(count), x); }
 inline void store_part(uint16_t* p, F16 x, int64_t count) {
   _mm256_mask_storeu_epi16(p, lanes_below(count), narrow_bf16(x));
+}
+
+// Where lane `lane` of the j-th vector of [16][M] words comes from: a place in one of M vectors.
+template <int M>
+struct Interleaving {
+  alignas(64) int32_t places[M][16];
+  __mmask16 lanes[M][M];  // of the j-th vector, those from the m-th
+
+  constexpr Interleaving() : places{}, lanes{} {
+    for (int j = 0; j < M; ++j) {
+      for (int lane = 0; lane < 16; ++lane) {
+        const int at = 16 * j + lane;
+        places[j][lane] = at / M;
+        lanes[j][at % M] = static_cast<__mmask16>(lanes[j][at % M] | 1u << lane);
+      }
+    }
+  }
+};
+
+// Writes [count][M] words: those of M rows side by side.
+template <int M, class Word>
+inline void interleave(const Word* const* rows, int64_t count, Word* out) {
+  static constexpr Interleaving<M> kOrder;
+  auto* to = reinterpret_cast<float*>(out);
+  for (int64_t i = 0; i < count; i += 16, to += 16 * M) {
+    F16 from[M];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) from[m] = load_part(reinterpret_cast<const float*>(rows[m] + i), count - i);
+#pragma GCC unroll 16
+    for (int j = 0; j < M; ++j) {
+      const __m512i places = _mm512_loadu_si512(kOrder.places[j]);
+      F16 v = _mm512_permutexvar_ps(places, from[0]);
+#pragma GCC unroll 16
+      for (int m = 1; m < M; ++m) v = _mm512_mask_permutexvar_ps(v, kOrder.lanes[j][m], places, from[m]);
+      store_part(to + 16 * j, v, (count - i) * M - 16 * j);
+    }
+  }
 }
 
 inline I16 add(I16 a, I16 b) { return _mm512_add_epi32(a, b); }
@@ -121,24 +190,46 @@ inline void store(int32_t* p, I16 x) { _mm512_storeu_si512(p, x); }
 
 struct DotF32 {
   using Word = float;
+  using Piece = float;
   using Vector = F16;
   using Wide = DotF32;
   static constexpr bool kInteger = false;
   static constexpr int kWords = 1, kLineValues = 1;
-  static constexpr int kTileSums = 16;
+  static constexpr int kTileSums = 24, kMostBlocks = 4;  // memory is read more slowly with six blocks at once
+  static constexpr int64_t kRunWords = 768;  // the hardware prefetches lines from the L2 cache in time
   static Vector zero() { return zero_f(); }
   static Vector widen(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
   static Vector multiply_add(Vector sums, Word x, Vector weights) { return fma(splat(x), weights, sums); }
 };
 
+#ifdef PENSTOCK_MULTIPLIES_BF16
+// A word is two bf16 of x, and a lane two of a weight. Sums are fp32.
+struct DotBf16 {
+  using Word = int32_t;
+  using Piece = uint16_t;
+  using Vector = F16;
+  using Wide = DotBf16;
+  static constexpr bool kInteger = false;
+  static constexpr int kWords = 1, kLineValues = 2;
+  static constexpr int kTileSums = 24, kMostBlocks = 4;
+  static constexpr int64_t kRunWords = 768;
+  static Vector zero() { return zero_f(); }
+  static I16 widen(const uint8_t* line, int) { return _mm512_loadu_si512(line); }
+  static Vector multiply_add(Vector sums, Word x, I16 pairs) {
+    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(pairs), reinterpret_cast<__m512bh>(_mm512_set1_epi32(x)));
+  }
+};
+#else
 struct DotBf16 : DotF32 {
   static constexpr int kWords = 2, kLineValues = 2, kTileSums = 8;
+  static constexpr int64_t kRunWords = 256;
   static Vector widen(const uint8_t* line, int word) {
     const __m512i pairs = _mm512_loadu_si512(line);
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     return _mm512_castsi512_ps(word == 0 ? _mm512_slli_epi32(pairs, 16) : _mm512_and_si512(pairs, upper));
   }
 };
+#endif
 
 // A word is two int16, and so is a lane. For int8 pages, whose queries and weights need more than eight bits.
 struct DotPairs {

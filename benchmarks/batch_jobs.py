@@ -1,0 +1,200 @@
+"""Batch jobs beside `penstock bench throughput` of the same work, in turn, and under kill -9 of the server.
+
+    python benchmarks/batch_jobs.py --json benchmarks/results/avx512/batch_jobs.json
+
+A round runs the case of `bench throughput` as often as the job is larger, then a job of as many lines on a server, then
+`penstock batch` on the same file. A job is timed by its own fields of progress, so that nothing asks the server often.
+The last job is killed: the server ends with SIGKILL at random moments, is started again, and must have each custom_id
+once in the output.
+"""
+
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from results import parser, write
+
+from penstock.bench.workload import Case, fixed, parse_cases
+from penstock.cli.address import bind
+
+WINDOW = {"endpoint": "/v1/completions", "completion_window": "24h"}
+READY_SECONDS = 120.0
+
+
+class Job:
+    """A file of requests that are those of a case, as often as it takes, each with another prompt."""
+
+    def __init__(self, case: Case, lines: int, vocab_size: int, folder: Path) -> None:
+        self.lines = lines
+        self.tokens = lines * case.output_len
+        self.path = folder / "requests.jsonl"
+        items = fixed(Case(lines, case.prompt_len, case.output_len), vocab_size)
+        body = {"max_tokens": case.output_len, "ignore_eos": True, "temperature": 0}
+        with self.path.open("w") as file:
+            for number, item in enumerate(items):
+                line = {"custom_id": f"line-{number}", "url": WINDOW["endpoint"]}
+                file.write(json.dumps({**line, "body": {"prompt": list(item.prompt_ids), **body}}) + "\n")
+
+    def check(self, answers: bytes) -> None:
+        """Raises ValueError unless each line is answered once, with all tokens."""
+        read = [json.loads(line) for line in answers.splitlines()]
+        ids = {answer["custom_id"] for answer in read}
+        if len(read) != self.lines or ids != {f"line-{number}" for number in range(self.lines)}:
+            raise ValueError(f"{len(read)} answers to {len(ids)} of {self.lines} lines")
+        tokens = sum(answer["response"]["body"]["usage"]["completion_tokens"] for answer in read)
+        if tokens != self.tokens:
+            raise ValueError(f"{tokens} tokens instead of {self.tokens}")
+
+
+@contextlib.contextmanager
+def serving(flags: list[str], folder: Path, port: int) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    """A server with the storage in `folder`, which is killed at the end if it runs."""
+    command = [sys.executable, "-m", "penstock", "serve", *flags, "--port", str(port), "--state-dir", str(folder)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            end = time.monotonic() + READY_SECONDS
+            while not is_ready(client):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise ValueError("the server does not become ready")
+                time.sleep(0.05)
+            yield client, server
+    finally:
+        server.kill()
+        server.wait()
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def begin(client: httpx.Client, job: Job) -> str:
+    """Uploads a job's file and creates its batch. Returns the id."""
+    with job.path.open("rb") as file:
+        made = client.post("/v1/files", files={"file": file}, data={"purpose": "batch"}).raise_for_status().json()
+    batch = client.post("/v1/batches", json={"input_file_id": made["id"], **WINDOW}).raise_for_status().json()
+    return str(batch["id"])
+
+
+def shown(client: httpx.Client, batch_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/v1/batches/{batch_id}").raise_for_status().json()
+    if found["status"] not in ("validating", "in_progress", "completed"):
+        raise ValueError(f"the batch is {found['status']}: {found['errors']}")
+    return found
+
+
+def run_on_server(client: httpx.Client, job: Job) -> float:
+    """Returns the output tokens per second of a job, from the request that creates it to its end."""
+    began = time.perf_counter()
+    batch_id = begin(client, job)
+    while (batch := shown(client, batch_id))["status"] != "completed":
+        time.sleep(0.05)
+    seconds = time.perf_counter() - began
+    job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
+    return job.tokens / seconds
+
+
+def run_offline(flags: list[str], job: Job, folder: Path) -> float:
+    """Returns the output tokens per second of `penstock batch`, after its engine has started."""
+    answers = folder / "answers.jsonl"
+    answers.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "penstock", "batch", str(job.path), str(answers), "--model", *flags]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while not answers.exists() or not answers.stat().st_size:
+        if child.poll() is not None:
+            raise ValueError(f"penstock batch ended with {child.returncode}")
+        time.sleep(0.005)
+    early, began = answers.read_bytes().count(b"\n"), time.perf_counter()
+    if child.wait():
+        raise ValueError(f"penstock batch ended with {child.returncode}")
+    seconds = time.perf_counter() - began
+    job.check(answers.read_bytes())
+    return job.tokens * (1 - early / job.lines) / seconds
+
+
+def run_bench(flags: list[str], case: Case, runs: int, folder: Path) -> float:
+    """Returns the output tokens per second of `penstock bench throughput`."""
+    path = folder / "bench.json"
+    command = [sys.executable, "-m", "penstock", "bench", "throughput", *flags, "--cases", str(case)]
+    command += ["--runs", str(runs), "--json", str(path)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (row,) = json.loads(path.read_bytes())
+    return float(statistics.harmonic_mean(row["runs"]))
+
+
+def kill(flags: list[str], job: Job, times: int, folder: Path, port: int, source: random.Random) -> list[int]:
+    """Runs a job while the server is killed. Returns the number of answers at each kill."""
+    batch_id, at = "", []
+    for share in (*sorted(source.uniform(0.02, 0.95) for _ in range(times)), 1.0):
+        with serving(flags, folder, port) as (client, server):
+            batch_id = batch_id or begin(client, job)
+            while (batch := shown(client, batch_id))["status"] != "completed":
+                done = batch["request_counts"]["completed"]
+                if done >= share * job.lines:
+                    break
+                time.sleep(source.uniform(0.01, 0.05))
+            if share == 1.0:
+                while (batch := shown(client, batch_id))["status"] != "completed":
+                    time.sleep(0.05)
+                job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
+            else:
+                time.sleep(source.uniform(0, 0.05))  # not just after an answer was counted
+                server.kill()
+                at.append(done)
+                print(f"killed at {done} of {job.lines}", flush=True)
+    return at
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--model", default="smollm2-135m")
+    arguments.add_argument("--case", default="32x32/32", help="of bench throughput (%(default)s)")
+    arguments.add_argument("--lines", type=int, default=10_000, help="of a job (%(default)s)")
+    arguments.add_argument("--rounds", type=int, default=3, help="%(default)s; 0: only the kills")
+    arguments.add_argument("--kills", type=int, default=10, help="of the server (%(default)s)")
+    arguments.add_argument("--kill-lines", type=int, default=10_000, help="of the job that is killed (%(default)s)")
+    arguments.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    given = arguments.parse_args()
+    (case,) = parse_cases(given.case)
+    flags = [given.model, "--threads", str(given.threads), "--max-num-seqs", str(case.count)]
+    with bind("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    rounds = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = Job(case, given.lines, 49152, folder)
+        for number in range(given.rounds):
+            bench = run_bench(flags, case, max(given.lines // case.count, 1), folder)
+            with serving(flags, folder / f"state{number}", port) as (client, _):
+                server = run_on_server(client, job)
+            row = {"bench": bench, "server": server, "offline": run_offline(flags, job, folder)}
+            rounds.append({key: round(value, 1) for key, value in row.items()})
+            print(rounds[-1], {key: round(row[key] / bench, 3) for key in ("server", "offline")}, flush=True)
+        killed = []
+        if given.kills:
+            job = Job(case, given.kill_lines, 49152, folder)
+            killed = kill(flags, job, given.kills, folder / "killed", port, random.Random(1))
+    ratios = {
+        f"{key}_to_bench": round(statistics.median(row[key] / row["bench"] for row in rounds), 3)
+        for key in ("server", "offline")
+        if rounds
+    }
+    result = {"case": str(case), "lines": given.lines, "output_tok_s": rounds, **ratios}
+    write({"benchmark": "batch_jobs", **result, "kill_lines": given.kill_lines, "killed_at": killed}, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Answers requests in this process, with an engine that is ready."""
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.cli.checks import check_tls
+from penstock.config import ServerConfig
+from penstock.engine.processors import keep_off
+from penstock.frontend import RequestLimits, ServedModel, create_app
+from penstock.frontend import serve as serve_http
+from penstock.frontend.serving import Prepare
+from penstock.frontend.siblings import Siblings
+from penstock.observe.metrics import Metrics
+from penstock.observe.tracing import Tracer
+from penstock.version import __version__
+
+SWITCH_SECONDS = 0.0005  # that a worker thread holds the interpreter while the event loop waits; the default is 5 ms
+
+
+class Answering:
+    """The app of an API process, with its certificate, traces and gRPC server."""
+
+    def __init__(
+        self,
+        path: Path,
+        served: ServedModel,
+        server: ServerConfig,
+        metrics: Metrics,
+        prepare: Prepare,
+        grpc: tuple[str, int] | None,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`path` is the model's, `grpc` the address of the gRPC service."""
+        limits = RequestLimits.of(server)
+        self._served = served
+        self._tracer = Tracer(server.otlp_endpoint, served.name, __version__) if server.otlp_endpoint else None
+        store = None
+        if server.manage_models:
+            from penstock.cli.models.store import LocalStore
+
+            store = LocalStore(path)
+        limits = limits if siblings is None else limits.share(server.api_processes)
+        self.app = create_app(served, server, metrics, limits, self._tracer, store, prepare, siblings)
+        self.tls = check_tls(server)
+        if (tls := self.tls) is not None:
+            metrics.certificate_end = lambda: tls.certificate.not_after
+        self.grpc = None
+        if grpc is not None:
+            from penstock.frontend.kserve.grpc import GRPCServer
+
+            self.grpc = GRPCServer(self.app, *grpc, self.tls, shares_port=siblings is not None)
+
+    async def run(
+        self,
+        sock: socket.socket,
+        ready: Callable[[], None],
+        *,
+        stop: asyncio.Event | None = None,
+        hurry: asyncio.Event | None = None,
+    ) -> None:
+        """Answers as `penstock.frontend.serve` does, and raises what that does. `ready` is called at the begin."""
+
+        def begin() -> None:
+            gc.freeze()  # what exists now lives as long as the server: later collections need not scan it
+            gc.enable()
+            ready()
+
+        sys.setswitchinterval(SWITCH_SECONDS)
+        with keep_off(self._served.client.info.cpu):  # the processor that the engine's loop stays on
+            try:
+                await serve_http(self.app, sock, tls=self.tls, stop=stop, hurry=hurry, ready=begin, beside=self.grpc)
+            finally:
+                if self._tracer is not None:
+                    self._tracer.close()

@@ -1,0 +1,1 @@
+"""Settings that cannot be combined with each other, a model or a device."""

@@ -1,0 +1,137 @@
+"""The engine as an API process sees it that shares it with others."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+
+from penstock.engine.client import StreamingClient
+from penstock.engine.link.connection import Connection
+from penstock.engine.link.wire import Control, Counted, EngineState, Order, Ready, decode_event, encode
+from penstock.engine.queue import RequestQueue
+from penstock.engine.streams import Streams
+from penstock.messages import EngineError, EngineInfo, EngineStats, FinishReason, GenerateRequest, TokenDelta
+
+_GONE = "the process that has the engine has ended"
+
+
+class SharedEngine:
+    """messages.EngineClient over a hub, which starts the engine again when it ends: here, streams only pause."""
+
+    def __init__(self, end: socket.socket, on_order: Callable[[str], object]) -> None:
+        """`end` is this process's end of a socket pair. `on_order` gets the hub's orders. Await `ready` first."""
+        self._connection = Connection(end, self._take, self._lost)
+        self._on_order = on_order
+        self.info: EngineInfo
+        self._state: EngineState
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def ready(self) -> None:
+        """Return when the engine is there. Raises EngineError if it will not be."""
+        await self._ready
+
+    def _begin(self, state: EngineState) -> None:
+        queue = RequestQueue(
+            max_num_seqs=state.info.max_num_seqs,
+            max_waiting=state.max_waiting,
+            max_waiting_tokens=state.max_waiting_tokens,
+            clock=time.monotonic,
+        )
+        self._streams = Streams(incarnation=None, queue=queue)
+        self._streams.take(Ready(state.info, state.stats))
+        self._client = StreamingClient(state.info, self, self._streams, None)
+        self._ready.set_result(None)
+
+    # -- messages.EngineClient ------------------------------------------------------------------------------------
+
+    @property
+    def queue(self) -> RequestQueue:
+        return self._streams.queue
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenDelta, None]:
+        return self._client.generate(request)
+
+    def finish(self, request_id: str, choice: int, reason: FinishReason, keep: int) -> None:
+        self._client.finish(request_id, choice, reason, keep)
+
+    def abort(self, request_id: str) -> None:
+        self._client.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        return self._streams.stats
+
+    @property
+    def healthy(self) -> bool:
+        return not self._streams.failure
+
+    @property
+    def restarting(self) -> bool:
+        return self._state.restarting
+
+    @property
+    def restarts(self) -> int:
+        return self._state.restarts
+
+    @property
+    def asleep(self) -> bool:
+        return self._state.asleep
+
+    async def sleep(self) -> None:
+        """See messages.EngineClient. The requests of all processes count."""
+        await self.control("sleep")
+
+    async def wake(self) -> None:
+        """See messages.EngineClient."""
+        await self.control("wake")
+
+    async def control(self, message: str) -> str:
+        """See messages.EngineClient, and the supervisor for its own commands."""
+        return await self._client.control(message)
+
+    def notify(self, message: str) -> None:
+        """Send a command whose reply is of no interest."""
+        self.send(encode(Control(0, message)))
+
+    def send_counts(self, counts: bytes) -> None:
+        """Answer the order `count`."""
+        self.send(encode(Counted(counts)))
+
+    # -- EngineLink -----------------------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        self._connection.send(frame)
+
+    def kill(self) -> None:
+        """The engine is not this process's to end."""
+
+    async def close(self) -> None:
+        """Leave the hub, which aborts what is unfinished. Streams still open end with EngineError."""
+        self._end("the engine is closed")
+        self._connection.close()
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            event = decode_event(frame)
+        except msgspec.DecodeError as error:
+            self._end(f"{_GONE}, or is of another version: {error}")
+            return
+        match event:
+            case EngineState():
+                self._state, self.info = event, event.info
+                if not self._ready.done():
+                    self._begin(event)
+            case Order(name):
+                self._on_order(name)
+            case _:
+                self._streams.take(event)
+
+    def _lost(self) -> None:
+        self._end(_GONE)
+
+    def _end(self, reason: str) -> None:
+        if self._ready.done():
+            self._streams.end(reason)
+        else:
+            self._ready.set_exception(EngineError(reason))

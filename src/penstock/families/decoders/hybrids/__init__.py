@@ -1,0 +1,1 @@
+"""Decoders with layers that keep states."""

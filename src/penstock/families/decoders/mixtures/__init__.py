@@ -1,0 +1,1 @@
+"""Decoders whose MLPs are mixtures of experts."""

@@ -1,0 +1,1 @@
+"""Encoders: models that give vectors."""

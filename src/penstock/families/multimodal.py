@@ -1,0 +1,41 @@
+"""Checkpoints that also take images, video or sound: only their language models are loaded."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from penstock.families.decoders.gemma3 import gemma3
+from penstock.families.decoders.gemma4 import gemma4
+from penstock.families.decoders.hybrids.qwen3_next import qwen3_5, qwen3_5_moe
+from penstock.families.decoders.mixtures.llama4 import llama4
+from penstock.families.hf_config import HFConfig, text_config
+from penstock.families.llama_like import NAMES
+from penstock.families.spec import ModelSpec
+
+
+def _language_model(family: Callable[..., ModelSpec], *others: str, **tensors: Any) -> Callable[[HFConfig], ModelSpec]:
+    """The family of a checkpoint with a `text_config`. Its language model is of `family`, which gets `tensors`: how the
+    checkpoint names them. Tensors that match `others`, fnmatch patterns, are not loaded."""
+
+    def spec_of(config: HFConfig) -> ModelSpec:
+        spec = family(text_config(config), **tensors)
+        return replace(spec, ignored_tensors=(*spec.ignored_tensors, *others))
+
+    return spec_of
+
+
+_BELOW = "model.language_model."
+_NAMES = replace(NAMES, embedding=f"{_BELOW}embed_tokens", layers=f"{_BELOW}layers.", norm=f"{_BELOW}norm")
+_GEMMA_4 = ("model.vision_tower.*", "model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*")
+_PROJECTOR, _PREFIX = "multi_modal_projector.*", "language_model."
+
+LANGUAGE_MODELS: Mapping[str, Callable[[HFConfig], ModelSpec]] = MappingProxyType(
+    {
+        "Llama4ForConditionalGeneration": _language_model(llama4, "vision_model.*", _PROJECTOR, prefix=_PREFIX),
+        "Gemma3ForConditionalGeneration": _language_model(gemma3, "vision_tower.*", _PROJECTOR, prefix=_PREFIX),
+        "Gemma4ForConditionalGeneration": _language_model(gemma4, *_GEMMA_4, names=_NAMES),
+        "Qwen3_5ForConditionalGeneration": _language_model(qwen3_5, "model.visual.*", names=_NAMES),
+        "Qwen3_5MoeForConditionalGeneration": _language_model(qwen3_5_moe, "model.visual.*", names=_NAMES),
+    }
+)

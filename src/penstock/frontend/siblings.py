@@ -1,0 +1,34 @@
+"""The other API processes of a server that has several (`--api-processes`)."""
+
+from typing import Protocol
+
+
+class Siblings(Protocol):
+    """What one API process needs of the others."""
+
+    @property
+    def first(self) -> bool:
+        """True in the one process that runs batches."""
+        ...
+
+    @property
+    def fresh(self) -> bool:
+        """True if no process has answered requests before this one."""
+        ...
+
+    @property
+    def storage_lock(self) -> int:
+        """The file descriptor of the lock that all of them hold."""
+        ...
+
+    def run_batches(self) -> None:
+        """Tells the first process that a batch is new or changed."""
+        ...
+
+    async def metrics(self, accept: str | None) -> tuple[bytes, str]:
+        """Returns the exposition of all processes' metrics together, and its content type."""
+        ...
+
+    async def load(self) -> bytes:
+        """Returns the answer of /server_load for all processes together."""
+        ...

@@ -1,0 +1,72 @@
+"""Turns prompts into token ids, within the model's context length."""
+
+from penstock.text.calls.conversation import Conversation
+from penstock.text.errors import TokenizerError
+from penstock.text.prompts.questions import EncodeChat, Encoded, EncodeInfill, EncodePair, EncodeText, PromptQuestion
+from penstock.text.tokenizer import Tokenizer
+
+CHARS_PER_TOKEN = 256  # longer than any token of the usual vocabularies: a longer text cannot fit
+_COUNTED_CHARS = 8  # characters for each token of the context: a longer text is counted before it is encoded
+_PIECE = 1 << 16  # characters
+_END_CHARS = 64  # longer than any marker
+
+
+class PromptTooLong(TokenizerError):
+    """The prompt cannot fit in the context. The message begins after the prompt's name: "has ..."."""
+
+
+class PromptEncoder:
+    """Renders and encodes the prompts of one model. Threads can share it."""
+
+    def __init__(self, tokenizer: Tokenizer, conversation: Conversation, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._conversation = conversation
+        self._max_model_len = max_model_len
+
+    def encode(self, question: PromptQuestion) -> Encoded:
+        """Raises TokenizerError, of which PromptTooLong is one, and ChatTemplateError."""
+        match question:
+            case EncodeChat():
+                prompt = self._conversation.render(
+                    question.messages,
+                    tools=question.tools,
+                    add_generation_prompt=question.add_generation_prompt,
+                    continue_final_message=question.continue_final_message,
+                    **question.variables,
+                )
+                self.check_length(len(prompt))
+                return Encoded(self._text(prompt, question.add_special_tokens, 0), prompt[-_END_CHARS:])
+            case EncodeText(text, add_special_tokens, most):
+                return Encoded(self._text(text, add_special_tokens, most))
+            case EncodeInfill(before, after, add_special_tokens):
+                ids = self._tokenizer.encode_infill(before, after, add_special_tokens=add_special_tokens)
+                return Encoded(tuple(ids))
+            case EncodePair(text, second, add_special_tokens):
+                tokens = self._tokenizer.encode_text(text, second, add_special_tokens=add_special_tokens)
+                content = tokens.content
+                return Encoded(tokens.ids, second=tokens.second, content=(content.start, content.stop))
+
+    def check_length(self, chars: int) -> None:
+        """Raises PromptTooLong for a text that cannot fit, before it is tokenised."""
+        limit = CHARS_PER_TOKEN * self._max_model_len
+        if chars > limit:
+            raise PromptTooLong(
+                f"has {chars} characters, more than the {limit} that could fit in the maximum context length of "
+                f"{self._max_model_len} tokens; shorten it"
+            )
+
+    def _text(self, text: str, add_special_tokens: bool, most: int) -> tuple[int, ...]:
+        if len(text) > _COUNTED_CHARS * self._max_model_len:
+            self._count(text, max(most, 2 * self._max_model_len))
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _count(self, text: str, most: int) -> None:
+        """Refuses a text of far too many tokens before all of it is encoded: 4 MiB of digits take 8 s. A text that is
+        cut into pieces has about as many tokens, so two contexts are left."""
+        count = 0
+        for start in range(0, len(text), _PIECE):
+            count += len(self._tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
+            if count > most:
+                raise PromptTooLong(
+                    f"has more than {most} tokens, and the maximum context length is {self._max_model_len}; shorten it"
+                )
