@@ -275,11 +275,12 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixFacts, ...]:
 
 
 def _vector_elements(spec: ModelSpec) -> int:
-    """Elements of vectors of the model's dtype, but for biases of matrices. A norm of heads is held once a head."""
+    """Elements of vectors of the model's dtype, but for biases of matrices and a block's output scale, which is held as
+    a number. A norm of heads is held once a head."""
     matrices = {p.name for p in spec.parameters if p.kind != "vector"}
     vectors = [p for p in spec.parameters if p.kind == "vector" and not p.float32]
     stored = sum(p.size for p in vectors if p.name.replace(".bias", ".weight") not in matrices)
-    return stored + sum(layer.attention.memory.repeated_weights for layer in spec.layers)
+    return stored + sum(layer.attention.memory.repeated_weights - layer.output_scale for layer in spec.layers)
 
 
 def _generation_config(folder: Path) -> HFConfig:

@@ -168,8 +168,10 @@ class GroupedQuerySpec:
     @property
     def memory(self) -> AttentionMemory:
         """q, k and v twice, before and after rope, the output, and a gate; K and V gathered."""
-        stored = {"heads": 2, "unit": 0}.get(self.qk_norm, self.num_heads + self.num_kv_heads)
-        repeated = (self.num_heads + (1 + self.value_norm) * self.num_kv_heads - stored) * self.head_dim
+        own = self.kv_layer is None
+        key_heads = self.num_kv_heads if own else 0
+        stored = {"heads": 1 + own, "unit": 0}.get(self.qk_norm, self.num_heads + key_heads)
+        repeated = (self.num_heads + (1 + self.value_norm) * key_heads - stored) * self.head_dim
         wide = (5 if self.gate else 3) * self.query_width
         return AttentionMemory(wide + 4 * self.kv_width, 2 * self.kv_width, repeated)
 

@@ -95,6 +95,15 @@ void blocks_along(const Matrix& weight, Run run, const Rows<Dot>& x, const Panel
 // How many lines ahead of its stream one row prefetches.
 constexpr int64_t kLinesAhead = 16;
 
+// The blocks that one row reads side by side. Sums of integers have little latency to hide, so one stream is enough where
+// the processor fetches one as fast as it reads several.
+template <class Dot>
+consteval int streams_of_a_row() {
+  if constexpr (Grouped<Dot>) return kGroupedStreams;
+  else if constexpr (Dot::kInteger) return kIntegerStreams;
+  else return blocks_beside<Dot>(1);
+}
+
 // Multiplies one row, which reads each line once and takes less time to multiply than to read. It prefetches a little
 // ahead in its own stream: the hardware prefetcher keeps more memory in flight than instructions can. But that has to
 // detect a new stream first, so the last lines of one stream prefetch the first lines of the next.
@@ -110,8 +119,7 @@ void stream_once(const Matrix& weight, const Run& run, const Rows<Dot>& x, int64
 
 template <class Dot>
 void blocks_once(const Matrix& weight, Run run, const Rows<Dot>& x, const uint8_t* next_piece, const Kept& kept) {
-  // Sums of integers have little latency to hide: one stream is enough.
-  constexpr int N = Dot::kInteger ? 1 : blocks_beside<Dot>(1);
+  constexpr int N = streams_of_a_row<Dot>();
   const int64_t end = kept.begin + kept.count;
   int64_t block = kept.begin;
   const auto behind = [&](int64_t blocks) {
