@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from penstock.bench.quality import Score
-from penstock.cli.verify.answers import Answer, judge_answers, judge_quality
+from penstock.cli.verify.answers import ModelAnswer, judge_answers, judge_quality
 from penstock.cli.verify.finding import Finding
 from penstock.cli.verify.text_checks import check_text
 from penstock.text import ChatTemplate, Tokenizer
@@ -111,7 +111,7 @@ def test_a_tokenizer_of_another_model(tokenizer: Tokenizer) -> None:
 
 
 def test_answers_are_judged() -> None:
-    good = Answer("Q?", "An answer.", (), "stop")
+    good = ModelAnswer("Q?", "An answer.", (), "stop")
     assert {finding.status for finding in judge_answers([good], chats=True)} == {"ok"}
     bad = [replace(good, text=""), replace(good, special=("<|im_end|>",)), replace(good, text="\ufffd")]
     endless = [replace(each, reason="length") for each in bad]

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.config.settings import ReasoningFormatName, ToolFormatName
 from penstock.text import ChatTemplate, ChatTemplateError
-from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, Conversation
+from penstock.text.calls import REASONING_FORMATS, TOOL_FORMATS, ChatFormat
 from tests.text import tokenizers_on_disk
 from tests.text.calls.messages import Case, Message, read
 
@@ -68,9 +68,9 @@ WEATHER = {
 ARGUMENTS = {"city": "Köln 🌧", "days": 2}
 
 
-def conversation_of(source: str, **formats: str) -> Conversation:
+def chat_format_of(source: str, **formats: str) -> ChatFormat:
     template = ChatTemplate(source, SPECIAL)
-    return Conversation(SimpleNamespace(chat_template=template, special_ids=frozenset()), **formats)  # type: ignore
+    return ChatFormat(SimpleNamespace(chat_template=template, special_ids=frozenset()), **formats)  # type: ignore
 
 
 def call(arguments: Any, id: str = "abcdefgh1") -> dict[str, Any]:
@@ -97,9 +97,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
 @needs_templates
 @pytest.mark.parametrize("name", KNOWN)
 def test_formats_are_found(name: str) -> None:
-    conversation = conversation_of(source_of(name))
-    assert conversation.tools is TOOL_FORMATS[KNOWN[name][0]]
-    assert (conversation.reasoning and conversation.reasoning.name) == KNOWN[name][1]
+    chat_format = chat_format_of(source_of(name))
+    assert chat_format.tools is TOOL_FORMATS[KNOWN[name][0]]
+    assert (chat_format.reasoning and chat_format.reasoning.name) == KNOWN[name][1]
 
 
 def source_of(name: str) -> str:
@@ -111,21 +111,21 @@ def source_of(name: str) -> str:
 def test_prompts_are_those_of_transformers(path: Path, reference: PreTrainedTokenizerFast) -> None:
     """For messages as the template takes them: arguments as an object or as text, empty content as "" or left out."""
     source = path.read_text()
-    conversation = conversation_of(source)
+    chat_format = chat_format_of(source)
     messages = chat(json.dumps(ARGUMENTS, ensure_ascii=False))
-    if conversation.tools is TOOL_FORMATS["json"] or conversation._shape is None:
+    if chat_format.tools is TOOL_FORMATS["json"] or chat_format._shape is None:
         # The template does not show calls or tools in a form that a model could be asked for: see the tests below.
-        assert ours(conversation, [messages[0]], None) == theirs(reference, source, [messages[0]], None)
+        assert ours(chat_format, [messages[0]], None) == theirs(reference, source, [messages[0]], None)
         return
-    arguments = json.dumps(ARGUMENTS, ensure_ascii=False) if conversation._shape.arguments_as_text else ARGUMENTS
-    content = {} if conversation._shape.empty_content is None else {"content": conversation._shape.empty_content}
+    arguments = json.dumps(ARGUMENTS, ensure_ascii=False) if chat_format._shape.arguments_as_text else ARGUMENTS
+    content = {} if chat_format._shape.empty_content is None else {"content": chat_format._shape.empty_content}
     given = chat(arguments, **content)
     given[2]["name"] = "get_weather"
-    if conversation.tools is TOOL_FORMATS["kimi-k2"]:
+    if chat_format.tools is TOOL_FORMATS["kimi-k2"]:
         given[1]["tool_calls"][0]["id"] = given[2]["tool_call_id"] = "functions.get_weather:0"
-    shown = conversation._shows_tools
+    shown = chat_format._shows_tools
     expected = theirs(reference, source, given, [WEATHER] if shown else None)
-    prompt = ours(conversation, messages, [WEATHER] if shown else None)
+    prompt = ours(chat_format, messages, [WEATHER] if shown else None)
     assert prompt is not None and "get_weather" in prompt and "sunny" in prompt
     # transformers cannot show generators as JSON, which this template asks for.
     assert prompt == expected or (expected is None and path.stem == "llama-cpp-deepseek-r1")
@@ -133,15 +133,15 @@ def test_prompts_are_those_of_transformers(path: Path, reference: PreTrainedToke
 
 @needs_templates
 def test_gpt_oss_takes_a_tool_without_a_description() -> None:
-    conversation = conversation_of(source_of("openai-gpt-oss-120b"))
+    chat_format = chat_format_of(source_of("openai-gpt-oss-120b"))
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
-    prompt = conversation.render([{"role": "user", "content": "When?"}], tools=[tool])
+    prompt = chat_format.render([{"role": "user", "content": "When?"}], tools=[tool])
     assert "// \ntype now = () => any;" in prompt
 
 
-def ours(conversation: Conversation, messages: list[Any], tools: Any) -> str | None:
+def ours(chat_format: ChatFormat, messages: list[Any], tools: Any) -> str | None:
     try:
-        return conversation.render(messages, tools=tools)
+        return chat_format.render(messages, tools=tools)
     except ChatTemplateError:
         return None
 
@@ -161,21 +161,21 @@ def theirs(reference: Any, source: str, messages: list[Any], tools: Any) -> str 
 def test_a_call_that_the_template_writes_is_read(name: str) -> None:
     """A recorded conversation: the template's own text of a call is what the model was trained to write. It is cut at
     every character."""
-    conversation = conversation_of(source_of(name))
-    shape = conversation._shape
-    assert shape is not None and conversation.tools is not None
+    chat_format = chat_format_of(source_of(name))
+    shape = chat_format._shape
+    assert shape is not None and chat_format.tools is not None
     before = [{"role": "user", "content": "Weather?"}]
     messages = chat(json.dumps(ARGUMENTS, ensure_ascii=False))[:2]
     messages[1]["content"] = ""
-    prompt = conversation.render(before, tools=[WEATHER])
-    whole = conversation.render(messages, tools=[WEATHER], add_generation_prompt=False)
+    prompt = chat_format.render(before, tools=[WEATHER])
+    whole = chat_format.render(messages, tools=[WEATHER], add_generation_prompt=False)
     at = next(i for i, char in enumerate(whole) if not prompt.startswith(char, i))
     common = re.sub(r"<[^>]*$", "", whole[:at])  # not in the middle of a tag
     text = whole[len(common) :]
     for end in ("<|im_end|>", "<｜end▁of▁sentence｜>", "<|eot_id|>", "</s>", "<seed:eos>", "<SPECIAL_12>", "[e~["):
         text = text.partition(end)[0]
-    reasoning = conversation.reasoning.name if conversation.reasoning else ""
-    case = Case(conversation.tools.name, reasoning, text, Message(), common)
+    reasoning = chat_format.reasoning.name if chat_format.reasoning else ""
+    case = Case(chat_format.tools.name, reasoning, text, Message(), common)
     expected = read(case, [])
     assert [(tool, json.loads(arguments)) for tool, arguments in expected.calls] == [("get_weather", ARGUMENTS)]
     for cut in range(1, len(text)):
@@ -191,12 +191,12 @@ CHATML = (
 
 
 def test_a_template_without_tools_gets_an_instruction_and_text() -> None:
-    conversation = conversation_of(CHATML)
-    assert conversation.tools is TOOL_FORMATS["json"] and conversation.reasoning is None
+    chat_format = chat_format_of(CHATML)
+    assert chat_format.tools is TOOL_FORMATS["json"] and chat_format.reasoning is None
     messages = [{"role": "system", "content": "Be brief."}, *chat('{"city": "Köln"}')[:3]]
     messages[2]["tool_calls"] *= 2
     messages.append({"role": "tool", "tool_call_id": "unknown", "content": "12:00"})
-    prompt = conversation.render(messages, tools=[WEATHER])
+    prompt = chat_format.render(messages, tools=[WEATHER])
     system, user, assistant, results, rest = prompt.split("<|im_start|>")[1:]
     assert system.startswith("system\nBe brief.\n\n") and json.dumps(WEATHER["function"]) in system
     assert '{"name": "TOOL_NAME", "arguments": {"ARGUMENT": "VALUE"}}' in system
@@ -205,18 +205,18 @@ def test_a_template_without_tools_gets_an_instruction_and_text() -> None:
     assert assistant == f"assistant\n{line}\n{line}<|im_end|>\n"
     assert results == "user\nResult of get_weather:\nsunny\n\nResult of unknown:\n12:00<|im_end|>\n"
     assert rest == "assistant\n"
-    assert "12:00\n\nAnswer with this in plain text.<|im_end|>" in conversation.render(messages)
-    assert conversation.render(messages[:2]) == ChatTemplate(CHATML, {}).render(messages[:2])
+    assert "12:00\n\nAnswer with this in plain text.<|im_end|>" in chat_format.render(messages)
+    assert chat_format.render(messages[:2]) == ChatTemplate(CHATML, {}).render(messages[:2])
 
 
 def test_arguments_that_are_no_json_stay_text() -> None:
     source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
     source += '{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}{{ tools }}<tool_call> "arguments"'
-    conversation = conversation_of(source)
-    assert conversation.tools is TOOL_FORMATS["hermes"]
-    assert '"{bad"' in conversation.render(chat("{bad"))
-    assert '{"city": 1}' in conversation.render(chat('{"city": 1}'))
-    assert "{}" in conversation.render(chat(""))
+    chat_format = chat_format_of(source)
+    assert chat_format.tools is TOOL_FORMATS["hermes"]
+    assert '"{bad"' in chat_format.render(chat("{bad"))
+    assert '{"city": 1}' in chat_format.render(chat('{"city": 1}'))
+    assert "{}" in chat_format.render(chat(""))
 
 
 def test_ids_that_a_template_refuses_are_replaced() -> None:
@@ -228,10 +228,10 @@ def test_ids_that_a_template_refuses_are_replaced() -> None:
     messages = chat("{}")
     messages[1]["tool_calls"] = [call('{"a": "b"}', id="call_from-elsewhere")]
     messages[2]["tool_call_id"] = "call_from-elsewhere"
-    shown = conversation_of(source).render(messages)
+    shown = chat_format_of(source).render(messages)
     id, _, rest = shown.removeprefix("Weather?").partition("=")
     assert len(id) == 9 and f";{id}sunny" in rest
-    assert "abcdefgh1=" in conversation_of(source).render(chat("{}"))
+    assert "abcdefgh1=" in chat_format_of(source).render(chat("{}"))
 
 
 def test_the_settings_have_all_formats() -> None:
@@ -240,15 +240,15 @@ def test_the_settings_have_all_formats() -> None:
 
 
 def test_formats_can_be_chosen() -> None:
-    conversation = conversation_of(CHATML, tool_format="hermes", reasoning_format="think")
-    assert (conversation.tools, conversation.reasoning) == (TOOL_FORMATS["hermes"], REASONING_FORMATS["think"])
-    assert "<tool_call>\n" in conversation.render([{"role": "user", "content": "x"}], tools=[WEATHER])
-    conversation = conversation_of(CHATML + "<tool_call></think>", tool_format="none", reasoning_format="none")
-    assert (conversation.tools, conversation.reasoning) == (None, None)
+    chat_format = chat_format_of(CHATML, tool_format="hermes", reasoning_format="think")
+    assert (chat_format.tools, chat_format.reasoning) == (TOOL_FORMATS["hermes"], REASONING_FORMATS["think"])
+    assert "<tool_call>\n" in chat_format.render([{"role": "user", "content": "x"}], tools=[WEATHER])
+    chat_format = chat_format_of(CHATML + "<tool_call></think>", tool_format="none", reasoning_format="none")
+    assert (chat_format.tools, chat_format.reasoning) == (None, None)
     with pytest.raises(ValueError, match="--tool-format is 'nope'; it must be auto, none, or one of harmony"):
-        conversation_of(CHATML, tool_format="nope")
+        chat_format_of(CHATML, tool_format="nope")
 
 
 def test_a_template_that_refuses_says_so() -> None:
     with pytest.raises(ChatTemplateError, match="no calls here"):
-        conversation_of("{{ raise_exception('no calls here') }}").render(chat("{}"))
+        chat_format_of("{{ raise_exception('no calls here') }}").render(chat("{}"))

@@ -1,4 +1,4 @@
-"""A model's way of conversing: its formats of tool calls and reasoning, and prompts with tools."""
+"""The chat format of a model: its formats of tool calls and reasoning, and prompts with tools."""
 
 import functools
 import hashlib
@@ -53,7 +53,7 @@ class _Shape(NamedTuple):
     empty_content: str | None  # of a message with calls and no content; None: the key is left out
 
 
-class Conversation:
+class ChatFormat:
     """The formats of one model, and its prompts. Threads can share it."""
 
     tools: ToolFormat | ChannelFormat | None  # None: calls are not supported
