@@ -17,8 +17,8 @@ from penstock.config import Split
 from penstock.messages import NewSequence, SamplingParams, StepPlan, StepResult, Work
 from penstock.runtime.batch import ResidentBatch
 from tests.models.serving import make_device_runner
-from tests.runtime.ranks import Processes
-from tests.runtime.test_parallel import (
+from tests.runtime.mesh.ranks import Processes
+from tests.runtime.mesh.test_parallel import (
     BOTH,
     EXPERTS,
     PIPELINE,

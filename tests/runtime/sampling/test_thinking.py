@@ -10,8 +10,8 @@ from penstock.messages import GenerateRequest, Grammar, Thinking
 from tests.invariance.test_batch_invariance import requests
 from tests.models.serving import Server, make_device_runner, make_runner
 from tests.runtime.byte_tokens import END, OTHER_END, ByteTokens
+from tests.runtime.sampling.test_grammars import Checkpoint, holding
 from tests.runtime.test_device_runner import answers, assert_same
-from tests.runtime.test_grammars import Checkpoint, holding
 
 # A model with random weights writes the markers "a" and "b" often, and "</think>" only if it must.
 SHORT = Thinking(5, "a", "b")

@@ -1,5 +1,5 @@
 """Runs one rank of a CUDA engine on the CPU, in place of penstock.engine.ranks.worker:
-python -m tests.runtime.device_rank ..."""
+python -m tests.runtime.mesh.device_rank ..."""
 
 import sys
 
@@ -9,8 +9,8 @@ from penstock.config import Place
 from penstock.engine.ranks.wire import Start
 from penstock.engine.ranks.worker import work
 from penstock.runtime.runner import ModelRunner
+from tests.runtime.loading.test_load_device import MIB, Memory
 from tests.runtime.mirror_device import load_mirror
-from tests.runtime.test_load_device import MIB, Memory
 
 
 def load(start: Start) -> ModelRunner:

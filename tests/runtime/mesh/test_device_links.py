@@ -16,7 +16,7 @@ from penstock.config.split import part
 from penstock.runtime.mesh.device_links import ExchangeLimits
 from penstock.runtime.mesh.mesh import Mesh, MeshError
 from penstock.runtime.mesh.process_groups import BACKENDS
-from tests.runtime.test_mesh import drawn, together
+from tests.runtime.mesh.test_mesh import drawn, together
 
 HERE = torch.device("cpu")
 

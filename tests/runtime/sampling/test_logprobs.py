@@ -9,7 +9,7 @@ import torch
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import native_session
 from penstock.messages import SamplingParams, TokenLogprobs, pack_row, unpack_rows
-from tests.runtime.samplers import Sampler
+from tests.runtime.sampling.samplers import Sampler
 
 Score = Callable[[torch.Tensor, torch.Tensor, int], bytes]
 

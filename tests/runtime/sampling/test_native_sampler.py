@@ -12,8 +12,8 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import unpack_rows
-from tests.runtime.samplers import Sampled, Sampler
-from tests.runtime.test_sampler import Choice, params, some_choice
+from tests.runtime.sampling.samplers import Sampled, Sampler
+from tests.runtime.sampling.test_sampler import Choice, params, some_choice
 
 Logits = NDArray[np.float32]
 ROWS = 32

@@ -6,8 +6,8 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.messages import SamplingParams
-from tests.runtime.sampler_oracle import kept
-from tests.runtime.samplers import Sampler
+from tests.runtime.sampling.sampler_oracle import kept
+from tests.runtime.sampling.samplers import Sampler
 
 LOGITS = np.array([1.2, 0.9, 0.4, 0.1, -0.3, -0.6, -1.0, -1.1, -2.0, -2.5], np.float32)
 DRAWS = 12000

@@ -15,8 +15,8 @@ from penstock.runtime.sampling.watermark import CONTEXT, GREEN_SHARE, Scheme, Wa
 from tests.invariance.test_batch_invariance import requests
 from tests.models.serving import Server, make_device_runner, make_runner
 from tests.runtime.byte_tokens import END, OTHER_END
+from tests.runtime.sampling.test_grammars import GRAMMARS, holding
 from tests.runtime.test_device_runner import Answer, answers, assert_same
-from tests.runtime.test_grammars import GRAMMARS, holding
 
 Checkpoint = Callable[..., Path]
 SECRET = "the secret of these tests"

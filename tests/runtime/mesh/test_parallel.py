@@ -39,7 +39,7 @@ from penstock.runtime.runner import ModelRunner
 from penstock.weights.load import load_parameters
 from tests.invariance.test_batch_invariance import Judge
 from tests.models.serving import Server, make_runner, outputs
-from tests.runtime.ranks import Processes
+from tests.runtime.mesh.ranks import Processes
 
 Checkpoint = Callable[..., Path]
 OUTPUT = 20

@@ -16,8 +16,8 @@ from transformers import (
 
 from penstock.messages import SamplingParams
 from penstock.runtime.sampling import reference
-from tests.runtime.sampler_oracle import edited, is_close, kept, scores
-from tests.runtime.samplers import Sampler
+from tests.runtime.sampling.sampler_oracle import edited, is_close, kept, scores
+from tests.runtime.sampling.samplers import Sampler
 
 NO_IDS = torch.zeros((1, 0), dtype=torch.long)
 

@@ -12,8 +12,8 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.messages import SamplingParams, unpack_rows
-from tests.runtime.sampler_oracle import scores
-from tests.runtime.samplers import Sampled, Sampler
+from tests.runtime.sampling.sampler_oracle import scores
+from tests.runtime.sampling.samplers import Sampled, Sampler
 
 Logits = NDArray[np.float32]
 MakeSampler = Callable[[int, int], Sampler]

@@ -15,9 +15,9 @@ from penstock.engine.ranks.workers import combine
 from penstock.families import load_spec
 from penstock.messages import Capacity, StepPlan, StepResult
 from tests.models.serving import NUM_BLOCKS
-from tests.runtime.rank import Answer, Execute, Load, Take, read, write
+from tests.runtime.mesh.rank import Answer, Execute, Load, Take, read, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Processes:
@@ -26,7 +26,7 @@ class Processes:
     def __init__(self, count: int) -> None:
         ours, theirs = zip(*(socket.socketpair() for _ in range(count)), strict=True)
         numbers = [each.fileno() for each in theirs]
-        command = [sys.executable, "-m", "tests.runtime.rank", *map(str, numbers)]
+        command = [sys.executable, "-m", "tests.runtime.mesh.rank", *map(str, numbers)]
         self._process = subprocess.Popen(command, pass_fds=numbers, cwd=ROOT)
         for each in theirs:
             each.close()
