@@ -83,7 +83,7 @@ EXPERIMENTS = (
     *DRILLS,
     _survival("1", "SIGKILL of the engine under 50 streams of SmolLM2: each goes on, token for token", "SIGKILL"),
     _survival("2", "SIGSTOP of the engine under 50 streams of SmolLM2: the same", "SIGSTOP"),
-    _tests("3", "a rank that stalls or dies: named, replaced", ENGINE + "test_ranks.py", E2E + "test_ranks.py"),
+    _tests("3", "a rank that stalls or dies: named, replaced", ENGINE + "ranks/test_ranks.py", E2E + "test_ranks.py"),
     Experiment("4", "saturation: no false restart", partial(engine_faults.saturation, seconds=60.0)),
     Experiment("6", "a prompt that crashes the engine, 100 times: two engines at most", engine_faults.poison),
     Experiment("7", "resets while queued, prefilled and decoded: all given back", network.resets),

@@ -186,7 +186,7 @@ def test_a_rank_whose_beats_come_late_is_waited_for(scratch: Path) -> None:
     code = """
 import sys, time
 from penstock.engine.ranks import worker
-from tests.engine import simulated_rank
+from tests.engine.ranks import simulated_rank
 ready, connect, run = [], worker.connect, worker.Pulse.run
 
 def later(context, endpoint, keys, name=b""):

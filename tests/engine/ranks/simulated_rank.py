@@ -1,4 +1,4 @@
-"""The worker of a rank with the simulated executor: python -m tests.engine.simulated_rank ENDPOINT RANK"""
+"""The worker of a rank with the simulated executor: python -m tests.engine.ranks.simulated_rank ENDPOINT RANK"""
 
 import sys
 
@@ -8,7 +8,7 @@ from penstock.config import EngineConfig, Place
 from penstock.engine.ranks.wire import Start
 from penstock.engine.ranks.worker import work
 from penstock.messages import StepPlan, StepResult
-from tests.engine import simulated_mesh
+from tests.engine.ranks import simulated_mesh
 from tests.engine.simulated import Scenario, TroubledExecutor
 
 
