@@ -68,7 +68,7 @@ DRILLS = (
         SCHEDULE + "test_starvation.py",
     ),
     _tests("F7", "pages of other sites: refused", BOUNDS + "test_pages_of_other_sites_are_refused"),
-    _tests("F8", "files that no model has: one line", "tests/cli/test_hostile_files.py"),
+    _tests("F8", "files that no model has: one line", "tests/cli/given/test_hostile_files.py"),
     _tests("F9", "an engine that dies or hangs: replaced", ENGINE + "test_recovery.py", E2E + "test_death.py"),
     _tests(
         "F10",

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from penstock.text import Tokenizer, TokenizerError
 from tests.checkpoints import write_tiny_checkpoint
 from tests.cli.conftest import RunCommand
-from tests.cli.test_broken_models import COMMAND, names_what_is_wrong
+from tests.cli.given.test_broken_models import COMMAND, names_what_is_wrong
 from tests.cli.test_help import penstock
 
 DEEP = 100_000

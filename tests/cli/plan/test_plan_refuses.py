@@ -10,7 +10,7 @@ import pytest
 from penstock.kernels.native.loader import instruction_sets
 from tests.checkpoints import write_tiny_checkpoint
 from tests.cli.conftest import RunCommand
-from tests.cli.test_broken_models import (
+from tests.cli.given.test_broken_models import (
     _garbled_config,
     _missing_tensor,
     _no_config,
