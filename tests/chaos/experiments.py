@@ -92,9 +92,9 @@ EXPERIMENTS = (
     _tests(
         "10",
         "slow headers and bodies: closed at the timeout",
-        FRONTEND + "test_connections.py::test_slow_headers_end_the_connection",
-        FRONTEND + "test_connections.py::test_a_slow_body_gets_an_answer_and_the_connection_ends",
-        FRONTEND + "test_connections.py::test_a_client_that_does_not_read_is_cut_off",
+        FRONTEND + "http/test_connections.py::test_slow_headers_end_the_connection",
+        FRONTEND + "http/test_connections.py::test_a_slow_body_gets_an_answer_and_the_connection_ends",
+        FRONTEND + "http/test_connections.py::test_a_client_that_does_not_read_is_cut_off",
     ),
     Experiment("11", "1 GB, a million chunks, a gzip bomb: refused within 50 MB", network.large_bodies),
     Experiment(
@@ -128,7 +128,7 @@ EXPERIMENTS = (
         SCHEDULE + "test_block_pool.py",
         PENSTOCK_TEST_EXAMPLES="1000",
     ),
-    _tests("25", "every route with no key, a wrong one, and odd paths: none is reached", FRONTEND + "test_access.py"),
+    _tests("25", "every route with no key, a wrong one, and odd paths: none is reached", FRONTEND + "http/test_access.py"),
     Experiment(
         "26", "10,000 requests to all routes: no 5xx, no crash, a free event loop", partial(fuzz.fuzz, count=10_000)
     ),

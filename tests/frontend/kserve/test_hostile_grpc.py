@@ -9,8 +9,8 @@ import pytest
 
 from penstock.frontend import RequestLimits
 from tests.frontend.conftest import NAME, Site, until
+from tests.frontend.kserve.test_grpc import fails, request, serving, stream
 from tests.frontend.test_bounds import callbacks
-from tests.frontend.test_grpc import fails, request, serving, stream
 
 grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
 
