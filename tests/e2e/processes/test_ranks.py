@@ -9,8 +9,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.e2e.processes.test_death import started, texts
 from tests.e2e.server import PATIENCE, Server, serving, status, wait_for
-from tests.e2e.test_death import started, texts
 from tests.engine.processes import alive, children
 
 FLAGS = ("--max-num-seqs", "16", "--kv-cache-memory", "64MiB", "--dtype", "float32", "--step-deadline", "20")
