@@ -1,6 +1,6 @@
 """Native decoding of GGUF's rows, for tests: the codes of a row, and rows between forbidden pages.
 
-    python -m tests.kernels.native.coded_rows [short]
+    python -m tests.kernels.native.packing.coded_rows [short]
 
 Decodes rows of all types between forbidden pages (see guarded.py): an access one byte outside ends the process. "short"
 is a control that must fail: the last byte of the last row lies in the forbidden page. A line names each type before it

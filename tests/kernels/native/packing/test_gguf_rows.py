@@ -17,8 +17,8 @@ from penstock.config.weights import GGUF_FORMATS
 from penstock.kernels.native.gguf_rows import dequantize
 from penstock.kernels.native.loader import instruction_sets
 from tests.gguf.blocks import TYPES, bits, random_rows, real_rows, reference, sizes
-from tests.kernels.native.coded_rows import RIGHT_SIZE, CodeTraits, decode, functions, traits_of
 from tests.kernels.native.conftest import ROOT
+from tests.kernels.native.packing.coded_rows import RIGHT_SIZE, CodeTraits, decode, functions, traits_of
 from tests.kernels.native.test_sanitized import environment
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="no native kernels for this machine")
@@ -155,7 +155,7 @@ def test_bytes_of_another_size_are_refused(dtype: str, size: int, rows: int, k: 
 
 
 def run_guarded(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.kernels.native.coded_rows", *arguments]
+    command = [sys.executable, "-m", "tests.kernels.native.packing.coded_rows", *arguments]
     return subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
     )
