@@ -34,7 +34,7 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11, 3.12 or 3.13; none was found. Name one: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-NATIVE := src/penstock/kernels/native/build.py $(wildcard $(patsubst %,src/penstock/kernels/native/cpp/%,*.cpp *.h isa/*.cpp isa/*.h))
+NATIVE := src/penstock/kernels/native/build.py $(wildcard $(patsubst %,src/penstock/kernels/native/cpp/%,*.cpp *.h isa/*.cpp isa/*.h isa/amx/*.h))
 
 SOURCES := $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NATIVE)
 

@@ -18,7 +18,7 @@ from results import parser, write
 
 from penstock.bench.offline import run_item
 from penstock.bench.timeline import Timeline
-from penstock.bench.workload import Item, percentile, random_prompt
+from penstock.bench.workload import WorkloadRequest, percentile, random_prompt
 from penstock.config import EngineConfig
 from penstock.engine.launch import launch
 
@@ -33,13 +33,15 @@ async def measure(model: Path, budget: int) -> tuple[list[Timeline], Timeline]:
     client = await launch(config)
     source, vocab = random.Random(0), client.info.vocab_size
     try:
-        await run_item(client, Item(random_prompt(64, vocab, source), 4), "warm-up", time.perf_counter())
+        await run_item(client, WorkloadRequest(random_prompt(64, vocab, source), 4), "warm-up", time.perf_counter())
         start = time.perf_counter()
-        items = [Item(random_prompt(PROMPT, vocab, source), OUTPUT) for _ in range(READERS)]
+        items = [WorkloadRequest(random_prompt(PROMPT, vocab, source), OUTPUT) for _ in range(READERS)]
         readers = [asyncio.create_task(run_item(client, item, f"reader-{i}", start)) for i, item in enumerate(items)]
         while (client.stats().computed_tokens < READERS * (PROMPT + 16)) and not readers[0].done():
             await asyncio.sleep(0.01)
-        long = await run_item(client, Item(random_prompt(LONG, vocab, source), 1), "long", time.perf_counter())
+        long = await run_item(
+            client, WorkloadRequest(random_prompt(LONG, vocab, source), 1), "long", time.perf_counter()
+        )
         return list(await asyncio.gather(*readers)), long
     finally:
         await client.close()

@@ -2,7 +2,8 @@
 
     python benchmarks/overload.py --json benchmarks/results/avx512/overload.json --plot docs/images/overload.png
 
-Capacity is the rate of answers with as many clients as can wait. Then requests come at random times:
+Capacity is the rate of answers with as many clients as can wait, over at least `--answers` of them, however slow the
+model. Then requests come at random times:
 
 - at twice the capacity, where each must have its first token within 2 s: once with `first_token_timeout`, once without,
   first come, first served, where the client counts those that are in time;
@@ -42,6 +43,7 @@ FLAGS = "--threads 1 --max-num-seqs 16 --kv-cache-memory 256MiB --max-waiting 25
 TOKEN = "500"  # the one that is sampled: the first event comes with the first text, which random weights may not give
 AFTER = 8.0  # seconds after the last request, in which answers still count
 BUCKET = 2.0  # seconds of a point of the plot
+LONGEST = 1200.0  # seconds of a measurement of capacity
 
 
 @dataclass(slots=True)
@@ -130,15 +132,30 @@ class Load:
                         answer.first = 0.0
         answer.ended = time.monotonic()
 
-    async def closed(self, clients: int, seconds: float) -> None:
-        """Each client sends a request when the one before it has been answered."""
-        end = time.monotonic() + seconds
+    async def closed(self, clients: int, seconds: float, answers: int) -> float:
+        """Each client sends a request when the one before it has been answered.
+
+        That goes on for `seconds`, and until the last three quarters of the time have `answers` complete answers.
+        Returns the rate in these three quarters. Raises RuntimeError if that takes longer than LONGEST.
+        """
+        start = time.monotonic()
+        rate: float | None = None
 
         async def client() -> None:
-            while time.monotonic() < end:
+            nonlocal rate
+            while rate is None:
                 await self.send()
+                passed = time.monotonic() - start
+                if rate is None and passed >= seconds:
+                    measured = rate_of(self.answers, start + passed / 4, start + passed)
+                    if measured * passed * 3 / 4 >= answers - 0.5:
+                        rate = measured
+                    elif passed > LONGEST:
+                        raise RuntimeError(f"fewer than {answers} answers in {passed * 3 / 4:.0f} s: lower --answers")
 
         await asyncio.gather(*(client() for _ in range(clients)))
+        assert rate is not None
+        return rate
 
     async def open(self, rate: float, seconds: float, server: Server) -> None:
         """Requests come at random times, however long the answers take. Those that are open long after the end are
@@ -189,12 +206,9 @@ async def computed_tokens(http: aiohttp.ClientSession, server: Server) -> float:
     return float(found[1])
 
 
-async def capacity_of(server: Server, clients: int, seconds: float) -> float:
+async def capacity_of(server: Server, clients: int, seconds: float, answers: int) -> float:
     async with session(server) as http:
-        load = Load(http, server)
-        start = time.monotonic()
-        await load.closed(clients, seconds)
-        return rate_of(load.answers, start + seconds / 4, start + seconds)
+        return await Load(http, server).closed(clients, seconds, answers)
 
 
 async def deadline_run(
@@ -259,22 +273,24 @@ def plot(path: Path, points: dict[str, list[float]], capacity: float) -> None:
     figure.savefig(path, dpi=120)
 
 
-async def measure(server: Server, seconds: float, overload_seconds: float, clients: int) -> tuple[dict[str, Any], Any]:
+async def measure(
+    server: Server, seconds: float, overload_seconds: float, clients: int, answers: int
+) -> tuple[dict[str, Any], Any]:
     figures: dict[str, Any] = {}
     points: dict[str, list[float]] = {}
-    await capacity_of(server, clients, 3)  # warm-up
-    capacity = await capacity_of(server, clients, seconds)
+    await capacity_of(server, clients, 3, 1)  # warm-up
+    capacity = await capacity_of(server, clients, seconds, answers)
     for name, fields in (
         ("dropped when late", {"first_token_timeout": DEADLINE}),
         ("first come, first served", {}),
     ):
         figures[name], points[name] = await deadline_run(server, 2 * capacity, seconds, **fields)
-        again = await capacity_of(server, clients, seconds / 2)  # the machine may have changed meanwhile
+        again = await capacity_of(server, clients, seconds / 2, answers)  # the machine may have changed meanwhile
         figures[name]["capacity"] = round((capacity + again) / 2, 2)
         figures[name]["share_of_capacity"] = round(2 * figures[name]["goodput"] / (capacity + again), 3)
         capacity = again
     figures["ten times"] = await refusal_run(server, 10 * capacity, overload_seconds)
-    again = await capacity_of(server, clients, seconds / 2)
+    again = await capacity_of(server, clients, seconds / 2, answers)
     figures["ten times"]["share_of_peak"] = round(2 * figures["ten times"]["goodput"] / (capacity + again), 3)
     figures["ten times"]["capacity"] = round((capacity + again) / 2, 2)
     return figures, (points, capacity)
@@ -287,6 +303,7 @@ def main() -> None:
         "--flags", default="--threads 1 --max-num-seqs 16 --kv-cache-memory 256MiB --max-waiting 256"
     )
     arguments.add_argument("--clients", type=int, default=48, help="of the measurement of capacity")
+    arguments.add_argument("--answers", type=int, default=100, help="at least, in each measurement of capacity")
     arguments.add_argument("--seconds", type=float, default=40.0, help="of each run at twice the capacity")
     arguments.add_argument("--overload-seconds", type=float, default=300.0, help="of the run at ten times the capacity")
     arguments.add_argument("--plot", type=Path, metavar="PNG")
@@ -297,7 +314,9 @@ def main() -> None:
     ):
         os.nice(10)  # the server has been started with the ordinary priority
         began = time.monotonic()
-        figures, (points, capacity) = asyncio.run(measure(server, args.seconds, args.overload_seconds, args.clients))
+        figures, (points, capacity) = asyncio.run(
+            measure(server, args.seconds, args.overload_seconds, args.clients, args.answers)
+        )
         used, seconds = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began
     if args.plot:
         plot(args.plot, points, capacity)

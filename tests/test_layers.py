@@ -1,6 +1,7 @@
 """The import table of docs/architecture.md, enforced: a package imports only those in its row, in no circle."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,20 @@ BANNED_CALLS = {"eval", "exec", "torch.load"}
 IMPORTING_CALLS = {"import_module", "__import__"}
 # The scheduler is a pure state machine: no clock, no event loop, no threads, no environment.
 BANNED_IN_PACKAGE = {"schedule": {"asyncio", "time", "datetime", "threading", "os", "random", "socket", "subprocess"}}
+
+# Names of several classes that mean the same: each API has its own message, and Python users have sampling parameters.
+SHARED_NAMES = {
+    "CalledFunction",
+    "ChatFields",
+    "ContentPart",
+    "GenerateCodec",
+    "GenerateFields",
+    "Message",
+    "Parameters",
+    "PromptFields",
+    "SamplingParams",
+    "_Message",
+}
 
 FILES = sorted(SOURCE.rglob("*.py"))
 PACKAGE_FILES = [path for path in FILES if path.parent != SOURCE]
@@ -149,6 +164,12 @@ def test_no_code_is_run_from_data(path: Path) -> None:
             assert ast.unparse(node.func) not in BANNED_CALLS, (
                 f"{path.name}:{node.lineno} calls {ast.unparse(node.func)}"
             )
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    bodies = (ast.parse(path.read_text(encoding="utf-8")).body for path in FILES)
+    names = Counter(node.name for body in bodies for node in body if isinstance(node, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} == SHARED_NAMES
 
 
 def test_no_import_is_circular() -> None:

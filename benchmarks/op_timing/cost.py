@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.bench.roofline import MachineRates
 from penstock.config.facts import SCALE_BYTES
 from penstock.config.weights import WeightFormat
-from penstock.kernels.native.step_structs import AdvanceOp, FillOp, FiniteOp, SampleOp
+from penstock.kernels.native.step_structs import AdvanceOp, FillOp, SampleOp
 from penstock.kernels.native.structs import (
     CODES,
     EPILOGUES,
@@ -22,6 +22,7 @@ from penstock.kernels.native.structs import (
     CacheOp,
     EmbeddingOp,
     ExpertsOp,
+    FiniteOp,
     GateOp,
     LatentOp,
     LinearOp,

@@ -60,7 +60,7 @@ DRILLS = (
         BOUNDS + "test_bodies_have_one_budget",
         BOUNDS + "test_memory_of_bodies_is_given_back",
     ),
-    _tests("F5", "standard error that nobody reads: nothing stops", E2E + "test_unread_log.py"),
+    _tests("F5", "standard error that nobody reads: nothing stops", E2E + "processes/test_unread_log.py"),
     _tests(
         "F6",
         "twelve clients of the highest priority: one of the lowest is answered",
@@ -68,8 +68,10 @@ DRILLS = (
         SCHEDULE + "test_starvation.py",
     ),
     _tests("F7", "pages of other sites: refused", BOUNDS + "test_pages_of_other_sites_are_refused"),
-    _tests("F8", "files that no model has: one line", "tests/cli/test_hostile_files.py"),
-    _tests("F9", "an engine that dies or hangs: replaced", ENGINE + "test_recovery.py", E2E + "test_death.py"),
+    _tests("F8", "files that no model has: one line", "tests/cli/given/test_hostile_files.py"),
+    _tests(
+        "F9", "an engine that dies or hangs: replaced", ENGINE + "test_recovery.py", E2E + "processes/test_death.py"
+    ),
     _tests(
         "F10",
         "framing and JSON that can be read in two ways: refused by name",
@@ -83,7 +85,12 @@ EXPERIMENTS = (
     *DRILLS,
     _survival("1", "SIGKILL of the engine under 50 streams of SmolLM2: each goes on, token for token", "SIGKILL"),
     _survival("2", "SIGSTOP of the engine under 50 streams of SmolLM2: the same", "SIGSTOP"),
-    _tests("3", "a rank that stalls or dies: named, replaced", ENGINE + "test_ranks.py", E2E + "test_ranks.py"),
+    _tests(
+        "3",
+        "a rank that stalls or dies: named, replaced",
+        ENGINE + "ranks/test_ranks.py",
+        E2E + "processes/test_ranks.py",
+    ),
     Experiment("4", "saturation: no false restart", partial(engine_faults.saturation, seconds=60.0)),
     Experiment("6", "a prompt that crashes the engine, 100 times: two engines at most", engine_faults.poison),
     Experiment("7", "resets while queued, prefilled and decoded: all given back", network.resets),
@@ -92,9 +99,9 @@ EXPERIMENTS = (
     _tests(
         "10",
         "slow headers and bodies: closed at the timeout",
-        FRONTEND + "test_connections.py::test_slow_headers_end_the_connection",
-        FRONTEND + "test_connections.py::test_a_slow_body_gets_an_answer_and_the_connection_ends",
-        FRONTEND + "test_connections.py::test_a_client_that_does_not_read_is_cut_off",
+        FRONTEND + "http/test_connections.py::test_slow_headers_end_the_connection",
+        FRONTEND + "http/test_connections.py::test_a_slow_body_gets_an_answer_and_the_connection_ends",
+        FRONTEND + "http/test_connections.py::test_a_client_that_does_not_read_is_cut_off",
     ),
     Experiment("11", "1 GB, a million chunks, a gzip bomb: refused within 50 MB", network.large_bodies),
     Experiment(
@@ -107,8 +114,8 @@ EXPERIMENTS = (
     _tests(
         "14",
         "SIGTERM under load: what is in flight finishes",
-        E2E + "test_signals.py",
-        E2E + "test_death.py::test_sigterm_lets_what_is_in_flight_finish",
+        E2E + "processes/test_signals.py",
+        E2E + "processes/test_death.py::test_sigterm_lets_what_is_in_flight_finish",
     ),
     _tests("15", "reload under load: no failure, one version a stream", E2E + "test_reload.py"),
     Experiment("16", "a KV pool of 1.2 times the longest request: the same texts", engine_faults.small_pool),
@@ -128,7 +135,9 @@ EXPERIMENTS = (
         SCHEDULE + "test_block_pool.py",
         PENSTOCK_TEST_EXAMPLES="1000",
     ),
-    _tests("25", "every route with no key, a wrong one, and odd paths: none is reached", FRONTEND + "test_access.py"),
+    _tests(
+        "25", "every route with no key, a wrong one, and odd paths: none is reached", FRONTEND + "http/test_access.py"
+    ),
     Experiment(
         "26", "10,000 requests to all routes: no 5xx, no crash, a free event loop", partial(fuzz.fuzz, count=10_000)
     ),

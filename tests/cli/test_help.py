@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from penstock.cli.main import app
 from penstock.cli.options import ENGINE, SERVER
 from penstock.config.defaults import DEFAULTS
 from penstock.config.settings import Settings
@@ -68,6 +71,18 @@ def test_without_a_command_there_is_help(run_command: RunCommand) -> None:
     assert done.stdout == run_command("--help").stdout
     commands = done.stdout.partition("Commands:")[2]
     assert "serve" in commands and "..." not in commands
+
+
+def test_lines_of_usage_have_the_arguments_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Required ones without braces, which typer 0.29 adds."""
+    root: Any = get_command(app)
+    paths = [[name] for name in root.commands] + [["bench", name] for name in root.commands["bench"].commands]
+    for path in paths:
+        root([*path, "--help"], prog_name="penstock", standalone_mode=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Usage:")]
+    assert len(lines) == len(paths) >= 20
+    assert not [line for line in lines if "{" in line]
+    assert {"Usage: penstock pull [OPTIONS] MODEL", "Usage: penstock batch [OPTIONS] REQUESTS ANSWERS"} < {*lines}
 
 
 def test_version(run_command: RunCommand) -> None:

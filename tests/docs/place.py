@@ -10,7 +10,7 @@ from hashlib import sha1
 from pathlib import Path
 
 from tests.checkpoints import randomise, write_tiny_checkpoint, write_tokenizer
-from tests.cli.test_plan import LLAMA_70B
+from tests.cli.plan.test_plan import LLAMA_70B
 from tests.docs.pages import ROOT
 from tests.gguf_models import write_gguf
 from tests.smollm2 import smollm2

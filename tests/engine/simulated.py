@@ -33,7 +33,7 @@ from penstock.messages import (
 )
 from tests.schedule.simulated import VOCABULARY, SimulatedExecutor, expected_output
 
-RANK = (sys.executable, "-m", "tests.engine.simulated_rank")
+RANK = (sys.executable, "-m", "tests.engine.ranks.simulated_rank")
 ENGINE = (sys.executable, "-m", "tests.engine.simulated_process")
 BAD_SEED = 666  # a row with it fails
 FATAL_SEED = 999  # a step with it fails as a whole

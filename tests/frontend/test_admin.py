@@ -12,8 +12,8 @@ from penstock.frontend.served import ServedModel
 from penstock.frontend.serving import Start
 from penstock.messages import EngineError
 from tests.frontend.conftest import NAME, Site, until
+from tests.frontend.http.test_access import raw
 from tests.frontend.scripted import ScriptedClient
-from tests.frontend.test_access import raw
 
 ASK = {"prompt": "hello", "max_tokens": 4}
 ROUTES = (("POST", "/reload"), ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"))

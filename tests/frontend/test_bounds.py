@@ -20,7 +20,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.http.json_scan import JsonScan
 from penstock.text import Tokenizer
 from tests.frontend.conftest import NAME, Site, live, until
-from tests.frontend.test_connections import connection, request, status_of
+from tests.frontend.http.test_connections import connection, request, status_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MIB4 = 4 << 20

@@ -8,8 +8,8 @@ import torch
 from msgspec.structs import replace
 
 from penstock.engine.inprocess import start_thread
+from tests.runtime.loading.test_load_device import config
 from tests.runtime.test_device_engine import written
-from tests.runtime.test_load_device import config
 
 Checkpoint = Callable[..., Path]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -20,7 +20,7 @@ from penstock.messages import GenerateRequest, KVGroup, SamplingParams
 from penstock.runtime.loading.load import load_runner
 from penstock.schedule import Scheduler, SchedulerConfig
 from tests.checkpoints import tiny_model, write_tiny_checkpoint
-from tests.runtime.sampler_oracle import is_close
+from tests.runtime.sampling.sampler_oracle import is_close
 
 SEEDS = 100
 OUTPUT = 20

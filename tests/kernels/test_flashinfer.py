@@ -23,8 +23,8 @@ from penstock.kernels.ops import PAGED_ATTENTION
 from penstock.runtime.loading import gpu as load_device
 from penstock.runtime.loading.gpu import load_device_runner
 from tests.kernels.flashinfer_library import BatchPrefillWithPagedKVCacheWrapper
+from tests.runtime.loading.test_load_device import Memory
 from tests.runtime.mirror_device import MirrorAttention, MirrorDevice
-from tests.runtime.test_load_device import Memory
 
 GPU = Platform("cuda", "9.0")
 ASKED = Needs(torch.bfloat16, head_dims=(128,), attention="flashinfer")

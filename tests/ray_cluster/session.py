@@ -32,7 +32,7 @@ from penstock.messages import EngineError, GenerateRequest, SamplingParams
 from tests.engine.processes import alive
 from tests.engine.simulated import ask
 from tests.models.serving import make_runner
-from tests.runtime.test_parallel import Served, compare, requests, serve
+from tests.runtime.mesh.test_parallel import Served, compare, requests, serve
 
 
 class Case(NamedTuple):

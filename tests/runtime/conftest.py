@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runtime.ranks import Processes
+from tests.runtime.mesh.ranks import Processes
 
 
 @pytest.fixture(scope="module")

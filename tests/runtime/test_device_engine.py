@@ -18,8 +18,8 @@ from penstock.engine.ranks.workers import WorkersExecutor
 from penstock.messages import EngineClient, EngineError, GenerateRequest, SamplingParams
 from penstock.runtime.loading import gpu as load_device
 from penstock.runtime.runner import ModelRunner
+from tests.runtime.loading.test_load_device import Memory, config
 from tests.runtime.mirror_device import load_mirror
-from tests.runtime.test_load_device import Memory, config
 
 Checkpoint = Callable[..., Path]
 
@@ -58,7 +58,7 @@ async def test_an_engine_with_two_plans_outstanding_writes_what_a_cpus_does(
 
 
 def ranks_here(config: EngineConfig) -> LocalRanks:
-    return LocalRanks(config.split.world, (sys.executable, "-m", "tests.runtime.device_rank"))
+    return LocalRanks(config.split.world, (sys.executable, "-m", "tests.runtime.mesh.device_rank"))
 
 
 async def test_an_engine_of_ranks_on_devices_writes_what_one_on_a_cpu_does(tiny_checkpoint: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.schedule.drafts.drafter import Acceptance, Drafter
 from penstock.schedule.drafts.index import CANDIDATES, GRAM, LONGEST, TokenIndex
-from penstock.schedule.drafts.texts import OUTPUT_TOKENS, SEPARATOR, TENANT_TOKENS, Cursor, RecentOutputs
+from penstock.schedule.drafts.texts import OUTPUT_TOKENS, SEPARATOR, TENANT_TOKENS, DraftCursor, RecentOutputs
 
 tokens = st.lists(st.integers(0, 4), max_size=300)
 
@@ -53,7 +53,7 @@ def test_of_equal_matches_the_next_one_is_preferred() -> None:
 
 def test_a_prediction_is_taken_up_again_after_a_change() -> None:
     prediction = list(range(100, 160))
-    cursor = Cursor(prediction, TokenIndex(60), 0)
+    cursor = DraftCursor(prediction, TokenIndex(60), 0)
     cursor.index.extend(prediction, 60)
     sequence: list[int] = []
     foretold = []
@@ -86,7 +86,7 @@ def test_recent_outputs_are_bounded_and_end_at_their_ends() -> None:
         assert len(recent.tokens) <= TENANT_TOKENS
         assert recent.index.end == len(recent.tokens)
     assert recent.epoch > 1
-    cursor = Cursor(recent.tokens, recent.index)
+    cursor = DraftCursor(recent.tokens, recent.index)
     cursor.search([39, 39, 39])
     drafts = cursor.drafts(OUTPUT_TOKENS)
     assert drafts == [39] * len(drafts) and SEPARATOR not in drafts

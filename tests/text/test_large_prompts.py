@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.text import ChatTemplateError, Tokenizer, TokenizerError
-from penstock.text.calls import Conversation
+from penstock.text.calls import ChatFormat
 from penstock.text.prompts import (
     EncodeChat,
     EncodePair,
@@ -36,7 +36,7 @@ def chat(messages: int = 1, **variables: object) -> EncodeChat:
 
 def make(path: Path, seconds: float = 10.0) -> tuple[PromptEncoder, PromptWorkers]:
     tokenizer = Tokenizer.load(path)
-    encoder = PromptEncoder(tokenizer, Conversation(tokenizer), CONTEXT)
+    encoder = PromptEncoder(tokenizer, ChatFormat(tokenizer), CONTEXT)
     return encoder, PromptWorkers(tokenizer, encoder, CONTEXT, seconds=seconds)
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from penstock.bench.roofline import MachineRates, average
 from penstock.bench.timeline import Timeline, summarise
-from penstock.bench.workload import Case, Item, fixed
+from penstock.bench.workload import Case, WorkloadRequest, fixed
 from penstock.engine.processors import keep_off
 from penstock.messages import EngineClient, EngineStats, GenerateRequest, SamplingParams
 
 WARM_UP = Case(1, 32, 8)
 
 
-async def run_item(client: EngineClient, item: Item, name: str, start: float) -> Timeline:
+async def run_item(client: EngineClient, item: WorkloadRequest, name: str, start: float) -> Timeline:
     """Sends one request at its arrival time, and records when its tokens arrive."""
     await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
     line = Timeline(time.perf_counter())
@@ -27,7 +27,7 @@ async def run_item(client: EngineClient, item: Item, name: str, start: float) ->
     return line
 
 
-async def run_items(client: EngineClient, items: Sequence[Item], name: str) -> tuple[list[Timeline], float]:
+async def run_items(client: EngineClient, items: Sequence[WorkloadRequest], name: str) -> tuple[list[Timeline], float]:
     """Returns every item's timeline, and the seconds from the first request to the last token."""
     start = time.perf_counter()
     lines = await asyncio.gather(*(run_item(client, item, f"{name}-{i}", start) for i, item in enumerate(items)))

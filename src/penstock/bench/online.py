@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 
 from penstock.bench.timeline import Timeline
-from penstock.bench.workload import Item
+from penstock.bench.workload import WorkloadRequest
 
 LIST_SECONDS = 20.0  # for a server to list its models
 
@@ -28,7 +28,9 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-async def stream_item(session: aiohttp.ClientSession, url: str, model: str, item: Item, start: float) -> Timeline:
+async def stream_item(
+    session: aiohttp.ClientSession, url: str, model: str, item: WorkloadRequest, start: float
+) -> Timeline:
     """Streams one item's completion and records its chunks. The usage in the last chunk has the token count."""
     await asyncio.sleep(max(0.0, start + item.arrival - time.perf_counter()))
     line = Timeline(time.perf_counter())
@@ -77,7 +79,7 @@ def _message(body: bytes) -> str:
 async def run_load(
     url: str,
     model: str,
-    items: Sequence[Item],
+    items: Sequence[WorkloadRequest],
     *,
     concurrency: int | None = None,
     api_key: str | None = None,
@@ -100,7 +102,7 @@ async def run_load(
 
         show()
 
-        async def one(item: Item) -> Timeline:
+        async def one(item: WorkloadRequest) -> Timeline:
             async with gate:
                 line = await stream_item(session, url, model, item, start)
             ended.append(line)

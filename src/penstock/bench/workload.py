@@ -23,7 +23,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkloadRequest:
     """One request of a workload. `arrival` is in seconds after the start."""
 
     prompt_ids: tuple[int, ...]
@@ -71,10 +71,12 @@ def random_prompt(length: int, vocab_size: int, source: random.Random) -> tuple[
     return tuple(source.randint(low, vocab_size - 1) for _ in range(length))
 
 
-def fixed(case: Case, vocab_size: int, seed: int = 0) -> list[Item]:
+def fixed(case: Case, vocab_size: int, seed: int = 0) -> list[WorkloadRequest]:
     """The items of a case. All arrive at once."""
     source = random.Random(f"{seed}/{case}")
-    return [Item(random_prompt(case.prompt_len, vocab_size, source), case.output_len) for _ in range(case.count)]
+    return [
+        WorkloadRequest(random_prompt(case.prompt_len, vocab_size, source), case.output_len) for _ in range(case.count)
+    ]
 
 
 def arrivals(count: int, rate: float | None, burstiness: float, source: random.Random) -> list[float]:
@@ -101,13 +103,13 @@ def mixed(
     rate: float | None = None,
     burstiness: float = 1.0,
     seed: int = 0,
-) -> list[Item]:
+) -> list[WorkloadRequest]:
     """Requests of random lengths. All begin with the same `shared_prefix` tokens, which `prompt` does not count."""
     source = random.Random(seed)
     prefix = random_prompt(shared_prefix, vocab_size, source)
     times = arrivals(count, rate, burstiness, source)
     return [
-        Item(prefix + random_prompt(prompt.draw(source), vocab_size, source), output.draw(source), arrival)
+        WorkloadRequest(prefix + random_prompt(prompt.draw(source), vocab_size, source), output.draw(source), arrival)
         for arrival in times
     ]
 

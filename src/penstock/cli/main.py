@@ -146,6 +146,7 @@ add_operate_commands(app)
 
 @app.command(
     "completion",
+    cls=usage.PlainUsage,
     short_help="Print the script that completes words with Tab.",
     help="Print the script with which a shell completes commands, flags and models: bash, zsh or fish.",
 )
@@ -199,6 +200,7 @@ def detect(
 
 
 @app.command(
+    cls=usage.PlainUsage,
     short_help="Answer the requests of a file.",
     help="Answer the requests of a file: lines as in OpenAI's batch API. A run that was interrupted goes on where it "
     "ended if the same command is given again.",
@@ -235,6 +237,7 @@ def top(
 
 
 @app.command(
+    cls=usage.PlainUsage,
     short_help="Check that an event log replays to the same plans.",
     help="Run the scheduler again on a log of serve --event-log. Exit status: 0 for the same plans, 1 for others.",
 )

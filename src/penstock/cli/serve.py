@@ -98,7 +98,7 @@ async def _main(
         from prometheus_client import CollectorRegistry
 
         from penstock.cli.machine import cost_model
-        from penstock.cli.operate.reload import Loaded, Reloader
+        from penstock.cli.operate.reload import LoadedVersion, Reloader
         from penstock.cli.prepare import served_model
         from penstock.cli.serving.answering import Answering
         from penstock.observe.metrics import Metrics
@@ -108,7 +108,7 @@ async def _main(
         # from the kernels.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         tokenizer = Tokenizer.load(prepared.path)
-        loaded = Loaded.of(prepared, start.given)
+        loaded = LoadedVersion.of(prepared, start.given)
         reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
     except BaseException:
         connecting.cancel()
@@ -125,7 +125,7 @@ async def _main(
     answering = Answering(prepared.path, served, server, metrics, reloader.prepare, grpc)
 
     def ready() -> None:
-        if served.thinking_budget is not None and served.conversation.reasoning is None:
+        if served.thinking_budget is not None and served.chat_format.reasoning is None:
             log.warning("--thinking-budget has no effect: this model has no known form of reasoning")
         log_start(prepared, client.info, sock, grpc, answering.tls, started)
 

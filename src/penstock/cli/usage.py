@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 # Other programs' names of commands, and Penstock's.
 MEANT = {
@@ -28,6 +29,13 @@ DONE_OTHERWISE = {
     "create": "name the GGUF file or the folder itself: penstock serve ./model.gguf",
     "stop": "Ctrl-C or SIGTERM ends penstock serve, penstock sleep frees the memory of its model",
 }
+
+
+class PlainUsage(TyperCommand):
+    """A command with a required argument: its line of usage has NAME, where typer since 0.29 writes {NAME}."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
 class WrongUse(ValueError):

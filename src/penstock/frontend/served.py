@@ -10,7 +10,7 @@ from penstock.frontend.offload import FewThreads
 from penstock.messages import EngineClient
 from penstock.observe.costs import CostModel
 from penstock.text import GrammarChecker, Tokenizer
-from penstock.text.calls import Conversation
+from penstock.text.calls import ChatFormat
 from penstock.text.prompts import PromptEncoder, PromptWorkers
 
 PROMPT_WORKERS = 2  # processes that encode large prompts
@@ -40,7 +40,7 @@ class ServedModel:
     costs: CostModel | None = None  # of the engine's steps; None: they are not estimated
     file_bytes: int = 0  # of the model's files
     file_format: str = ""  # gguf or safetensors
-    conversation: Conversation = field(init=False, compare=False)
+    chat_format: ChatFormat = field(init=False, compare=False)
     grammars: GrammarChecker = field(init=False, compare=False)
     encoder: PromptEncoder = field(init=False, compare=False)
     prompt_workers: PromptWorkers = field(init=False, compare=False)
@@ -50,9 +50,9 @@ class ServedModel:
         """Raises ValueError for an unknown format."""
         info = self.client.info
         object.__setattr__(self, "grammars", GrammarChecker(self.tokenizer, info.vocab_size, info.eos_token_ids))
-        conversation = Conversation(self.tokenizer, self.tool_format, self.reasoning_format)
-        object.__setattr__(self, "conversation", conversation)
-        encoder = PromptEncoder(self.tokenizer, conversation, info.max_model_len)
+        chat_format = ChatFormat(self.tokenizer, self.tool_format, self.reasoning_format)
+        object.__setattr__(self, "chat_format", chat_format)
+        encoder = PromptEncoder(self.tokenizer, chat_format, info.max_model_len)
         object.__setattr__(self, "encoder", encoder)
         workers = PromptWorkers(
             self.tokenizer,

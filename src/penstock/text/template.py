@@ -39,8 +39,8 @@ class ChatTemplate:
         """Raises ChatTemplateError if a template does not compile."""
         self._special_tokens = dict(special_tokens)
         self._environment = RenderEnvironment(limits)
-        self._plain = _Compiled(self._environment, source)
-        self._with_tools = self._plain if tool_source is None else _Compiled(self._environment, tool_source)
+        self._plain = _CompiledTemplate(self._environment, source)
+        self._with_tools = self._plain if tool_source is None else _CompiledTemplate(self._environment, tool_source)
         self.takes_parts = self._plain.takes_parts
         self.takes_tools = self._with_tools.takes_tools
         self.plain_source = source
@@ -86,7 +86,7 @@ class ChatTemplate:
         return prompt if final is None else _cut_at_mark(prompt, final)
 
 
-class _Compiled:
+class _CompiledTemplate:
     """A compiled template. Raises ChatTemplateError if the source does not compile."""
 
     def __init__(self, environment: RenderEnvironment, source: str) -> None:

@@ -37,8 +37,8 @@ from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from tests.kernels.native.guarded import GuardedSession
 from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
-from tests.runtime.samplers import Sampler
-from tests.runtime.test_sampler import some_choice
+from tests.runtime.sampling.samplers import Sampler
+from tests.runtime.sampling.test_sampler import some_choice
 
 DTYPES = (torch.float32, torch.bfloat16)
 MAKERS: dict[str, Callable[[Session], Any]] = {"rms_norm": NativeNorm, "store_kv": NativeAttention}

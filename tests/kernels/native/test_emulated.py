@@ -19,7 +19,7 @@ TESTS = (
     "test_attention_rows.py",
     "test_exact.py",
     "test_int8_pages.py",
-    "../../runtime/test_native_sampler.py",
+    "../../runtime/sampling/test_native_sampler.py",
 )
 # Which of these tests, by parts of their names. AMX and BF16 leave fp32, and so the sampler's logits, to AVX512.
 CHOSEN = {

@@ -20,8 +20,8 @@ from penstock.runtime.runner import ModelRunner
 from penstock.runtime.step_kernels import triton_step
 from tests.kernels.triton.device import DEVICE
 from tests.kernels.triton.test_ops import GPU
+from tests.runtime.loading.test_load_device import Memory
 from tests.runtime.mirror_device import device_at
-from tests.runtime.test_load_device import Memory
 
 Checkpoint = Callable[..., Path]
 INTERPRETED: tuple[tuple[str, dict[str, Any]], ...] = (

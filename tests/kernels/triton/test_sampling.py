@@ -18,7 +18,7 @@ from penstock.runtime.sampling import noise, reference
 from penstock.runtime.sampling.logprobs import pack_logprobs as pack_on_host
 from penstock.runtime.step_kernels import TritonStep
 from tests.kernels.triton.device import DEVICE, there
-from tests.runtime.samplers import Sampler
+from tests.runtime.sampling.samplers import Sampler
 
 WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},

@@ -19,7 +19,7 @@ from penstock.bench.offline import WARM_UP, run_cases
 from penstock.bench.online import first_model, run_load
 from penstock.bench.roofline import MachineProbe, MachineRates, least_seconds
 from penstock.bench.timeline import Slo, summarise
-from penstock.bench.workload import Case, Item, LengthRange, mixed, parse_cases
+from penstock.bench.workload import Case, LengthRange, WorkloadRequest, mixed, parse_cases
 from penstock.cli.bench.sizes import BenchSizes, prepare_sized
 from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
@@ -68,7 +68,7 @@ class Load:
     slo: str | None
     seed: int
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[WorkloadRequest]:
         """Returns the requests. Raises ValueError that names the wrong flag."""
         for flag, value in (("--request-rate", self.request_rate), ("--burstiness", self.burstiness)):
             if value is not None and not 0 < value < math.inf:
@@ -176,7 +176,7 @@ async def _load_server(
     url: str,
     model: str | None,
     api_key: str | None,
-    items: Sequence[Item],
+    items: Sequence[WorkloadRequest],
     concurrency: int | None,
     slo: Slo | None,
     say: Callable[[str], None],

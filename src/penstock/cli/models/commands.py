@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.completion import all_model_names, model_names
+from penstock.cli.usage import PlainUsage
 
 REVISION = typer.Option(metavar="NAME", help="Branch, tag or commit of a Hugging Face model.")
 MODEL = typer.Argument(
@@ -27,7 +28,7 @@ TO_REMOVE = typer.Argument(
 def add_model_commands(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
     app.command("list", help="List the models on this machine.")(_list)
-    app.command("pull", help="Download a model, or continue a download. Shows its progress.")(_pull)
+    app.command("pull", cls=PlainUsage, help="Download a model, or continue a download. Shows its progress.")(_pull)
     app.command("show", help="Show the facts of a model on this machine. Loads no weights.")(_show)
     app.command(
         "manifest",
@@ -35,7 +36,7 @@ def add_model_commands(app: typer.Typer) -> None:
         help="Write the SHA-256 sums of a model's files into SHA256SUMS beside them. Every start checks them.",
     )(_manifest)
     app.command("models", help="Show which models can be served, and what they combine with.")(_models)
-    app.command("rm", help="Remove a model from Hugging Face's cache.")(_rm)
+    app.command("rm", cls=PlainUsage, help="Remove a model from Hugging Face's cache.")(_rm)
 
 
 def _list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -42,7 +42,7 @@ _OF_THE_MODEL = {"served_model_name", "aliases", "tool_format", "reasoning_forma
 _FLAGS = {"max_body_bytes": "max_body_size", "max_answer_bytes": "max_answer_size"}
 
 
-class Loaded(NamedTuple):
+class LoadedVersion(NamedTuple):
     """The settings and files from which a version was loaded."""
 
     prepared: PreparedModel
@@ -51,14 +51,14 @@ class Loaded(NamedTuple):
     texts: str  # of `text_digest`
 
     @classmethod
-    def of(cls, prepared: PreparedModel, given: Given) -> "Loaded":
+    def of(cls, prepared: PreparedModel, given: Given) -> "LoadedVersion":
         return cls(prepared, given.settings, file_states(prepared.path), text_digest(prepared.answers))
 
 
 class Reloader:
     """Prepares new versions of what a server serves, from the command line that it was started with."""
 
-    def __init__(self, model: str | None, flags: Flags, loaded: Loaded, processors: Collection[int]) -> None:
+    def __init__(self, model: str | None, flags: Flags, loaded: LoadedVersion, processors: Collection[int]) -> None:
         """`loaded` is what is served now. Engines may run on `processors`."""
         self._model, self._flags = model, flags
         self._processors = processors
@@ -89,7 +89,7 @@ class Reloader:
 
         return start
 
-    def _read(self, running: EngineClient, beside: bool) -> Loaded | None:
+    def _read(self, running: EngineClient, beside: bool) -> LoadedVersion | None:
         """Returns what a new version would be loaded from, or None if it is what the version served was loaded from."""
         given = read_given(self._model, self._flags)
         found = find_given(given)
@@ -101,7 +101,7 @@ class Reloader:
         self._check_server(prepared.resolved.server, given)
         if beside and prepared.resolved.engine.event_log:
             raise ConfigError("--event-log: two engines cannot write one file at a time; use --drain-first")
-        return Loaded.of(prepared, given)
+        return LoadedVersion.of(prepared, given)
 
     def _check_server(self, new: ServerConfig, given: Given) -> None:
         """Raises ConfigError if a setting of the server itself has changed."""

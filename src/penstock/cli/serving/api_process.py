@@ -38,7 +38,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     texts: str  # of `text_digest`
     created: int  # when the server started, in seconds since the epoch
     grpc: tuple[str, int] | None = None  # the address of the gRPC service
-    place: int = 0  # of this process among those of the server; 0 runs batches
+    number: int = 0  # of this process among those of the server; 0 runs batches
     fresh: bool = True  # no process of the server has answered requests yet
 
 
@@ -47,7 +47,7 @@ class Neighbours:
 
     def __init__(self, engine: SharedEngine, start: ApiStart, lock: int) -> None:
         self._engine = engine
-        self.first, self.fresh, self.storage_lock = not start.place, start.fresh, lock
+        self.first, self.fresh, self.storage_lock = not start.number, start.fresh, lock
 
     def run_batches(self) -> None:
         self._engine.notify("run_batches")
@@ -61,7 +61,7 @@ class Neighbours:
 
 
 async def _main(start: ApiStart, hub: socket.socket, sock: socket.socket, lock: int) -> None:
-    dropped_lines = configure_logging(style=start.answers.server.log_format, process=f"api-{start.place}")
+    dropped_lines = configure_logging(style=start.answers.server.log_format, process=f"api-{start.number}")
     drain, hurry = asyncio.Event(), asyncio.Event()
     metrics = Metrics(CollectorRegistry(), dropped_lines)
     orders: dict[str, Callable[[], object]] = {"drain": drain.set, "hurry": hurry.set}

@@ -87,7 +87,7 @@ class ApiProcess:
         return self.process.wait()
 
 
-class Place:
+class ProcessSlot:
     """One of the API processes: the one that runs now, and what those before it have left."""
 
     def __init__(self, start: ApiStart, listening: socket.socket, lock: int) -> None:
@@ -102,7 +102,7 @@ class Place:
 
     @property
     def number(self) -> int:
-        return self._start.place
+        return self._start.number
 
     async def start_again(self) -> None:
         """Starts a process in the place of one that has ended. Raises EngineError if that happens too often."""
@@ -138,9 +138,9 @@ class Supervisor:
         self._server = start.answers.server
         self._name = self._server.served_model_name
         self._sockets = sockets
-        self._places = [
-            Place(msgspec.structs.replace(start, place=place), listening, lock)
-            for place, listening in enumerate(sockets)
+        self._slots = [
+            ProcessSlot(msgspec.structs.replace(start, number=number), listening, lock)
+            for number, listening in enumerate(sockets)
         ]
         self._gone: tuple[Counts, float] = ({}, 0.0)  # what processes that have ended had counted, and their seconds
         self._queue = {"refused": 0, "late": 0}  # of these, by the processes' queues
@@ -149,8 +149,8 @@ class Supervisor:
 
     def kill(self) -> None:
         """Ends all processes at once."""
-        for place in self._places:
-            place.api.process.kill()
+        for slot in self._slots:
+            slot.api.process.kill()
 
     async def run(
         self,
@@ -170,7 +170,7 @@ class Supervisor:
             self._metrics.certificate_end = lambda: tls.certificate.not_after
         self._hub = Hub(client, self._model.observe_steps)
         stopping, hurry = handle_signals(self._hang_up)
-        keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
+        keeping = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
         waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(self._announce(ready))]
         if self._server.sleep_after is not None:
             waits.append(asyncio.create_task(self._sleep_when_unused(self._server.sleep_after)))
@@ -196,23 +196,23 @@ class Supervisor:
         if failures:
             raise failures[0]
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, slot: ProcessSlot) -> None:
         """Starts a process again whenever it ends before the server is stopped. Raises EngineError if that happens too
         often."""
         while True:
-            place.port = self._hub.connect(place.api.socket, lambda message: self._answer(place, message))
-            status = await place.api.ended()
-            place.port.close()
-            counts, seconds = place.leave()
+            slot.port = self._hub.connect(slot.api.socket, lambda message: self._answer(slot, message))
+            status = await slot.api.ended()
+            slot.port.close()
+            counts, seconds = slot.leave()
             self._gone = add(self._gone[0], counts), self._gone[1] + seconds
             if self._stopping or self._client.failure:
                 return
-            log.error("API process %d %s; it is started again", place.number, how_it_ended(status))
-            await place.start_again()
+            log.error("API process %d %s; it is started again", slot.number, how_it_ended(status))
+            await slot.start_again()
 
     async def _announce(self, ready: Callable[[], None]) -> None:
-        for place in self._places:
-            await place.ready.wait()
+        for slot in self._slots:
+            await slot.ready.wait()
         ready()
 
     async def _drain(self, keeping: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> None:
@@ -248,12 +248,12 @@ class Supervisor:
 
     # -- what processes ask for -----------------------------------------------------------------------------------
 
-    async def _answer(self, place: Place, message: str) -> str:
+    async def _answer(self, slot: ProcessSlot, message: str) -> str:
         """The reply to a command. Raises ValueError or EngineError."""
         command, _, argument = message.partition(" ")
         match command:
             case "ready":
-                place.ready.set()
+                slot.ready.set()
             case "run_batches":
                 self._hub.order("run_batches")
             case "metrics":
@@ -270,10 +270,10 @@ class Supervisor:
     async def _count(self) -> None:
         """Brings the sums of all processes into the metrics."""
         async with self._scraping:
-            await asyncio.gather(*(place.look() for place in self._places))
+            await asyncio.gather(*(slot.look() for slot in self._slots))
             total = add(self._gone[0], {"server": {"dropped_lines": self._dropped_lines()}})
-            for place in self._places:
-                total = add(total, place.counts)
+            for slot in self._slots:
+                total = add(total, slot.counts)
             if "model" in total:
                 self._model.load(total["model"])
                 self._metrics.load(total["server"])
@@ -285,5 +285,5 @@ class Supervisor:
     def _usage(self) -> tuple[int, float]:
         """The resident bytes and processor seconds of this process and the API processes."""
         own = usage_of_one(os.getpid()) or (0, 0.0)
-        used = [own, *(place.used for place in self._places)]
+        used = [own, *(slot.used for slot in self._slots)]
         return sum(resident for resident, _ in used), self._gone[1] + sum(seconds for _, seconds in used)

@@ -29,7 +29,7 @@ UNUSUAL, BROKEN = 1.8, 3.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """A model's answer to one question. `reason` is why it ended."""
 
     question: str
@@ -45,7 +45,7 @@ async def ask(
     sampling: Mapping[str, Any],
     name: str,
     grammar: Grammar | None = None,
-) -> Answer:
+) -> ModelAnswer:
     """Returns the answer to a question, through the chat template if there is one. Raises ValueError if the engine
     refuses it."""
     template = tokenizer.chat_template
@@ -66,12 +66,12 @@ async def ask(
         text.append(output.push(shown).text)
         reason = delta.finish_reason or reason
     text.append(output.finish().text)
-    return Answer(question, "".join(text).strip(), tuple(special), reason)
+    return ModelAnswer(question, "".join(text).strip(), tuple(special), reason)
 
 
 async def check_answers(
     client: EngineClient, tokenizer: Tokenizer, sampling: Mapping[str, Any], advance: Callable[[int], None]
-) -> tuple[list[Finding], list[Answer]]:
+) -> tuple[list[Finding], list[ModelAnswer]]:
     """Asks the questions, and scores English text. Returns what was found, and the answers."""
     answers = []
     for number, question in enumerate(QUESTIONS):
@@ -87,7 +87,7 @@ async def check_answers(
     return findings, answers
 
 
-def judge_answers(answers: list[Answer], *, chats: bool) -> Iterator[Finding]:
+def judge_answers(answers: list[ModelAnswer], *, chats: bool) -> Iterator[Finding]:
     """Judges whether answers have text, end by themselves and hold nothing but text."""
     empty = [answer for answer in answers if not answer.text]
     if empty:
@@ -127,7 +127,7 @@ def judge_answers(answers: list[Answer], *, chats: bool) -> Iterator[Finding]:
         )
 
 
-def judge_schema(answer: Answer) -> Finding:
+def judge_schema(answer: ModelAnswer) -> Finding:
     """Judges whether an answer obeys SCHEMA."""
     try:
         value = json.loads(answer.text)

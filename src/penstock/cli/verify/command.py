@@ -11,7 +11,7 @@ from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file, write_json
 from penstock.cli.prepare import PreparedModel, prepare
-from penstock.cli.verify.answers import QUESTIONS, WINDOWS, Answer, check_answers
+from penstock.cli.verify.answers import QUESTIONS, WINDOWS, ModelAnswer, check_answers
 from penstock.cli.verify.finding import Finding
 from penstock.cli.verify.text_checks import check_text
 from penstock.observe.reporting import reporting
@@ -35,7 +35,7 @@ def verify(model: str | None, json_file: str | None, flags: Flags) -> int:
     return int(any(finding.status == "problem" for finding in findings))
 
 
-async def _with_engine(prepared: PreparedModel, tokenizer: Tokenizer) -> tuple[list[Finding], list[Answer]]:
+async def _with_engine(prepared: PreparedModel, tokenizer: Tokenizer) -> tuple[list[Finding], list[ModelAnswer]]:
     engine = msgspec.structs.replace(prepared.resolved.engine, log_level="warning")
     done, total = 0, len(QUESTIONS) + 1 + WINDOWS
     with reporting(f"starting the engine for {engine.name}") as say:

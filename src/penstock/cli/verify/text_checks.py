@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.cli.verify.finding import Finding
 from penstock.text import ChatTemplate, ChatTemplateError, Tokenizer
-from penstock.text.calls import Conversation
+from penstock.text.calls import ChatFormat
 
 ASKED, ANSWER = "What is 2 + 2?", "It is 4, mon café."
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -145,8 +145,8 @@ def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate, stop_ids: Sequenc
 
 
 def _tools(tokenizer: Tokenizer) -> Iterator[Finding]:
-    conversation = Conversation(tokenizer)
-    name = conversation.tools.name if conversation.tools is not None else "json"
+    chat_format = ChatFormat(tokenizer)
+    name = chat_format.tools.name if chat_format.tools is not None else "json"
     own = "the template's own format" if name != "json" else "plain JSON, which Penstock asks for in the prompt"
     call = {"id": "call_1", "type": "function", "function": {"name": TOOL, "arguments": json.dumps({"place": PLACE})}}
     history: list[dict[str, Any]] = [
@@ -156,9 +156,7 @@ def _tools(tokenizer: Tokenizer) -> Iterator[Finding]:
         *TURN,
     ]
     try:
-        prompt = conversation.render(
-            history, tools=[{"type": "function", "function": {"name": TOOL, "parameters": {}}}]
-        )
+        prompt = chat_format.render(history, tools=[{"type": "function", "function": {"name": TOOL, "parameters": {}}}])
     except ChatTemplateError as error:
         yield Finding(
             "tools", "warning", f"the template refuses a tool's result: {error}", "send no tools to this model"
@@ -174,8 +172,8 @@ def _tools(tokenizer: Tokenizer) -> Iterator[Finding]:
         )
     else:
         yield Finding("tools", "ok", f"{own} ({name}); calls and results are part of the prompt")
-    if conversation.reasoning is not None:
-        yield Finding("reasoning", "ok", f"{conversation.reasoning.name}: it goes to reasoning_content")
+    if chat_format.reasoning is not None:
+        yield Finding("reasoning", "ok", f"{chat_format.reasoning.name}: it goes to reasoning_content")
 
 
 def _prefix(template: ChatTemplate, prompt: str) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 
-class Block(msgspec.Struct):
+class ContentBlock(msgspec.Struct):
     """A content block. Which of its fields are set depends on `type`."""
 
     type: str
@@ -16,12 +16,12 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None  # of a tool_result
-    content: str | list["Block"] | None = None
+    content: str | list["ContentBlock"] | None = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     role: str
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
 class ThinkingFields(msgspec.Struct):
@@ -61,7 +61,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[Message]
     model: str
-    system: str | list[Block] | None = None
+    system: str | list[ContentBlock] | None = None
     thinking: ThinkingFields | None = None
     tool_choice: ToolChoice | None = None
     tools: list[Tool] | None = None

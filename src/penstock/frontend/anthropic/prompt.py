@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from penstock.frontend.anthropic.fields import UNSUPPORTED, Block, Message, OutputFormat, PromptFields
+from penstock.frontend.anthropic.fields import UNSUPPORTED, ContentBlock, Message, OutputFormat, PromptFields
 from penstock.frontend.errors import invalid
 from penstock.frontend.http.body import refuse_unsupported
 from penstock.frontend.limits import RequestLimits
@@ -85,7 +85,7 @@ def thinking_budget(fields: PromptFields, model: ServedModel) -> int | None:
     """How many tokens of an answer may be reasoning; None: any number. Clients send a number to every model, so one
     above the server's limit is lowered. Raises APIError 400 for a negative one."""
     given = fields.thinking.budget_tokens if fields.thinking is not None else None
-    if given is None or model.conversation.reasoning is None:
+    if given is None or model.chat_format.reasoning is None:
         return model.thinking_budget
     if model.thinking_budget is not None:
         given = min(given, model.thinking_budget)
@@ -109,7 +109,7 @@ def _variables(fields: PromptFields) -> Mapping[str, Any]:
 
 
 def _messages(message: Message, where: str, limits: RequestLimits) -> list[Mapping[str, Any]]:
-    blocks = [Block("text", message.content)] if isinstance(message.content, str) else message.content
+    blocks = [ContentBlock("text", message.content)] if isinstance(message.content, str) else message.content
     match message.role:
         case "user":
             return list(_of_user(blocks, f"{where}.content"))
@@ -121,9 +121,9 @@ def _messages(message: Message, where: str, limits: RequestLimits) -> list[Mappi
     raise invalid(f"{where}.role is {role!r}; it must be user, assistant or system", f"{where}.role")
 
 
-def _of_user(blocks: Sequence[Block], where: str) -> Iterator[Mapping[str, Any]]:
+def _of_user(blocks: Sequence[ContentBlock], where: str) -> Iterator[Mapping[str, Any]]:
     """The messages of a user's blocks: each result of a tool is one, and the texts between them are."""
-    texts: list[Block] = []
+    texts: list[ContentBlock] = []
     for i, block in enumerate(blocks):
         if block.type != "tool_result":
             texts.append(block)
@@ -141,8 +141,8 @@ def _of_user(blocks: Sequence[Block], where: str) -> Iterator[Mapping[str, Any]]
         yield {"role": "user", "content": _text(texts, where)}
 
 
-def _of_assistant(blocks: Sequence[Block], where: str, limits: RequestLimits) -> Mapping[str, Any]:
-    texts: list[Block] = []
+def _of_assistant(blocks: Sequence[ContentBlock], where: str, limits: RequestLimits) -> Mapping[str, Any]:
+    texts: list[ContentBlock] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
@@ -165,20 +165,20 @@ def _of_assistant(blocks: Sequence[Block], where: str, limits: RequestLimits) ->
     return message
 
 
-def _call(block: Block, where: str, limits: RequestLimits) -> dict[str, Any]:
+def _call(block: ContentBlock, where: str, limits: RequestLimits) -> dict[str, Any]:
     if block.id is None or block.name is None:
         raise invalid(f"{where} must have an id and a name", where, "missing_parameter")
     arguments = check_arguments(to_json(block.input or {}, f"{where}.input").decode(), f"{where}.input", limits)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _text(content: str | Sequence[Block], where: str) -> str:
+def _text(content: str | Sequence[ContentBlock], where: str) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(_check_text(block, f"{where}[{i}]") for i, block in enumerate(content))
 
 
-def _check_text(block: Block, where: str) -> str:
+def _check_text(block: ContentBlock, where: str) -> str:
     """The text of a block. Raises APIError 400 for another kind of block."""
     if block.type != "text" or block.text is None:
         raise invalid(

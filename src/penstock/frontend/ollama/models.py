@@ -54,11 +54,11 @@ async def show_model(body: bytes, context: RequestContext) -> bytes:
     check_model(model, name)
     template = model.tokenizer.chat_template
     capabilities = ["completion" if model.pooling is None else "embedding"]
-    if template is not None and model.conversation.tools is not None:
+    if template is not None and model.chat_format.tools is not None:
         capabilities.append("tools")
     if model.tokenizer.infill is not None:
         capabilities.append("insert")
-    if model.conversation.reasoning is not None:
+    if model.chat_format.reasoning is not None:
         capabilities.append("thinking")
     return orjson.dumps(
         {

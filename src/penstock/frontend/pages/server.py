@@ -36,8 +36,8 @@ async def show_server(body: bytes, context: RequestContext) -> bytes:
             "dtype": info.dtype,
             "embeddings": model.pooling is not None,
             "chat": model.tokenizer.chat_template is not None,
-            "tools": model.conversation.tools is not None,
-            "reasoning": model.conversation.reasoning is not None,
+            "tools": model.chat_format.tools is not None,
+            "reasoning": model.chat_format.reasoning is not None,
             "defaults": {name: model.defaults.get(name, getattr(own, name)) for name in _DEFAULTS},
             "ranges": {
                 **dict.fromkeys(("top_p", "min_p"), (0, 1)),

@@ -70,9 +70,9 @@ async def prepare_chat(context: RequestContext, chat: ChatRequest, body_size: in
         chat.max_tokens_param,
     )
     reader, shown = None, frozenset[int]()
-    if use.schemas or model.conversation.reasoning is not None:
+    if use.schemas or model.chat_format.reasoning is not None:
         reader = ReplyReader(model, use, prompt.end, options.n, limits)
-        shown = model.conversation.shown(tools=bool(use.schemas))
+        shown = model.chat_format.shown(tools=bool(use.schemas))
     budget = model.thinking_budget if chat.thinking_budget is None else chat.thinking_budget
     grammar = await reply_grammar(model, use, chat.grammar, prompt.end, body_size, budget)
     (part,) = make_parts(

@@ -17,7 +17,7 @@ from penstock.frontend.requests.grammar import GrammarSource, check_grammar
 from penstock.frontend.served import ServedModel
 from penstock.messages import FinishReason, Grammar
 from penstock.text import GrammarError
-from penstock.text.calls import CallLimits, Conversation, MessageParser, Part, ToolOutputError
+from penstock.text.calls import CallLimits, ChatFormat, MessageParser, Part, ToolOutputError
 from penstock.text.calls.budget import AnswerKind, thinking_of
 from penstock.text.calls.grammar import ToolGrammar, grammar_for, reasoning_end
 from penstock.text.grammars.schema import read_schema
@@ -51,10 +51,10 @@ async def reply_grammar(
     although a call is required.
     """
     grammar = await _grammar(model, use, source, prompt_end, body_size)
-    reasoning = model.conversation.reasoning
+    reasoning = model.chat_format.reasoning
     if budget is None or reasoning is None:
         return grammar
-    tools = bool(use.schemas) and model.conversation.tools is not None
+    tools = bool(use.schemas) and model.chat_format.tools is not None
     if grammar is not None and not grammar.trigger and not tools:
         return grammar  # the answer begins with the first token
     answer: AnswerKind = "text" if not tools else "either" if use.choice == "auto" else "call"
@@ -64,17 +64,17 @@ async def reply_grammar(
 async def _grammar(
     model: ServedModel, use: ToolUse, source: GrammarSource | None, prompt_end: str, body_size: int
 ) -> Grammar | None:
-    conversation = model.conversation
-    if not use.schemas or conversation.tools is None:
+    chat_format = model.chat_format
+    if not use.schemas or chat_format.tools is None:
         if source is None:
             return None
-        return await check_grammar(model, source, reasoning_end(conversation.reasoning, prompt_end))
+        return await check_grammar(model, source, reasoning_end(chat_format.reasoning, prompt_end))
     required = use.choice != "auto"
     if source is not None and not required and source.kind != "json_schema":
         raise invalid(f"{source.param} excludes tools, unless tool_choice is none; leave one of them out", source.param)
     answer = None if required else source
     # A byte of a schema takes about four times as long as a character to tokenise.
-    made = await offload_if_large(partial(_tool_grammar, conversation, use, answer, prompt_end), 4 * body_size)
+    made = await offload_if_large(partial(_tool_grammar, chat_format, use, answer, prompt_end), 4 * body_size)
     try:
         return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
     except APIError as error:
@@ -83,19 +83,17 @@ async def _grammar(
         return None  # too large to be held: the calls are then what the model writes
 
 
-def _tool_grammar(
-    conversation: Conversation, use: ToolUse, answer: GrammarSource | None, prompt_end: str
-) -> ToolGrammar:
-    assert conversation.tools is not None
+def _tool_grammar(chat_format: ChatFormat, use: ToolUse, answer: GrammarSource | None, prompt_end: str) -> ToolGrammar:
+    assert chat_format.tools is not None
     required = use.choice != "auto"
     names = [use.name] if use.choice == "named" else list(use.schemas)
     return grammar_for(
-        conversation.tools,
-        conversation.reasoning,
+        chat_format.tools,
+        chat_format.reasoning,
         {name: _held_schema(use, name, required) for name in names},
         required=required,
         parallel=use.parallel and use.choice != "named",
-        special=conversation.special,
+        special=chat_format.special,
         prompt_end=prompt_end,
         answer=None if answer is None else _read(answer.text, answer.param),
     )
@@ -127,15 +125,15 @@ class ReplyReader:
     """Reads the choices of one chat, whose tokens may be reasoning and tool calls."""
 
     def __init__(self, model: ServedModel, use: ToolUse, prompt_end: str, choices: int, limits: RequestLimits) -> None:
-        conversation = model.conversation
+        chat_format = model.chat_format
         most = CallLimits(calls=limits.max_tool_calls, argument_chars=limits.max_argument_chars)
         self._use = use
-        self._counts = conversation.reasoning is not None
+        self._counts = chat_format.reasoning is not None
         self._choices = [
-            _Choice(
+            _ChoiceReader(
                 MessageParser(
-                    conversation.tools if use.schemas else None,
-                    conversation.reasoning,
+                    chat_format.tools if use.schemas else None,
+                    chat_format.reasoning,
                     use.schemas,
                     parallel=use.parallel,
                     prompt_end=prompt_end,
@@ -218,7 +216,7 @@ def join_parts(parts: Iterable[Part]) -> list[ReplyBlock]:
     return blocks
 
 
-class _Choice:
+class _ChoiceReader:
     __slots__ = ("called", "offsets", "parser")
 
     def __init__(self, parser: MessageParser) -> None:

@@ -88,7 +88,7 @@ def use_tools(
         raise invalid("tool_choice requires a call, but there are no tools; send tools", "tool_choice")
     if choice == "named" and name not in tools:
         raise invalid(f"tool_choice names {name[:80]!r}, which is none of the tools; send it in tools", "tool_choice")
-    if model.conversation.tools is None:
+    if model.chat_format.tools is None:
         raise invalid(
             "tools is not supported: the server was started with --tool-format none; leave it out",
             "tools",
@@ -168,7 +168,7 @@ def check_budget(given: int | None, param: str, model: ServedModel) -> int | Non
         return None
     if given < 0:
         raise invalid(f"{param} is {digits(given)}; it must be 0 or more, or -1 for the server's own", param)
-    if model.conversation.reasoning is None:
+    if model.chat_format.reasoning is None:
         raise invalid(
             f"{param} is not supported: this model has no known form of reasoning; leave it out, or start the server "
             "with --reasoning-format",

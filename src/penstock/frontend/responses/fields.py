@@ -8,7 +8,7 @@ import msgspec
 from penstock.frontend.openai.fields import StreamOptions
 
 
-class Part(msgspec.Struct, omit_defaults=True):
+class ContentPart(msgspec.Struct, omit_defaults=True):
     """A part of an item's content: a text, or a refusal."""
 
     type: str
@@ -22,12 +22,12 @@ class Item(msgspec.Struct, omit_defaults=True):
     type: str = ""  # a message may leave it out
     id: str | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     status: str | None = None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.frontend.responses.fields import Item, Part
+from penstock.frontend.responses.fields import ContentPart, Item
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -33,11 +33,11 @@ def _stored(item: Item, number: str) -> dict[str, Any]:
     return {**shown, "call_id": item.call_id, "output": output}
 
 
-def _parts(content: str | Sequence[Part] | None) -> Sequence[Part]:
-    return [Part("text", content)] if isinstance(content, str) else content or ()
+def _parts(content: str | Sequence[ContentPart] | None) -> Sequence[ContentPart]:
+    return [ContentPart("text", content)] if isinstance(content, str) else content or ()
 
 
-def _part(part: Part, *, written: bool) -> dict[str, Any]:
+def _part(part: ContentPart, *, written: bool) -> dict[str, Any]:
     """A part of a text that the model has written, or read."""
     if part.refusal is not None:
         return {"type": "refusal", "refusal": part.refusal}

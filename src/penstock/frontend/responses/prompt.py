@@ -15,7 +15,7 @@ from penstock.frontend.requests.tools import (
     reasoning_variables,
     use_tools,
 )
-from penstock.frontend.responses.fields import Item, Part, PromptFields
+from penstock.frontend.responses.fields import ContentPart, Item, PromptFields
 from penstock.frontend.served import ServedModel
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -138,7 +138,7 @@ def _assistant(messages: list[dict[str, Any]], *, after_text: bool) -> dict[str,
     return last
 
 
-def _text(content: str | Sequence[Part] | None, where: str) -> str:
+def _text(content: str | Sequence[ContentPart] | None, where: str) -> str:
     if content is None:
         raise invalid(f"{where} is missing; send a text", where, "missing_parameter")
     if isinstance(content, str):

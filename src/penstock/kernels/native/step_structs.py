@@ -1,4 +1,4 @@
-"""The structs of the ops around a model's: the inputs of a step, and the choice of tokens. See structs.py."""
+"""The structs of the ops around a model's: the inputs of a step, the choice of tokens. A mirror of cpp/step_ops.h."""
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
@@ -100,7 +100,3 @@ class AdvanceOp(ctypes.Structure):
         ("outputs", c_void_p),
         ("accepted", c_void_p),
     )
-
-
-class FiniteOp(ctypes.Structure):
-    _fields_ = (("rows", c_void_p), ("x", c_void_p), ("finite", c_void_p), ("width", c_int64), ("dtype", c_int32))

@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
-from penstock.kernels.native.step_structs import AdvanceOp, FillOp, FiniteOp, SampleOp
+from penstock.kernels.native.step_structs import AdvanceOp, FillOp, SampleOp
 
 F32, BF16, I8 = range(3)
 SCHEMES = ("f32", "bf16", "int16", "grouped")
@@ -268,6 +268,10 @@ class LatentOp(ctypes.Structure):
         ("block_stride", c_int64),
         ("dtype", c_int32),
     )
+
+
+class FiniteOp(ctypes.Structure):
+    _fields_ = (("rows", c_void_p), ("x", c_void_p), ("finite", c_void_p), ("width", c_int64), ("dtype", c_int32))
 
 
 AnyOp = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.kernels.native.attention import AttentionWork
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Program, Session, TimedOp
-from penstock.kernels.native.step_structs import FiniteOp
+from penstock.kernels.native.structs import FiniteOp
 from penstock.models import Hidden
 from penstock.runtime.device import Found
 from penstock.runtime.native_step import NativeStep

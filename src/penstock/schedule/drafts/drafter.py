@@ -4,7 +4,7 @@ from collections.abc import Sequence as Line
 from typing import NamedTuple, Protocol
 
 from penstock.schedule.drafts.index import TokenIndex
-from penstock.schedule.drafts.texts import Cursor, OwnCursor, RecentOutputs
+from penstock.schedule.drafts.texts import DraftCursor, OwnCursor, RecentOutputs
 
 OWN, PREDICTION, RECENT, FORCED = range(4)
 COPIED = 8  # tokens matched, from which a sequence is taken to copy
@@ -20,7 +20,7 @@ MOST_SURE = 0.99
 MOST_COUNTED = 512.0  # drafts of a level, after which earlier ones count half
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """Where drafts come from."""
 
     def drafts(self, count: int) -> Line[int]:
@@ -41,7 +41,7 @@ class ForcedTokens:
 class Candidate(NamedTuple):
     """A sequence's next drafts."""
 
-    source: Source
+    source: DraftSource
     kind: int  # of text and number of matched tokens: an index of `Acceptance`
     probability: float  # that a draft is right if those before it are
 
@@ -88,15 +88,15 @@ class Drafter:
         self._tokens = tokens
         self._seen = num_prompt  # tokens that the cursors have followed
         self._index = TokenIndex(len(tokens) + MARGIN)
-        self._prediction = Cursor(prediction, TokenIndex(len(prediction)), 0) if prediction else None
+        self._prediction = DraftCursor(prediction, TokenIndex(len(prediction)), 0) if prediction else None
         self._recent = recent
         # If two match equally many tokens, the first one is used.
-        self._cursors: list[tuple[int, Cursor]] = []
+        self._cursors: list[tuple[int, DraftCursor]] = []
         if self._prediction is not None:
             self._cursors.append((PREDICTION, self._prediction))
         self._cursors.append((OWN, OwnCursor(tokens, self._index)))
         if recent is not None:
-            cursor = Cursor(recent.tokens, recent.index)
+            cursor = DraftCursor(recent.tokens, recent.index)
             cursor.epoch = recent.epoch
             self._cursors.append((RECENT, cursor))
         self._right = self._expected = 0.0  # of the sequence's drafts: how many were right, and should have been
@@ -122,7 +122,7 @@ class Drafter:
     def candidate(self, acceptance: Acceptance) -> Candidate | None:
         """The best place to take drafts from, if there is any. All tokens but the last must be indexed."""
         self._follow()
-        best: tuple[int, int, Cursor] | None = None
+        best: tuple[int, int, DraftCursor] | None = None
         for text, cursor in self._cursors:
             cursor.search(self._tokens)
             if cursor.position >= 0 and (best is None or cursor.matched > best[0]):

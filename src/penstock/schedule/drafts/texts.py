@@ -30,7 +30,7 @@ class RecentOutputs:
         self.index.extend(self.tokens, len(self.tokens))
 
 
-class Cursor:
+class DraftCursor:
     """A place in another text that a sequence's tokens have followed so far: the text's next tokens are drafts.
 
     The place is kept while tokens match. A token that differs after a long match is taken for a replacement, and the
@@ -86,7 +86,7 @@ class Cursor:
         return drafts[: drafts.index(SEPARATOR)] if SEPARATOR in drafts else drafts
 
 
-class OwnCursor(Cursor):
+class OwnCursor(DraftCursor):
     """A place in the sequence's own tokens. Tokens that repeat go on repeating."""
 
     __slots__ = ()

@@ -53,7 +53,7 @@ class Trigger:
         return [token_id for i in known for token_id in self._beyond[i]]
 
 
-class _Compiled(NamedTuple):
+class _CompiledGrammar(NamedTuple):
     matcher: "LLMatcher | None"  # None: any text
     trigger: Trigger | None
 
@@ -64,7 +64,7 @@ class GrammarMatcher:
     __slots__ = ("_ended", "_stops", "_tail", "_thinker", "_trigger", "_vocabulary", "error", "matcher")
 
     def __init__(
-        self, compiled: _Compiled, vocabulary: Sequence[bytes], stops: frozenset[int], thinker: Thinker | None
+        self, compiled: _CompiledGrammar, vocabulary: Sequence[bytes], stops: frozenset[int], thinker: Thinker | None
     ) -> None:
         self.matcher = None if compiled.matcher is None else compiled.matcher.deep_copy()
         self.error = "" if self.matcher is None else first_line(self.matcher.get_error())
@@ -170,7 +170,7 @@ class GrammarMatchers:
         self._stops = frozenset(eos_token_ids)
         self._threads = max(1, min(threads, MAX_THREADS))
         self._compiler = ThreadPoolExecutor(1, "grammar")
-        self._compiled: OrderedDict[Grammar, Future[_Compiled]] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Future[_CompiledGrammar]] = OrderedDict()
         self._bytes = 0
         self._vocabulary: list[bytes] = []
         self._text: Tokenizer | None = None  # the model's
@@ -225,7 +225,7 @@ class GrammarMatchers:
             self._executor = LLExecutor(self._threads)
         return self._executor
 
-    def _future(self, grammar: Grammar) -> "Future[_Compiled]":
+    def _future(self, grammar: Grammar) -> "Future[_CompiledGrammar]":
         """The compiled grammar, perhaps not yet done."""
         grammar = replace(grammar, thinking=None) if grammar.thinking is not None else grammar
         future = self._compiled.get(grammar)
@@ -239,17 +239,17 @@ class GrammarMatchers:
             self._compiled.move_to_end(grammar)
         return future
 
-    def _compile(self, grammar: Grammar) -> _Compiled:
+    def _compile(self, grammar: Grammar) -> _CompiledGrammar:
         """In the compiler's thread."""
         if self._text is None:
             self._read_vocabulary()
         if grammar.kind == "any":
-            return _Compiled(None, None)
+            return _CompiledGrammar(None, None)
         if self._tokenizer is None:
             self._tokenizer = self._of_llguidance()
         matcher = compile_grammar(self._tokenizer, grammar)
         trigger = Trigger(grammar.trigger.encode(), self._vocabulary) if grammar.trigger else None
-        return _Compiled(matcher, trigger)
+        return _CompiledGrammar(matcher, trigger)
 
     def _markers(self, thinking: Thinking) -> ThinkingMarkers:
         """The markers of a budget, whose grammar has been compiled. A model has a few of them."""

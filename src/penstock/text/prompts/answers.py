@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.text.calls.conversation import Conversation
+from penstock.text.calls.chat_format import ChatFormat
 from penstock.text.errors import ChatTemplateError, TokenizerError
 from penstock.text.files import files_state
 from penstock.text.prompts.encoder import PromptEncoder
@@ -21,8 +21,8 @@ def prompt_answers(setup: PromptSetup) -> Callable[[bytes], bytes]:
     tokenizer = Tokenizer.load(path)
     if not setup.files_state == tokenizer.files_state == files_state(path):
         raise RuntimeError(f"the tokenizer in {path} has changed since the server loaded it")
-    conversation = Conversation(tokenizer, setup.tool_format, setup.reasoning_format)
-    encoder = PromptEncoder(tokenizer, conversation, setup.max_model_len)
+    chat_format = ChatFormat(tokenizer, setup.tool_format, setup.reasoning_format)
+    encoder = PromptEncoder(tokenizer, chat_format, setup.max_model_len)
     decode = msgspec.json.Decoder(PromptQuestion).decode
 
     def answer(line: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Turns prompts into token ids, within the model's context length."""
 
-from penstock.text.calls.conversation import Conversation
+from penstock.text.calls.chat_format import ChatFormat
 from penstock.text.errors import TokenizerError
 from penstock.text.prompts.questions import EncodeChat, Encoded, EncodeInfill, EncodePair, EncodeText, PromptQuestion
 from penstock.text.tokenizer import Tokenizer
@@ -18,16 +18,16 @@ class PromptTooLong(TokenizerError):
 class PromptEncoder:
     """Renders and encodes the prompts of one model. Threads can share it."""
 
-    def __init__(self, tokenizer: Tokenizer, conversation: Conversation, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat, max_model_len: int) -> None:
         self._tokenizer = tokenizer
-        self._conversation = conversation
+        self._chat_format = chat_format
         self._max_model_len = max_model_len
 
     def encode(self, question: PromptQuestion) -> Encoded:
         """Raises TokenizerError, of which PromptTooLong is one, and ChatTemplateError."""
         match question:
             case EncodeChat():
-                prompt = self._conversation.render(
+                prompt = self._chat_format.render(
                     question.messages,
                     tools=question.tools,
                     add_generation_prompt=question.add_generation_prompt,

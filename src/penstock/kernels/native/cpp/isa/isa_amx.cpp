@@ -23,6 +23,7 @@
 #include "attention_lines.h"
 #include "amx/attention.h"
 #include "attention.h"
+#include "attention_items.h"
 
 namespace penstock {
 namespace amx {

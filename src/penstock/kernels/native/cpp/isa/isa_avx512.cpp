@@ -22,6 +22,7 @@
 #include "recurrence.h"
 #include "attention_lines.h"
 #include "attention.h"
+#include "attention_items.h"
 #include "sampling.h"
 #include "entries.h"
 

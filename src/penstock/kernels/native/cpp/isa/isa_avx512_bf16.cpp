@@ -23,6 +23,7 @@
 #include "elementwise.h"
 #include "attention_lines.h"
 #include "attention.h"
+#include "attention_items.h"
 
 namespace penstock {
 namespace avx512_bf16 {

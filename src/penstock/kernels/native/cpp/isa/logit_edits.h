@@ -1,5 +1,5 @@
 // The edits of a row's logits before its token is chosen: biases, penalties over its tokens, bans, a watermark, and the
-// mask of a grammar (see LogitEdits in ops.h).
+// mask of a grammar (see LogitEdits in step_ops.h).
 
 #include "row_summary.h"
 
