@@ -13,6 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
 from penstock.engine.link.ipc import spawn
+from penstock.engine.link.mux import Mux
 from penstock.engine.main import EngineBackend, scheduler_config
 from penstock.engine.ranks.local import LocalRanks
 from penstock.engine.ranks.sizes import RankSizes
@@ -156,8 +157,8 @@ async def shared(client: StreamingClient) -> SharedEngine:
     """The engine of `client` through a hub. To close it closes all."""
     hub = Hub(client)
     one, other = socket.socketpair()
-    hub.connect(one, hub.control)
-    engine = SharedEngine(other, lambda order: None)
+    hub.connect(Mux(one), hub.control)
+    engine = SharedEngine(Mux(other), hub.version)
     await engine.ready()
     leave = engine.close
 
