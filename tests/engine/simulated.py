@@ -157,14 +157,17 @@ async def shared(client: StreamingClient) -> SharedEngine:
     """The engine of `client` through a hub. To close it closes all."""
     hub = Hub(client)
     one, other = socket.socketpair()
-    hub.connect(Mux(one), hub.control)
-    engine = SharedEngine(Mux(other), hub.version)
+    ends = Mux(one), Mux(other)
+    hub.connect(ends[0], hub.control)
+    engine = SharedEngine(ends[1], hub.version)
     await engine.ready()
     leave = engine.close
 
     async def close() -> None:
         await leave()
         hub.close()
+        for end in ends:
+            end.close()
         await client.close()
 
     engine.close = close  # type: ignore[method-assign]

@@ -252,7 +252,7 @@ async def test_a_reload_in_progress_ends_with_the_server(site: Site) -> None:
         return after.model
 
     after.found = start
-    task: asyncio.Task[Awaitable[str]] = asyncio.create_task(site.app.serving.reload())  # type: ignore[arg-type]
+    task: asyncio.Task[Awaitable[str]] = asyncio.create_task(site.app.serving.reloads.reload())  # type: ignore[arg-type]
     await until(lambda: bool(after.beside))
     await site.app.serving.close()
     assert cancelled == [True] and site.engine.closed

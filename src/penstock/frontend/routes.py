@@ -26,7 +26,7 @@ from penstock.frontend.http.asgi import (
     trace_headers,
 )
 from penstock.frontend.http.body import read_body, read_upload
-from penstock.frontend.http.buffers import BodyBuffers
+from penstock.frontend.http.buffers import BodyBuffers, HeldBytes
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import deadlines
@@ -84,7 +84,7 @@ class Site:
                 "the model was being reloaded; send the request again, with a longer timeout"
             ) from None
 
-    def context(self, scope: Scope, version: Version) -> RequestContext:
+    def context(self, scope: Scope, version: Version, held: HeldBytes | None = None) -> RequestContext:
         info = request_info(scope)
         info.answer_id = secrets.token_hex(12)
         return RequestContext(
@@ -103,6 +103,7 @@ class Site:
             storage=self.storage,
             wake_batches=self.wake_batches,
             siblings=self.siblings,
+            held=held,
         )
 
 
@@ -193,7 +194,7 @@ class _GenerateRoute(_Route):
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive), site.version(scope) as version:
                 check_generates(version.model)
-                call = cast(Call | Answer, await read(body, site.context(scope, version)))
+                call = cast(Call | Answer, await read(body, site.context(scope, version, held)))
                 del body
                 held.release()
                 await self._answer(call, version, info, send)
@@ -227,9 +228,10 @@ class _AnswerRoute(_Route):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 async with site.version(scope) as version:
-                    made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version))
+                    made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version, held))
                 if isinstance(made, StreamedAnswer):
-                    held.release()
+                    if not made.held:
+                        held.release()
                     await _send_chunks(made, send)
                     return
         except ClientGone:
