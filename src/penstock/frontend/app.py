@@ -270,7 +270,8 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
             shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
-            near = difflib.get_close_matches(path, shown, _NEAREST)
+            below = [other for other in shown if other.startswith(path.rstrip("/") + "/") and path != "/"]
+            near = below[:_NEAREST] or difflib.get_close_matches(path, shown, _NEAREST)
             meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             code, message = "not_found", f"there is no route {path}{meant} GET /openapi.json lists all routes"
         case 405:

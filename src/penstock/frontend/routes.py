@@ -1,6 +1,7 @@
 """The routes of the wires, as ASGI apps: they read the body, call the wire's function and send what it answers."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
@@ -40,6 +41,7 @@ from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
 
+_log = logging.getLogger("penstock.server")
 _SHOWS = ("GET", "HEAD")
 _UPLOAD_BYTES = 1 << 20  # that an upload buffers, at most
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
@@ -280,9 +282,14 @@ async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
     if answer.size is not None:
         headers.append((b"content-length", b"%d" % answer.size))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    left = answer.size
     async with aclosing(cast(AsyncGenerator[bytes, None], answer.chunks)) as chunks:
         async for chunk in chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            left = None if left is None else left - len(chunk)
+    if left:  # the connection is closed, so that the client sees that bytes are missing
+        _log.warning("%d bytes of an answer were not sent: its file was deleted meanwhile", left)
+        return
     await send({"type": "http.response.body", "body": b""})
 
 
