@@ -105,7 +105,7 @@ def test_a_line_that_was_not_written_to_its_end_is_written_again(requests: Path,
     [
         ([], "has no requests; write one JSON object a line"),
         (["{"], "line 1: the line is not valid JSON: Input data was truncated; a line is {"),
-        (['\ufeff{"custom_id": "a"}'], "line 1: the line is not valid JSON: it begins with a byte order mark (EF BB BF)"),
+        (['\ufeff{"custom_id": "a"}'], "line 1: the line is not valid JSON: it begins with a byte order mark"),
         (['{"custom_id": 5}'], "line 1: custom_id is an integer; it must be a string; a line is {"),
         ([line("a", prompt="b"), line("a", prompt="b")], "line 2: custom_id 'a' was used before"),
         ([line("", prompt="b")], "custom_id has 0 characters"),
