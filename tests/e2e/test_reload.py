@@ -1,5 +1,6 @@
 """A reload under load, of a real server: no request fails, and every answer is of one version from end to end."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -49,7 +50,18 @@ class Site:
 
     @property
     def engines(self) -> list[int]:
-        return children(self.server.process.pid)
+        others = self.api_processes
+        return [pid for pid in children(self.server.process.pid) if pid not in others]
+
+    @property
+    def api_processes(self) -> list[int]:
+        """Of a server that has several."""
+        found = []
+        for pid in children(self.server.process.pid):
+            with contextlib.suppress(FileNotFoundError):  # a process that has just ended
+                if b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
 
 
 def another_version(folder: Path) -> Path:
@@ -65,18 +77,20 @@ def another_version(folder: Path) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        ("python-8m", "", 600),
-        pytest.param(("smollm2-135m", "python-8m", 250), marks=pytest.mark.rare),
+        ("python-8m", "", 600, 1),
+        ("python-8m", "", 600, 3),
+        pytest.param(("smollm2-135m", "python-8m", 250, 1), marks=pytest.mark.rare),
     ],
-    ids=["python-8m", "smollm2"],
+    ids=["python-8m", "three-processes", "smollm2"],
 )
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("reload")
     settings = Settings(folder / "settings.yaml")
-    first, second, long = request.param
+    first, second, long, processes = request.param
     second = second or str(another_version(folder))
     settings.write(first)
-    with serving(folder / "log", *FLAGS, "--config", str(settings.path), model=None) as server:
+    flags = (*FLAGS, "--config", str(settings.path), "--api-processes", str(processes))
+    with serving(folder / "log", *flags, model=None) as server:
         yield Site(server, settings, first, second, long)
 
 
@@ -171,7 +185,6 @@ def running(server: Server) -> float:
     return gauge(server.get("/metrics").text, "penstock_num_requests_running")
 
 
-@pytest.mark.rare
 def test_streams_end_on_the_version_they_began_with(site: Site) -> None:
     server, short = site.server, 12
     first, undisturbed = fingerprint(server), every(server, site.long)
@@ -256,6 +269,28 @@ def test_a_reload_that_cannot_be_changes_nothing(site: Site, tmp_path: Path) -> 
     assert Answer(server, PROMPTS[0], 4).version == version
 
 
+def test_all_processes_stay_on_the_old_version_if_one_ends(site: Site) -> None:
+    if not site.api_processes:
+        pytest.skip("the server has one API process")
+    server, version, processes, engines = site.server, fingerprint(site.server), site.api_processes, site.engines
+    site.settings.write(site.other)
+    before = len(server.log.read_text())
+    os.kill(processes[-1], signal.SIGSTOP)  # so the others load the new version, and this one does not
+    server.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "API processes load the version" in server.log.read_text()[before:], PATIENCE, "the offer")
+    os.kill(processes[-1], signal.SIGKILL)
+    line = "SIGHUP: nothing was reloaded, and the old version goes on: API process 2 has ended; reload again"
+    wait_for(lambda: line in server.log.read_text(), PATIENCE, "the line")
+    wait_for(lambda: len(site.api_processes) == len(processes), PATIENCE, "another process")
+    wait_for(lambda: site.engines == engines, PATIENCE, "the second engine to end")
+    assert {fingerprint(server) for _ in range(20)} == {version}
+    assert {Answer(server, prompt, 4).version for prompt in PROMPTS} == {version}
+    assert " serves after " in command(server, "reload")  # now it can
+    site.served = site.other
+    assert len({fingerprint(server) for _ in range(20)} - {version}) == 1
+    wait_for(lambda: len(site.engines) == 1, PATIENCE, "the old engine to end")
+
+
 def test_sleep_gives_the_memory_back_and_a_request_wakes(site: Site) -> None:
     server = site.server
     before, memory = Answer(server, PROMPTS[0], 8).text, resident(site)
@@ -280,6 +315,6 @@ def test_sleep_gives_the_memory_back_and_a_request_wakes(site: Site) -> None:
 def resident(site: Site) -> int:
     """Bytes of the server and its engine."""
     found = 0
-    for pid in (site.server.process.pid, *site.engines):
+    for pid in (site.server.process.pid, *site.engines, *site.api_processes):
         found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return found

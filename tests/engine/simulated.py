@@ -13,6 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.engine.client import StreamingClient
 from penstock.engine.inprocess import start_thread
 from penstock.engine.link.ipc import spawn
+from penstock.engine.link.mux import Mux
 from penstock.engine.main import EngineBackend, scheduler_config
 from penstock.engine.ranks.local import LocalRanks
 from penstock.engine.ranks.sizes import RankSizes
@@ -156,14 +157,17 @@ async def shared(client: StreamingClient) -> SharedEngine:
     """The engine of `client` through a hub. To close it closes all."""
     hub = Hub(client)
     one, other = socket.socketpair()
-    hub.connect(one, hub.control)
-    engine = SharedEngine(other, lambda order: None)
+    ends = Mux(one), Mux(other)
+    hub.connect(ends[0], hub.control)
+    engine = SharedEngine(ends[1], hub.version)
     await engine.ready()
     leave = engine.close
 
     async def close() -> None:
         await leave()
         hub.close()
+        for end in ends:
+            end.close()
         await client.close()
 
     engine.close = close  # type: ignore[method-assign]

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from penstock.config import ConfigError
+from penstock.frontend.reloads import Start
 from penstock.frontend.served import ServedModel
-from penstock.frontend.serving import Start
 from penstock.messages import EngineError
 from tests.frontend.conftest import NAME, Site, until
 from tests.frontend.http.test_access import raw
@@ -107,13 +107,13 @@ class Next:
         self.model = ServedModel(
             name=name, client=self.engine, tokenizer=site.tokenizer, created=2, fingerprint="fp_next"
         )
-        self.found: Start | None = self.start
+        self.found: Start[ServedModel] | None = self.start
         self.error: Exception | None = None
         self.loading = asyncio.Event()
         self.beside: list[bool] = []
-        site.app.serving.prepare = self.prepare
+        site.app.serving.reloads.prepare = self.prepare
 
-    async def prepare(self, serving: ServedModel, beside: bool) -> Start | None:
+    async def prepare(self, serving: ServedModel, beside: bool) -> Start[ServedModel] | None:
         self.beside.append(beside)
         if isinstance(self.error, ValueError):
             raise self.error
@@ -252,7 +252,7 @@ async def test_a_reload_in_progress_ends_with_the_server(site: Site) -> None:
         return after.model
 
     after.found = start
-    task: asyncio.Task[Awaitable[str]] = asyncio.create_task(site.app.serving.reload())  # type: ignore[arg-type]
+    task: asyncio.Task[Awaitable[str]] = asyncio.create_task(site.app.serving.reloads.reload())  # type: ignore[arg-type]
     await until(lambda: bool(after.beside))
     await site.app.serving.close()
     assert cancelled == [True] and site.engine.closed

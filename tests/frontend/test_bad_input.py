@@ -296,6 +296,8 @@ async def test_a_path_that_is_not_here_is_told_what_is(site: Site) -> None:
     message = there.json()["error"]["message"]
     assert message.startswith("there is no route /v1/embedding; did you mean /v1/embeddings")
     assert message.endswith("? GET /openapi.json lists all routes")
+    base = (await site.http.get("/v1")).json()["error"]["message"]  # what clients have as their base URL
+    assert base.startswith("there is no route /v1; did you mean /v1/batches or /v1/chat/completions or ")
     far = await site.http.get("/zzzzzzzz")
     assert far.json()["error"]["message"] == "there is no route /zzzzzzzz; GET /openapi.json lists all routes"
     assert (await site.http.get("/openapi.json")).status_code == 200

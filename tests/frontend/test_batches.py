@@ -102,6 +102,23 @@ async def parse(pieces: list[bytes]) -> list[tuple[str, str | None, bytes]]:
     return found
 
 
+async def test_a_file_that_is_deleted_while_it_is_sent_ends_the_connection(
+    make_site: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = make_site(state_dir=str(tmp_path))
+    async with live(site) as port, client_of(port) as client:
+        file_id, size = (await upload(client, bytes(30 << 20))).json()["id"], 30 << 20
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /v1/files/{file_id}/content HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        assert f"content-length: {size}".encode() in await reader.readuntil(b"\r\n\r\n")
+        assert (await client.delete(f"/v1/files/{file_id}")).status_code == 200
+        assert 0 < len(await reader.read(-1)) < size  # the client sees that bytes are missing
+        writer.close()
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("its file was deleted meanwhile" in message for message in messages)
+    assert not any(record.exc_info for record in caplog.records)
+
+
 async def test_a_form_is_read_however_it_is_cut() -> None:
     whole = await parse([FORM])
     assert whole == [

@@ -60,6 +60,37 @@ async def test_such_integers_of_the_model_do_not_fail_its_answer(sites: Callable
     assert said == calls[0]["function"]["arguments"] == {"a": [{"b": wanted}]}
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"required": None},
+        {"required": [[1]], "properties": {}},
+        {"properties": {"a": {"format": []}}},
+        {"properties": {"a": {"maxLength": "x"}}},
+        {"properties": {"a": {"pattern": "("}}},
+    ],
+)
+async def test_schemas_of_tools_with_values_of_wrong_types(sites: Callable[..., Site], schema: dict[str, Any]) -> None:
+    """With `auto` the arguments are then any object. A call that is required cannot be held, and the tool is named."""
+    site = sites()
+    site.says("hello")
+    functions = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "ab"]
+    functions[1]["function"]["parameters"] = {"type": "object", **schema}
+    chat = {"model": NAME, "messages": [USER], "tools": functions, "max_tokens": 3}
+    assert (await site.http.post("/v1/chat/completions", json=chat)).status_code == 200
+    assert (await site.http.post("/api/chat", json={**chat, "max_tokens": None, "stream": False})).status_code < 500
+    if "format" in str(schema):  # an unknown format is a remark
+        return
+    for more in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        answer = await site.http.post("/v1/chat/completions", json={**chat, **more})
+        if "pattern" not in str(schema) and "tool_choice" not in more:
+            assert answer.status_code == 200  # as with `auto`
+            continue
+        assert answer.status_code == 400, answer.text
+        message = answer.json()["error"]["message"]
+        assert message.startswith("tools[1].function.parameters: ") and "start:" not in message
+
+
 def test_usual_arguments_stay_as_they_are() -> None:
     text = json.dumps({"a": 2**63, "b": [-(2**63), 1.5, True, None, "1" * 30]})
     assert parse_arguments(text) == json.loads(text)

@@ -135,14 +135,72 @@ async def test_a_chain_is_bounded_before_it_is_read(make_site: Sites, tmp_path: 
     assert error["code"] == "chain_too_long" and "3 responses" in error["message"]
 
 
-async def test_a_full_storage_costs_no_answer(make_site: Sites, tmp_path: Path) -> None:
-    site = make_site(state_dir=str(tmp_path), limits=RequestLimits(max_stored_bytes=128 << 10), max_model_len=8192)
+async def test_the_oldest_responses_make_room(
+    make_site: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = 4 << 20
+    limits = RequestLimits(max_stored_bytes=limit)
+    site = make_site(state_dir=str(tmp_path), limits=limits, max_model_len=8192)
     site.says("hello")
-    stored = []
-    for _ in range(40):
-        made = await site.post(PATH, input="x" * 6000, max_output_tokens=4)
-        stored.append((await site.http.get(f"{PATH}/{made['id']}")).status_code)
-    assert stored[0] == 200 and stored[-1] == 404
+    big, ids = {"key": "x" * 200_000}, []  # what is stored without being a prompt
+    tool = {**TOOL, "parameters": {"type": "object", "description": big["key"]}}
+    for _ in range(60):
+        made = await site.post(PATH, input="x", max_output_tokens=4, tools=[tool], tool_choice="none")
+        ids.append(made["id"])
+        assert (await site.http.get(f"{PATH}/{made['id']}")).status_code == 200
+        assert (tmp_path / "penstock.sqlite3").stat().st_size <= limit + (1 << 20)
+    found = [(await site.http.get(f"{PATH}/{name}")).status_code for name in ids]
+    gone = found.count(404)
+    assert 30 < gone < 60 and found == [404] * gone + [200] * (60 - gone)
+    error = await refused(site, 400, input="x", previous_response_id=ids[0])
+    assert error["code"] == "previous_response_not_found" and "send the conversation in input" in error["message"]
+    (line,) = [record.getMessage() for record in caplog.records if "oldest responses" in record.getMessage()]
+    assert f"at most {limit} bytes" in line
+
+
+async def test_files_make_room_by_responses_and_are_kept_themselves(make_site: Sites, tmp_path: Path) -> None:
+    site = make_site(state_dir=str(tmp_path), limits=RequestLimits(max_stored_bytes=2 << 20), max_model_len=8192)
+    site.says("hello")
+    made = await site.post(PATH, input="x", max_output_tokens=4)
+
+    async def upload() -> Any:
+        return await site.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * 500_000)})
+
+    kept = []
+    while (answer := await upload()).status_code == 200:
+        kept.append(answer.json()["id"])
+    assert answer.status_code == 507 and answer.json()["error"]["code"] == "storage_full"
+    assert (await site.http.get(f"{PATH}/{made['id']}")).status_code == 404
+    assert len(kept) >= 2
+    for name in kept:
+        assert (await site.http.get(f"/v1/files/{name}")).status_code == 200
+    answered = await site.post(PATH, input="x" * 6000, max_output_tokens=4)  # it is answered, but not stored
+    assert (await site.http.get(f"{PATH}/{answered['id']}")).status_code in (200, 404)
+
+
+async def test_large_responses_that_are_read_at_once_are_in_the_budget_of_bodies(
+    make_site: Sites, tmp_path: Path
+) -> None:
+    """Clients that ask for a large response and do not read it would hold as many copies of it in memory."""
+    limits = RequestLimits(max_body_bytes=3 << 20, max_buffered_bytes=10 << 20)
+    site = make_site(state_dir=str(tmp_path), limits=limits, max_model_len=8192)
+    site.says("hello")
+    made = (await site.post(PATH, input="x", user="x" * 2_900_000, max_output_tokens=4))["id"]
+    async with live(site) as port:
+        sockets = []
+        for _ in range(12):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writer.write(f"GET {PATH}/{made} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            sockets.append((reader, writer))
+        heads = [await reader.readline() for reader, _ in sockets]
+        taken, refused = (sum(status in head for head in heads) for status in (b" 200 ", b" 429 "))
+        assert 3 <= taken < 12 and taken + refused == 12  # the kernel's buffers have room for some
+        assert site.app.bodies.used <= 10 << 20
+        for _, writer in sockets:
+            writer.transport.abort()
+        await until(lambda: site.app.bodies.used == 0)
+        answer = await site.http.get(f"{PATH}/{made}")
+        assert answer.status_code == 200 and len(answer.content) > 2_900_000
 
 
 @pytest.mark.parametrize(

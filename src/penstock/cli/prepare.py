@@ -207,7 +207,7 @@ def served_model(
         client=client,
         tokenizer=tokenizer or Tokenizer.load(path),
         created=int(time.time()) if created is None else created,
-        fingerprint=_fingerprint(client.info, text_digest(answers) if texts is None else texts),
+        fingerprint=fingerprint_of(client.info, text_digest(answers) if texts is None else texts),
         tool_format=server.tool_format,
         reasoning_format=server.reasoning_format,
         thinking_budget=server.thinking_budget,
@@ -232,7 +232,7 @@ def text_digest(answers: AnswerSettings) -> str:
     return digest.hexdigest()
 
 
-def _fingerprint(info: "EngineInfo", texts: str) -> str:
+def fingerprint_of(info: "EngineInfo", texts: str) -> str:
     """Returns a short name for all that answers depend on besides the request. Equal servers have equal names."""
     return f"fp_{hashlib.sha256(f'{info.fingerprint} {texts}'.encode()).hexdigest()[:12]}"
 

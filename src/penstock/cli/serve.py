@@ -145,12 +145,17 @@ async def _supervise(
     started: float,
     dropped_lines: Callable[[], int],
 ) -> None:
+    import os
+
     from penstock.cli.checks import check_tls
     from penstock.cli.machine import cost_model
+    from penstock.cli.operate.reload import LoadedVersion, Reloader
     from penstock.engine.processors import keep_off
 
     prepared = start.prepared
     client = await _connect(prepared, spawned)
+    loaded = LoadedVersion.of(prepared, start.given)
+    reloader = Reloader(start.model, start.flags, loaded, os.sched_getaffinity(0))
 
     def ready() -> None:
         gc.freeze()
@@ -160,7 +165,7 @@ async def _supervise(
 
     costs = cost_model(prepared, prepared.hardware)
     with keep_off(client.info.cpu):
-        await supervisor.run(client, costs, dropped_lines, ready)
+        await supervisor.run(client, costs, dropped_lines, ready, reloader)
 
 
 async def _connect(prepared: "PreparedModel", spawned: EngineChild) -> "StreamingClient":

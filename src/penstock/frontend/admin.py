@@ -1,5 +1,6 @@
 """The operator's routes: reload, sleep and wake. The last three have vLLM's names."""
 
+from typing import Protocol
 from urllib.parse import parse_qs
 
 import orjson
@@ -14,11 +15,17 @@ from penstock.frontend.serving import Serving
 _SWITCH = {"": True, "1": True, "true": True, "0": False, "false": False}
 
 
+class Reloading(Protocol):
+    """This process's reloads, or those of all API processes."""
+
+    async def reload(self, *, drain_first: bool = False) -> str: ...
+
+
 class AdminRoutes:
     """Routes of the operator, who has been recognised by `Access`."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, serving: Serving, reloading: Reloading) -> None:
+        self._serving, self._reloading = serving, reloading
 
     def routes(self) -> list[Route]:
         return [
@@ -30,7 +37,7 @@ class AdminRoutes:
 
     async def _reload(self, request: Request) -> Response:
         _check_admin(request)
-        return _json({"message": await self._serving.reload(drain_first=_switch(request, "drain_first"))})
+        return _json({"message": await self._reloading.reload(drain_first=_switch(request, "drain_first"))})
 
     async def _sleep(self, request: Request) -> Response:
         _check_admin(request)

@@ -20,9 +20,10 @@ from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests
+from penstock.frontend.reloads import Prepare
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
-from penstock.frontend.serving import Prepare, Serving
+from penstock.frontend.serving import Serving
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
@@ -44,7 +45,7 @@ def create_app(
     limits: RequestLimits | None = None,
     tracer: Tracer | None = None,
     store: ModelStore | None = None,
-    prepare: Prepare | None = None,
+    prepare: Prepare[ServedModel] | None = None,
     siblings: Siblings | None = None,
 ) -> Access:
     """Returns an ASGI app that serves one model, which its `serving` can exchange by `prepare`.
@@ -68,7 +69,9 @@ def create_app(
     wires = [wire for wire in WIRES if wire.name in config.wires]
     paths = path_apps(site, wires)
     probes = _Probes(serving, lifecycle, metrics if siblings is None else siblings, wires)
-    rest = _starlette([*probes.routes(), *AdminRoutes(serving).routes()], paths)
+    rest = _starlette(
+        [*probes.routes(), *AdminRoutes(serving, serving.reloads if siblings is None else siblings).routes()], paths
+    )
     template = _templates(rest.router.routes)
     errors = _Errors(paths, template)
     errors.answer_for(rest)
@@ -267,7 +270,8 @@ def _routing_error(request: Request, error: HTTPException) -> APIError:
         case 404:
             known = {route.path for route in request.app.routes if isinstance(route, Route)}
             shown = sorted(other for other in known if other.encode() not in OPEN_PATHS and "{" not in other)
-            near = difflib.get_close_matches(path, shown, _NEAREST)
+            below = [other for other in shown if other.startswith(path.rstrip("/") + "/") and path != "/"]
+            near = below[:_NEAREST] or difflib.get_close_matches(path, shown, _NEAREST)
             meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             code, message = "not_found", f"there is no route {path}{meant} GET /openapi.json lists all routes"
         case 405:

@@ -4,7 +4,9 @@ from collections.abc import Collection
 
 import msgspec
 
+from penstock.frontend.errors import APIError
 from penstock.frontend.http.asgi import Answer
+from penstock.frontend.http.body import decode
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")  # of the requests
 MAX_CUSTOM_ID = 512  # characters
@@ -31,9 +33,9 @@ _decoder = msgspec.json.Decoder(BatchLine)
 def read_line(line: bytes, paths: Collection[str]) -> BatchLine:
     """Raises ValueError that says what is wrong. `paths` are the accepted values of `url`."""
     try:
-        request = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = str(error) or "nested too deeply"
+        request = decode(_decoder, line)
+    except APIError as error:
+        text = error.message.replace("the body ", "the line ", 1)
         raise ValueError(f'{text}; a line is {{"custom_id": ..., "url": ..., "body": {{...}}}}') from None
     if not 0 < len(request.custom_id) <= MAX_CUSTOM_ID:
         raise ValueError(f"custom_id has {len(request.custom_id)} characters; it must have 1 to {MAX_CUSTOM_ID}")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
+from penstock.frontend.http.buffers import HeldBytes
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.served import ServedModel
 from penstock.frontend.siblings import Siblings
@@ -34,6 +35,13 @@ class RequestContext:
     storage: Database | None = None  # None: nothing is stored
     wake_batches: Callable[[], None] = lambda: None  # called after a batch has been stored or changed
     siblings: Siblings | None = None  # None: this is the only API process
+    held: HeldBytes | None = None  # the request's part of the budget of bodies; None: it is not bounded
+
+    def hold(self, count: int) -> None:
+        """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is
+        spent."""
+        if self.held is not None:
+            self.held.add(count)
 
     def salt(self, client_salt: str | None) -> str:
         """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It

@@ -1,6 +1,7 @@
 """The routes of the wires, as ASGI apps: they read the body, call the wire's function and send what it answers."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
@@ -26,7 +27,7 @@ from penstock.frontend.http.asgi import (
     trace_headers,
 )
 from penstock.frontend.http.body import read_body, read_upload
-from penstock.frontend.http.buffers import BodyBuffers
+from penstock.frontend.http.buffers import BodyBuffers, HeldBytes
 from penstock.frontend.http.disconnect import while_connected
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.deadlines import deadlines
@@ -40,6 +41,7 @@ from penstock.frontend.wires import Wire, WireRoute
 from penstock.messages import DeadlineExceeded, EngineError
 from penstock.observe.tracing import Tracer
 
+_log = logging.getLogger("penstock.server")
 _SHOWS = ("GET", "HEAD")
 _UPLOAD_BYTES = 1 << 20  # that an upload buffers, at most
 ENGINE_ENDED = "the engine has ended; the server's log has the reason"
@@ -84,7 +86,7 @@ class Site:
                 "the model was being reloaded; send the request again, with a longer timeout"
             ) from None
 
-    def context(self, scope: Scope, version: Version) -> RequestContext:
+    def context(self, scope: Scope, version: Version, held: HeldBytes | None = None) -> RequestContext:
         info = request_info(scope)
         info.answer_id = secrets.token_hex(12)
         return RequestContext(
@@ -103,6 +105,7 @@ class Site:
             storage=self.storage,
             wake_batches=self.wake_batches,
             siblings=self.siblings,
+            held=held,
         )
 
 
@@ -193,7 +196,7 @@ class _GenerateRoute(_Route):
             body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive), site.version(scope) as version:
                 check_generates(version.model)
-                call = cast(Call | Answer, await read(body, site.context(scope, version)))
+                call = cast(Call | Answer, await read(body, site.context(scope, version, held)))
                 del body
                 held.release()
                 await self._answer(call, version, info, send)
@@ -227,9 +230,10 @@ class _AnswerRoute(_Route):
                 body = await read_body(scope, receive, site.limits, held, any_type=self._wire.any_type)
             async with while_connected(receive):
                 async with site.version(scope) as version:
-                    made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version))
+                    made: bytes | Answer | StreamedAnswer = await answer(body, site.context(scope, version, held))
                 if isinstance(made, StreamedAnswer):
-                    held.release()
+                    if not made.held:
+                        held.release()
                     await _send_chunks(made, send)
                     return
         except ClientGone:
@@ -278,9 +282,14 @@ async def _send_chunks(answer: StreamedAnswer, send: Send) -> None:
     if answer.size is not None:
         headers.append((b"content-length", b"%d" % answer.size))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    left = answer.size
     async with aclosing(cast(AsyncGenerator[bytes, None], answer.chunks)) as chunks:
         async for chunk in chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            left = None if left is None else left - len(chunk)
+    if left:  # the connection is closed, so that the client sees that bytes are missing
+        _log.warning("%d bytes of an answer were not sent: its file was deleted meanwhile", left)
+        return
     await send({"type": "http.response.body", "body": b""})
 
 

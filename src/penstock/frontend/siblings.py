@@ -25,6 +25,10 @@ class Siblings(Protocol):
         """Tells the first process that a batch is new or changed."""
         ...
 
+    async def reload(self, *, drain_first: bool = False) -> str:
+        """Reloads the model in all processes, as `Reloads.reload` does in one. Raises APIError."""
+        ...
+
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """Returns the exposition of all processes' metrics together, and its content type."""
         ...

@@ -32,8 +32,10 @@ from penstock.weights.manifest import ManifestCheck
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
+    from penstock.engine.client import StreamingClient
     from penstock.frontend import ServedModel
-    from penstock.frontend.serving import Start
+    from penstock.frontend.reloads import Start
+    from penstock.observe.costs import CostModel
 
 _log = logging.getLogger("penstock.serving")
 
@@ -64,33 +66,52 @@ class Reloader:
         self._processors = processors
         self._loaded = loaded
 
-    async def prepare(self, serving: "ServedModel", beside: bool) -> "Start | None":
-        """See `penstock.frontend.serving.Prepare`."""
-        new = await asyncio.to_thread(self._read, serving.client, beside)
+    async def prepare(self, serving: "ServedModel", beside: bool) -> "Start[ServedModel] | None":
+        """See `penstock.frontend.reloads.Prepare`."""
+        new = await self.read(serving.client, beside)
         if new is None:
             return None
         # To make a tokenizer holds Python's lock, and with it all streams, for 0.1 s or more.
         same = new.texts == self._loaded.texts
         tokenizer = serving.tokenizer if same else await asyncio.to_thread(Tokenizer.load, new.prepared.path)
-        prepared, engine = new.prepared, new.prepared.resolved.engine
 
         async def start() -> "ServedModel":
-            check = await asyncio.to_thread(ManifestCheck, prepared.path)
-            client = await verified(spawn(engine, resumes=True, processors=self._processors), check)
+            client, costs = await self.start_engine(new, serving.client.info)
             try:
-                _warn_of_less(serving.client.info, client.info)
-                costs = cost_model(prepared, prepared.hardware)
-                served = await asyncio.to_thread(served_model, prepared.answers, client, tokenizer, costs, new.texts)
+                served = await asyncio.to_thread(
+                    served_model, new.prepared.answers, client, tokenizer, costs, new.texts
+                )
             except BaseException:
                 await client.close()
                 raise
-            self._loaded = new
+            self.serves(new)
             return served
 
         return start
 
+    async def read(self, running: EngineClient, beside: bool) -> LoadedVersion | None:
+        """Returns what a new version would be loaded from, or None if it is what the version served was loaded from.
+        With `beside`, its engine must fit beside the one that runs. Raises ValueError or OSError."""
+        return await asyncio.to_thread(self._read, running, beside)
+
+    async def start_engine(self, new: LoadedVersion, before: EngineInfo) -> "tuple[StreamingClient, CostModel | None]":
+        """Returns the client of a new engine that has computed a token, and the costs of its steps. Raises EngineError
+        and CheckpointError."""
+        prepared = new.prepared
+        check = await asyncio.to_thread(ManifestCheck, prepared.path)
+        client = await verified(spawn(prepared.resolved.engine, resumes=True, processors=self._processors), check)
+        try:
+            _warn_of_less(before, client.info)
+            return client, cost_model(prepared, prepared.hardware)
+        except BaseException:
+            await client.close()
+            raise
+
+    def serves(self, new: LoadedVersion) -> None:
+        """Takes note that a version is served, with which the next reload compares."""
+        self._loaded = new
+
     def _read(self, running: EngineClient, beside: bool) -> LoadedVersion | None:
-        """Returns what a new version would be loaded from, or None if it is what the version served was loaded from."""
         given = read_given(self._model, self._flags)
         found = find_given(given)
         if (given.settings, file_states(found.path)) == (self._loaded.settings, self._loaded.states):

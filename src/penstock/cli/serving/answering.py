@@ -12,7 +12,7 @@ from penstock.config import ServerConfig
 from penstock.engine.processors import keep_off
 from penstock.frontend import RequestLimits, ServedModel, create_app
 from penstock.frontend import serve as serve_http
-from penstock.frontend.serving import Prepare
+from penstock.frontend.reloads import Prepare
 from penstock.frontend.siblings import Siblings
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
@@ -30,7 +30,7 @@ class Answering:
         served: ServedModel,
         server: ServerConfig,
         metrics: Metrics,
-        prepare: Prepare,
+        prepare: Prepare[ServedModel] | None,
         grpc: tuple[str, int] | None,
         siblings: Siblings | None = None,
     ) -> None:

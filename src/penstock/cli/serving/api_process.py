@@ -19,15 +19,17 @@ from prometheus_client import CollectorRegistry
 
 from penstock.cli.prepare import AnswerSettings, served_model
 from penstock.cli.serving.answering import Answering
-from penstock.config import ConfigError
 from penstock.engine.child import die_with_parent
+from penstock.engine.link.mux import Mux
+from penstock.engine.link.wire import Offer, Order
 from penstock.engine.shared.client import SharedEngine
+from penstock.engine.shared.orders import SupervisorLink
+from penstock.frontend.errors import APIError
 from penstock.frontend.served import ServedModel
-from penstock.frontend.serving import Start
+from penstock.frontend.serving import Serving
 from penstock.messages import EngineError
 from penstock.observe.logs import configure_logging
 from penstock.observe.metrics import Metrics
-from penstock.observe.model_metrics import ModelMetrics
 from penstock.text import Tokenizer
 
 
@@ -39,61 +41,166 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # when the server started, in seconds since the epoch
     grpc: tuple[str, int] | None = None  # the address of the gRPC service
     number: int = 0  # of this process among those of the server; 0 runs batches
+    version: int = 1  # of the model, which is the channel of its engine
     fresh: bool = True  # no process of the server has answered requests yet
+
+
+class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process needs of a version to load it."""
+
+    answers: AnswerSettings
+    texts: str
+    created: int
 
 
 class Neighbours:
     """A frontend.siblings.Siblings: the supervisor passes on what concerns the others."""
 
-    def __init__(self, engine: SharedEngine, start: ApiStart, lock: int) -> None:
-        self._engine = engine
+    def __init__(self, supervisor: SupervisorLink, start: ApiStart, lock: int) -> None:
+        self._supervisor = supervisor
         self.first, self.fresh, self.storage_lock = not start.number, start.fresh, lock
 
     def run_batches(self) -> None:
-        self._engine.notify("run_batches")
+        self._supervisor.notify("run_batches")
+
+    async def reload(self, *, drain_first: bool = False) -> str:
+        reply = await self._supervisor.ask("reload drain_first" if drain_first else "reload")
+        return msgspec.json.decode(reply, type=ReloadReply).message()
 
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
-        content_type, _, body = (await self._engine.control(f"metrics {accept or ''}")).partition("\n")
+        content_type, _, body = (await self._supervisor.ask(f"metrics {accept or ''}")).partition("\n")
         return body.encode(), content_type
 
     async def load(self) -> bytes:
-        return (await self._engine.control("load")).encode()
+        return (await self._supervisor.ask("load")).encode()
 
 
-async def _main(start: ApiStart, hub: socket.socket, sock: socket.socket, lock: int) -> None:
+class ReloadReply(msgspec.Struct, frozen=True):
+    """The supervisor's answer to `reload`: what was done, or the fields of an APIError."""
+
+    text: str
+    status: int = 0
+    code: str | None = None
+
+    def message(self) -> str:
+        """Raises APIError."""
+        if self.status:
+            raise APIError(self.status, self.text, code=self.code)
+        return self.text
+
+
+class Follower:
+    """Follows the supervisor in a reload."""
+
+    def __init__(self, serving: Serving, mux: Mux, supervisor: SupervisorLink, texts: str) -> None:
+        self._serving, self._mux, self._supervisor = serving, mux, supervisor
+        self._texts = texts  # of the version that is served
+        self._loading: asyncio.Task[None] | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._next: tuple[ServedModel, str] | None = None  # loaded, with its texts
+
+    def load(self, offer: Offer) -> None:
+        """Loads a version, and says that it is there or why it cannot be."""
+        engine = SharedEngine(self._mux, offer.version)  # at once: the next frame is for it
+        self._loading = asyncio.create_task(self._load(offer, engine))
+
+    def withdraw(self) -> None:
+        """Forgets the version that was loaded, or is being loaded."""
+        if self._loading is not None:
+            self._loading.cancel()
+        found, self._next = self._next, None
+        if found is not None:
+            self._loading = asyncio.create_task(_end(found[0]))
+
+    def exchange(self) -> None:
+        """Gives new requests the version that was loaded."""
+        assert self._next is not None
+        (model, self._texts), self._next = self._next, None
+        self._serving.exchange(model)
+
+    def hold(self, serial: str) -> None:
+        """Holds new requests back, and says when none are answered."""
+        self._holding = asyncio.create_task(self._hold(serial))
+
+    def release(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+        self._serving.release()
+
+    async def _hold(self, serial: str) -> None:
+        await self._serving.hold()
+        self._supervisor.notify(f"reply {serial}")
+
+    async def _load(self, offer: Offer, engine: SharedEngine) -> None:
+        error = ""
+        try:
+            new = msgspec.json.decode(offer.settings, type=NewVersion)
+            await engine.ready()
+            # To make a tokenizer holds Python's lock, and with it all streams, for 0.1 s or more.
+            same, path = new.texts == self._texts, Path(new.answers.path)
+            tokenizer = self._serving.model.tokenizer if same else await asyncio.to_thread(Tokenizer.load, path)
+            arguments = new.answers, engine, tokenizer, None, new.texts, new.created
+            self._next = await asyncio.to_thread(served_model, *arguments), new.texts
+        except (ValueError, OSError, EngineError) as failure:
+            error = f" {failure}"
+        finally:
+            if self._next is None:
+                await engine.close()
+        self._supervisor.notify(f"reply {offer.serial}{error}")
+
+
+async def _end(model: ServedModel) -> None:
+    await model.client.close()
+    await asyncio.to_thread(model.grammars.close)
+
+
+async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: int) -> None:
     dropped_lines = configure_logging(style=start.answers.server.log_format, process=f"api-{start.number}")
     drain, hurry = asyncio.Event(), asyncio.Event()
     metrics = Metrics(CollectorRegistry(), dropped_lines)
-    orders: dict[str, Callable[[], object]] = {"drain": drain.set, "hurry": hurry.set}
-    engine = SharedEngine(hub, lambda name: orders.get(name, _nothing)())
+    orders: dict[str, Callable[..., object]] = {"drain": drain.set, "hurry": hurry.set}
+
+    def follow(order: Order | Offer) -> None:
+        if isinstance(order, Offer):
+            orders.get("load", too_early)(order)
+        else:
+            name, *arguments = order.name.split(" ")
+            orders.get(name, _nothing)(*arguments)
+
+    def too_early(offer: Offer) -> None:
+        supervisor.notify(f"reply {offer.serial} it has only just been started; reload again when it answers")
+
+    mux = Mux(end)
+    supervisor = SupervisorLink(mux, follow)
+    engine = SharedEngine(mux, start.version)
     tokenizer = Tokenizer.load(Path(start.answers.path))
     await engine.ready()
     served = served_model(start.answers, engine, tokenizer, None, start.texts, start.created)
-    server = start.answers.server
-    answering = Answering(
-        Path(start.answers.path), served, server, metrics, _refuse_reload, start.grpc, Neighbours(engine, start, lock)
-    )
-    background, tls = answering.app.background, answering.tls
-    orders["count"] = lambda: engine.send_counts(_counts(metrics, answering.app.serving.version.metrics, engine))
+    server, neighbours = start.answers.server, Neighbours(supervisor, start, lock)
+    answering = Answering(Path(start.answers.path), served, server, metrics, None, start.grpc, neighbours)
+    background, tls, serving = answering.app.background, answering.tls, answering.app.serving
+    follower = Follower(serving, mux, supervisor, start.texts)
+    orders["count"] = lambda: supervisor.send_counts(_counts(metrics, serving))
+    orders |= {name: getattr(follower, name) for name in ("load", "withdraw", "exchange", "hold", "release")}
     if background is not None:
         orders["run_batches"] = background.wake
     if tls is not None:
         orders["read_certificate"] = lambda: asyncio.get_running_loop().run_in_executor(None, tls.reload)
-    await answering.run(sock, lambda: engine.notify("ready"), stop=drain, hurry=hurry)
+    await answering.run(sock, lambda: supervisor.notify("ready"), stop=drain, hurry=hurry)
 
 
-def _counts(metrics: Metrics, model: ModelMetrics, engine: SharedEngine) -> bytes:
-    queue = {"refused": engine.queue.refused, "late": engine.queue.late}
-    return msgspec.json.encode({"server": metrics.counts(), "model": model.counts(), "queue": queue})
+def _counts(metrics: Metrics, serving: Serving) -> bytes:
+    models = {}
+    for series in serving.series:
+        queue = series.engines.queue
+        models[series.of_model.name] = {
+            "model": series.of_model.counts(),
+            "queue": {"refused": queue.refused, "late": queue.late},
+        }
+    return msgspec.json.encode({"server": metrics.counts(), "models": models})
 
 
-async def _refuse_reload(model: ServedModel, beside: bool) -> Start | None:
-    raise ConfigError(
-        "a server with several API processes (--api-processes) cannot reload its model; stop it and start it again"
-    )
-
-
-def _nothing() -> None:
+def _nothing(*arguments: str) -> None:
     """An order that this process does not follow, or not yet."""
 
 

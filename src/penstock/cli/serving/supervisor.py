@@ -9,8 +9,6 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,23 +16,23 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.cli.checks import check_tls
-from penstock.cli.serving.api_process import ApiStart
+from penstock.cli.operate.reload import Reloader
+from penstock.cli.serving.api_process import ApiStart, ReloadReply
+from penstock.cli.serving.process_slot import ProcessSlot
+from penstock.cli.serving.shared_versions import SharedModel, SharedVersions
 from penstock.engine.child import how_it_ended
 from penstock.engine.client import StreamingClient
-from penstock.engine.link.engine_child import STDERR
-from penstock.engine.recovery import Starts
-from penstock.engine.shared.hub import Hub, Port
-from penstock.engine.signals import group_signals_blocked
+from penstock.engine.shared.hub import Hub
+from penstock.frontend.errors import APIError
 from penstock.frontend.http.server import CLOSE_SECONDS, handle_signals
 from penstock.frontend.pages.server import load_of
+from penstock.frontend.reloads import Reloads, Start
 from penstock.messages import EngineError
 from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts, add
 from penstock.observe.metrics import Metrics
 from penstock.observe.processes import usage_of_one
 
-COMMAND = (sys.executable, "-P", "-m", "penstock.cli.serving.api_process")
-COUNT_SECONDS = 1.0  # that a process has to send what it has counted; after that its last counts are used
 MARGIN_SECONDS = 5.0  # beyond the time to drain, after which an API process is killed
 
 log = logging.getLogger("penstock.serve")
@@ -56,94 +54,20 @@ def shared_port(sock: socket.socket, processes: int) -> list[socket.socket]:
     return sockets
 
 
-class ApiProcess:
-    """An API process and this process's end of the socket pair to it."""
-
-    def __init__(self, start: ApiStart, listening: socket.socket, lock: int) -> None:
-        """Starts it. Raises OSError."""
-        self.socket, other = socket.socketpair()
-        fds = (other.fileno(), listening.fileno(), lock)
-        with other, group_signals_blocked():
-            self.process = subprocess.Popen(
-                [*COMMAND, *map(str, fds)],
-                stdin=subprocess.PIPE,
-                stdout=STDERR,
-                pass_fds=[fd for fd in fds if fd >= 0],
-            )
-        assert self.process.stdin is not None
-        with self.process.stdin as stdin, contextlib.suppress(BrokenPipeError):
-            stdin.write(msgspec.json.encode(start) + b"\n")
-
-    async def ended(self) -> int:
-        """Returns the exit status when the process has ended."""
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.pidfd_open(self.process.pid)
-        loop.add_reader(descriptor, over.set)
-        try:
-            await over.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        return self.process.wait()
-
-
-class ProcessSlot:
-    """One of the API processes: the one that runs now, and what those before it have left."""
-
-    def __init__(self, start: ApiStart, listening: socket.socket, lock: int) -> None:
-        """Starts the first process. Raises OSError."""
-        self.ready = asyncio.Event()  # once the first process answers requests
-        self.port: Port | None = None
-        self.counts: Counts = {}  # the last that the process has sent
-        self.used = (0, 0.0)  # its resident bytes and processor seconds, as seen last
-        self._start, self._listening, self._lock = start, listening, lock
-        self._starts = Starts(time.monotonic)
-        self.api = ApiProcess(start, listening, lock)
-
-    @property
-    def number(self) -> int:
-        return self._start.number
-
-    async def start_again(self) -> None:
-        """Starts a process in the place of one that has ended. Raises EngineError if that happens too often."""
-        delay = self._starts.delay()
-        if delay is None:
-            raise EngineError(f"API process {self.number} ended too often within a minute; the log above says why")
-        await asyncio.sleep(delay)
-        self.api = ApiProcess(msgspec.structs.replace(self._start, fresh=False), self._listening, self._lock)
-
-    async def look(self) -> None:
-        """Takes the process's counts, and what it uses of the machine."""
-        self.used = usage_of_one(self.api.process.pid) or self.used
-        if self.port is not None:
-            with contextlib.suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(COUNT_SECONDS):
-                    self.counts = msgspec.json.decode(await self.port.count())
-
-    def leave(self) -> tuple[Counts, float]:
-        """Forgets the process that has ended. Returns what it had counted, and its processor seconds."""
-        counts, seconds = self.counts, self.used[1]
-        if counts:
-            counts["server"]["in_flight"] = 0
-        self.port, self.counts, self.used = None, {}, (0, 0.0)
-        return counts, seconds
-
-
 class Supervisor:
     """The API processes of a server."""
 
     def __init__(self, start: ApiStart, sockets: Sequence[socket.socket], lock: int) -> None:
         """Starts a process for each listening socket. `lock` is the storage's, -1 if nothing is stored. Raises
         OSError."""
-        self._server = start.answers.server
-        self._name = self._server.served_model_name
+        self._start, self._server = start, start.answers.server
         self._sockets = sockets
         self._slots = [
             ProcessSlot(msgspec.structs.replace(start, number=number), listening, lock)
             for number, listening in enumerate(sockets)
         ]
         self._gone: tuple[Counts, float] = ({}, 0.0)  # what processes that have ended had counted, and their seconds
-        self._queue = {"refused": 0, "late": 0}  # of these, by the processes' queues
+        self._queues: dict[str, dict[str, int]] = {}  # for each model, what the processes' queues have refused
         self._stopping = False
         self._scraping = asyncio.Lock()
 
@@ -158,17 +82,20 @@ class Supervisor:
         costs: CostModel | None,
         dropped_lines: Callable[[], int],
         ready: Callable[[], None],
+        reloader: Reloader | None = None,
     ) -> None:
         """Lets the processes answer until a signal, as `penstock.frontend.serve` does, and closes the engine. `ready`
         is called when all of them answer. Raises EngineError if the engine or a process ends for good."""
-        self._client = client
         self._dropped_lines = dropped_lines
+        self._reloader = reloader
         self._metrics = Metrics(CollectorRegistry(), dropped_lines, self._usage)
-        self._model = self._metrics.model(self._name, client, costs)
+        self._versions = versions = SharedVersions(
+            SharedModel(self._start, client, costs), self._slots, self._metrics, self._operate
+        )
+        self._reloads = Reloads(versions, self._metrics.reloads, self._server.drain_timeout, self._prepare)
         self._tls = check_tls(self._server)
         if (tls := self._tls) is not None:
             self._metrics.certificate_end = lambda: tls.certificate.not_after
-        self._hub = Hub(client, self._model.observe_steps)
         stopping, hurry = handle_signals(self._hang_up)
         keeping = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
         waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(self._announce(ready))]
@@ -179,7 +106,7 @@ class Supervisor:
         try:
             await asyncio.wait((waits[0], *keeping), return_when=asyncio.FIRST_COMPLETED)
             self._stopping = True
-            if client.healthy:
+            if versions.model.client.healthy:
                 await self._drain(keeping, hurry)
             else:  # their streams end with an error, and then they do
                 await asyncio.wait(keeping, timeout=CLOSE_SECONDS + MARGIN_SECONDS)
@@ -188,9 +115,9 @@ class Supervisor:
                 task.cancel()
             self.kill()
             failures = [result for result in await asyncio.gather(*keeping, return_exceptions=True) if result]
-            self._hub.close()
-            failure = client.failure
-            await client.close()
+            await self._reloads.close()
+            failure = versions.model.client.failure
+            await versions.close()
         if failure:
             raise EngineError("the engine ended before the server was stopped; the log above says why")
         if failures:
@@ -200,12 +127,12 @@ class Supervisor:
         """Starts a process again whenever it ends before the server is stopped. Raises EngineError if that happens too
         often."""
         while True:
-            slot.port = self._hub.connect(slot.api.socket, lambda message: self._answer(slot, message))
+            slot.connect(lambda message: self._answer(slot, message))
+            self._versions.join(slot)
             status = await slot.api.ended()
-            slot.port.close()
-            counts, seconds = slot.leave()
+            counts, seconds = slot.ended()
             self._gone = add(self._gone[0], counts), self._gone[1] + seconds
-            if self._stopping or self._client.failure:
+            if self._stopping or self._versions.model.client.failure:
                 return
             log.error("API process %d %s; it is started again", slot.number, how_it_ended(status))
             await slot.start_again()
@@ -219,53 +146,79 @@ class Supervisor:
         """Lets the processes finish the requests in flight. Those that do not end in time are killed."""
         for sock in self._sockets:
             sock.close()  # the processes refuse new requests, and connections when they have ended
-        self._hub.order("drain")
+        self._versions.order("drain")
         hurried = asyncio.create_task(hurry.wait())
         ended = asyncio.gather(*keeping, return_exceptions=True)
         seconds = self._server.drain_timeout + CLOSE_SECONDS + MARGIN_SECONDS
         await asyncio.wait((ended, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if hurry.is_set():
-            self._hub.order("hurry")
+            self._versions.order("hurry")
             await asyncio.wait((ended,), timeout=CLOSE_SECONDS + MARGIN_SECONDS)
         hurried.cancel()
 
     async def _hang_up(self) -> None:
         if self._tls is not None:
-            self._hub.order("read_certificate")
+            self._versions.order("read_certificate")
             asyncio.get_running_loop().run_in_executor(None, self._tls.reload)
-        log.info("SIGHUP: the model is not reloaded, as the server has several API processes (--api-processes)")
+        try:
+            log.info("SIGHUP: %s", await self._reloads.reload())
+        except APIError as error:
+            log.error("SIGHUP: %s", error)
+
+    async def _prepare(self, model: SharedModel, beside: bool) -> Start[SharedModel] | None:
+        reloader = self._reloader
+        new = None if reloader is None else await reloader.read(model.client, beside)
+        return None if reloader is None or new is None else self._versions.starts(reloader, new)
 
     async def _sleep_when_unused(self, seconds: float) -> None:
-        client, used, steps = self._client, time.monotonic(), -1
+        used, steps = time.monotonic(), -1
         while True:
+            client = self._versions.model.client
             if not client.idle or client.asleep or client.restarting or client.stats().steps != steps:
                 used, steps = time.monotonic(), client.stats().steps
             elif time.monotonic() - used >= seconds:
-                with contextlib.suppress(EngineError):  # a request has just come
-                    await client.sleep()
-                    log.info("%s is asleep: its engine has ended, and the next request starts it", self._name)
+                with contextlib.suppress(APIError, EngineError), self._reloads.changing("going to sleep"):
+                    await client.sleep()  # unless a request has just come
+                    name = self._versions.model.name
+                    log.info("%s is asleep: its engine has ended, and the next request starts it", name)
             await asyncio.sleep(min(seconds, 1.0))
 
     # -- what processes ask for -----------------------------------------------------------------------------------
 
     async def _answer(self, slot: ProcessSlot, message: str) -> str:
-        """The reply to a command. Raises ValueError or EngineError."""
+        """The reply to what an API process asks. Raises ValueError or EngineError."""
         command, _, argument = message.partition(" ")
         match command:
             case "ready":
                 slot.ready.set()
             case "run_batches":
-                self._hub.order("run_batches")
+                self._versions.order("run_batches")
             case "metrics":
                 await self._count()
                 body, content_type = await asyncio.to_thread(self._metrics.scrape(argument))
                 return f"{content_type}\n{body.decode()}"
             case "load":
                 await self._count()
-                return load_of(self._model).decode()
-            case _:
-                return await self._hub.control(message)
+                return load_of(self._versions.series[0].of_model).decode()
+            case "reply":
+                slot.reply(argument)
+            case "reload":
+                try:
+                    reply = ReloadReply(await self._reloads.reload(drain_first=argument == "drain_first"))
+                except APIError as error:
+                    reply = ReloadReply(error.message, error.status, error.code)
+                return msgspec.json.encode(reply).decode()
         return ""
+
+    async def _operate(self, hub: Hub, message: str) -> str:
+        """The reply to an operator's command for an engine. Raises ValueError or EngineError."""
+        if message != "sleep":
+            return await hub.control(message)
+        try:
+            with self._reloads.changing("going to sleep"):
+                return await hub.control(message)
+        except APIError as error:
+            raise EngineError(error.message) from error
 
     async def _count(self) -> None:
         """Brings the sums of all processes into the metrics."""
@@ -274,13 +227,16 @@ class Supervisor:
             total = add(self._gone[0], {"server": {"dropped_lines": self._dropped_lines()}})
             for slot in self._slots:
                 total = add(total, slot.counts)
-            if "model" in total:
-                self._model.load(total["model"])
-                self._metrics.load(total["server"])
-                queue, before = self._client.queue, self._queue
-                self._queue = total["queue"]
-                queue.refused += self._queue["refused"] - before["refused"]
-                queue.late += self._queue["late"] - before["late"]
+            self._metrics.load({"requests": {}, "in_flight": 0, **total["server"]})
+            for series in self._versions.series:
+                name, queue = series.of_model.name, series.engines.queue
+                if (found := total.get("models", {}).get(name)) is None:
+                    continue
+                series.of_model.load(found["model"])
+                before, now = self._queues.get(name, {"refused": 0, "late": 0}), found["queue"]
+                queue.refused += now["refused"] - before["refused"]
+                queue.late += now["late"] - before["late"]
+                self._queues[name] = now
 
     def _usage(self) -> tuple[int, float]:
         """The resident bytes and processor seconds of this process and the API processes."""

@@ -105,12 +105,21 @@ class EngineState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """What an API process shall do: `drain`, `hurry`, `read_certificate`, `run_batches` or `count`."""
+    """What an API process shall do: `drain`, `hurry`, `read_certificate`, `run_batches`, `count`, or in a reload
+    `hold SERIAL`, `release`, `exchange`, `withdraw`."""
 
     name: str
 
 
-Event = Ready | Ended | Step | EngineState | Order
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """A new version of the model, which an API process shall load. Its engine is on the channel `version`."""
+
+    serial: int  # of the reply
+    version: int
+    settings: bytes  # JSON
+
+
+Event = Ready | Ended | Step | EngineState | Order | Offer
 
 log = logging.getLogger(__name__)
 

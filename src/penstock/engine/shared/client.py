@@ -1,15 +1,14 @@
 """The engine as an API process sees it that shares it with others."""
 
 import asyncio
-import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
 import msgspec
 
 from penstock.engine.client import StreamingClient
-from penstock.engine.link.connection import Connection
-from penstock.engine.link.wire import Control, Counted, EngineState, Order, Ready, decode_event, encode
+from penstock.engine.link.mux import Mux
+from penstock.engine.link.wire import EngineState, Ready, Stop, decode_event, encode
 from penstock.engine.queue import RequestQueue
 from penstock.engine.streams import Streams
 from penstock.messages import EngineError, EngineInfo, EngineStats, FinishReason, GenerateRequest, TokenDelta
@@ -20,10 +19,9 @@ _GONE = "the process that has the engine has ended"
 class SharedEngine:
     """messages.EngineClient over a hub, which starts the engine again when it ends: here, streams only pause."""
 
-    def __init__(self, end: socket.socket, on_order: Callable[[str], object]) -> None:
-        """`end` is this process's end of a socket pair. `on_order` gets the hub's orders. Await `ready` first."""
-        self._connection = Connection(end, self._take, self._lost)
-        self._on_order = on_order
+    def __init__(self, mux: Mux, version: int) -> None:
+        """`version` is the channel of the model's version. Await `ready` first."""
+        self._channel = mux.open(version, self._take, self._lost)
         self.info: EngineInfo
         self._state: EngineState
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -87,21 +85,13 @@ class SharedEngine:
         await self.control("wake")
 
     async def control(self, message: str) -> str:
-        """See messages.EngineClient, and the supervisor for its own commands."""
+        """See messages.EngineClient."""
         return await self._client.control(message)
-
-    def notify(self, message: str) -> None:
-        """Send a command whose reply is of no interest."""
-        self.send(encode(Control(0, message)))
-
-    def send_counts(self, counts: bytes) -> None:
-        """Answer the order `count`."""
-        self.send(encode(Counted(counts)))
 
     # -- EngineLink -----------------------------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
-        self._connection.send(frame)
+        self._channel.send(frame)
 
     def kill(self) -> None:
         """The engine is not this process's to end."""
@@ -109,7 +99,8 @@ class SharedEngine:
     async def close(self) -> None:
         """Leave the hub, which aborts what is unfinished. Streams still open end with EngineError."""
         self._end("the engine is closed")
-        self._connection.close()
+        self._channel.send(encode(Stop("the process needs the version no longer")))
+        self._channel.close()
 
     def _take(self, frame: bytes) -> None:
         try:
@@ -122,8 +113,6 @@ class SharedEngine:
                 self._state, self.info = event, event.info
                 if not self._ready.done():
                     self._begin(event)
-            case Order(name):
-                self._on_order(name)
             case _:
                 self._streams.take(event)
 

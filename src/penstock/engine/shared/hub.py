@@ -6,32 +6,29 @@ requests a new one must be sent, and how many requests wait.
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
 from penstock.engine.client import StreamingClient
-from penstock.engine.link.connection import Connection
 from penstock.engine.link.merge import StepBuffer
+from penstock.engine.link.mux import Mux
 from penstock.engine.link.wire import (
     Abort,
     Add,
     Cause,
     Control,
-    ControlReply,
-    Counted,
     Ended,
     EngineState,
     Event,
     Finish,
-    Order,
     Rejected,
     Step,
     Stop,
     decode_command,
     encode,
 )
+from penstock.engine.shared.orders import answered
 from penstock.engine.streams import Stream
 from penstock.messages import DeadlineExceeded, EngineError, EngineStats, GenerateRequest, QueueFull
 
@@ -44,29 +41,31 @@ log = logging.getLogger(__name__)
 class Port:
     """One API process's place at the engine: its connection and its open streams."""
 
-    def __init__(self, hub: "Hub", end: socket.socket, answer: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, hub: "Hub", mux: Mux, answer: Callable[[str], Awaitable[str]]) -> None:
         """`answer` gives the reply to an operator's command. Raises ValueError or EngineError."""
         self._hub = hub
         self._answer = answer
-        self._connection = Connection(end, self._take, self.close, self._drained)
+        self._channel = mux.open(hub.version, self._take, self.close, self._drained)
         self._late = StepBuffer()  # what a process that does not read has not got
         self._out = Step()  # the next message in the making
         self._streams: dict[str, Stream] = {}
         self._waiting: set[str] = set()  # streams that were not reported as begun
         self._changed: dict[str, Stream] = {}
-        self._counts: asyncio.Future[bytes] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def open(self) -> bool:
+        """True until the process has ended or left the version."""
+        return self._channel.open
+
+    @property
+    def requests(self) -> int:
+        """The number of open streams."""
+        return len(self._streams)
 
     def tell(self, event: Event) -> None:
         """Send an event that is no step."""
-        self._connection.send(encode(event))
-
-    async def count(self) -> bytes:
-        """Return what the process has counted. The caller bounds the time."""
-        if self._counts is None or self._counts.done():
-            self._counts = asyncio.get_running_loop().create_future()
-            self.tell(Order("count"))
-        return await asyncio.shield(self._counts)
+        self._channel.send(encode(event))
 
     def post(self, stats: EngineStats, *, always: bool) -> None:
         """Send what is new. With `always`, send the statistics even if nothing else is."""
@@ -85,21 +84,18 @@ class Port:
                 self._release(name)
         self._out = Step()
         step = Step(stats, out.deltas, out.rejected, out.aborted, out.replies, out.begun)
-        if self._connection.behind:
+        if self._channel.behind:
             self._late.push(step)
         else:
             self.tell(step)
 
     def close(self) -> None:
-        """Abort the requests of a process that has ended. May be called twice."""
-        self._connection.close()
+        """Abort the requests of a process that has ended or left the version. May be called twice."""
+        self._channel.close()
         for name in list(self._streams):
             self._release(name)
         for task in self._tasks:
             task.cancel()
-        if self._counts is not None and not self._counts.done():
-            self._counts.set_exception(EngineError("the API process has ended"))
-            self._counts.exception()  # nobody may be waiting
         self._hub.forget(self)
 
     def _drained(self) -> None:
@@ -119,9 +115,6 @@ class Port:
                 task = asyncio.create_task(self._control(serial, message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Counted(counts):
-                if self._counts is not None and not self._counts.done():
-                    self._counts.set_result(counts)
             case Rejected() as rejected:
                 self._out.rejected.append(rejected)
                 self._hub.flush_soon()
@@ -160,22 +153,20 @@ class Port:
         self._hub.client.release(self._streams.pop(name))
 
     async def _control(self, serial: int, message: str) -> None:
-        try:
-            reply = ControlReply(serial, await self._answer(message))
-        except (ValueError, EngineError) as error:
-            reply = ControlReply(serial, "", str(error), "engine" if isinstance(error, EngineError) else "request")
+        reply = await answered(self._answer, serial, message)
         self._out.replies.append(reply)
         self._hub.flush_soon()
 
 
 class Hub:
-    """The ports of one engine."""
+    """The ports of one engine, which serves one version of the model."""
 
-    def __init__(self, client: StreamingClient, on_step: Callable[[EngineStats], None] = lambda stats: None) -> None:
-        """`on_step` gets the statistics whenever they have changed."""
-        self.client = client
-        self._on_step = on_step
+    def __init__(self, client: StreamingClient, version: int = 1) -> None:
+        """`version` is the channel of the ports."""
+        self.client, self.version = client, version
+        self.on_step: Callable[[EngineStats], object] = lambda stats: None  # gets the statistics when they have changed
         self._ports: set[Port] = set()
+        self._left = asyncio.Event()
         self._state = self._look()
         self._stats = client.stats()
         self._ended = False
@@ -184,20 +175,27 @@ class Hub:
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
         client.on_change(self.flush_soon)
 
-    def connect(self, end: socket.socket, answer: Callable[[str], Awaitable[str]]) -> Port:
-        """Return the port of a new API process, whose other end of the socket pair it has."""
-        port = Port(self, end, answer)
+    @property
+    def requests(self) -> int:
+        """The number of open streams of all processes."""
+        return sum(port.requests for port in self._ports)
+
+    def connect(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> Port:
+        """Return the port of an API process. `answer` gives the reply to an operator's command."""
+        port = Port(self, mux, answer)
         self._ports.add(port)
         port.tell(replace(self._state, stats=self.client.stats()))
         return port
 
     def forget(self, port: Port) -> None:
         self._ports.discard(port)
+        if not self._ports:
+            self._left.set()
 
-    def order(self, name: str) -> None:
-        """Send all processes an order."""
-        for port in self._ports:
-            port.tell(Order(name))
+    async def left(self) -> None:
+        """Return when no process uses the version. For a version that no process will join."""
+        if self._ports:
+            await self._left.wait()
 
     async def control(self, message: str) -> str:
         """Execute an operator's command. Raises ValueError or EngineError."""
@@ -235,7 +233,7 @@ class Hub:
         stats = self.client.stats()
         if always:
             self._stats = stats
-        self._on_step(stats)
+        self.on_step(stats)
         for port in list(self._ports):
             port.post(stats, always=always)
         if self.client.failure and not self._ended:

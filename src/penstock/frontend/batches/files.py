@@ -109,6 +109,8 @@ class _Upload:
         elif part.name in _FIELDS and part.filename is None:
             self._field = part.name
             self._fields[part.name] = b""
+        elif part.name == "file":
+            raise invalid('the part "file" has no filename; send it as a file: filename="..."', "file")
         else:
             known = ", ".join(("file", *_FIELDS))
             raise invalid(f"unknown parameter {part.name[:60]!r}; the form has {known}", part.name[:60])

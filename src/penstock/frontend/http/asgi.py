@@ -27,12 +27,14 @@ class Answer(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """An answer that is not held in memory as a whole."""
+    """An answer that is sent in parts. Most are not in memory as a whole; one that is `held` is, and counts as a body
+    until it has been sent."""
 
     chunks: AsyncIterator[bytes]
     content_type: bytes
     size: int | None = None  # in bytes; None: not known
     headers: Mapping[str, str] = MappingProxyType({})
+    held: bool = False
 
 
 @dataclass(slots=True)

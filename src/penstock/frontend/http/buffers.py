@@ -34,8 +34,9 @@ class BodyBuffers:
         return HeldBytes(self)
 
     def take(self, count: int) -> None:
-        """Raises APIError 429 if the bodies of all requests together would pass the limit."""
-        if self.used + count > self._limit:
+        """Raises APIError 429 if the bodies of all requests together would pass the limit. A stored response that is
+        larger may be the only one."""
+        if self.used and self.used + count > self._limit:
             raise APIError(
                 429,
                 f"the server holds {self.used} bytes of requests that are not complete; the limit is {self._limit} in "

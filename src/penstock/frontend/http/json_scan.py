@@ -133,8 +133,14 @@ class JsonScan:
             raise _too_much(f"has more than {limit} {what}", "send less at a time")
 
 
+_MARK = b"\xef\xbb\xbf"
+
+
 def explain_json(text: bytes, error: str) -> str:
-    """The decoder's error about a JSON text, in better words if NaN, an infinity or half a surrogate is the cause."""
+    """The decoder's error about a JSON text, in better words if a byte order mark, NaN, an infinity or half a surrogate
+    is the cause."""
+    if text.startswith(_MARK):
+        return "it begins with a byte order mark (EF BB BF); save it as UTF-8 without one"
     place = int(found[1]) if (found := _AT_BYTE.search(error)) else len(text)
     near = text[max(0, place - _NEAR) : place + _NEAR]
     if constant := _CONSTANT.match(text, max(0, place - 1)) or _CONSTANT.match(text, place):

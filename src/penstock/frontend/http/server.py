@@ -213,6 +213,6 @@ async def _hang_up(tls: TLS | None, serving: Serving) -> None:
     if tls is not None:
         asyncio.get_running_loop().run_in_executor(None, tls.reload)
     try:
-        _log.info("SIGHUP: %s", await serving.reload())
+        _log.info("SIGHUP: %s", await serving.reloads.reload())
     except APIError as error:
         _log.error("SIGHUP: %s", error)

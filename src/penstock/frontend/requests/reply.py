@@ -78,9 +78,22 @@ async def _grammar(
     try:
         return await check_grammar(model, GrammarSource("grammar", made.text, "tools"), made.trigger)
     except APIError as error:
-        if required or source is not None or error.code != "invalid_grammar":
+        if error.code != "invalid_grammar":
             raise
-        return None  # too large to be held: the calls are then what the model writes
+        if not required and source is None:
+            return None  # too large to be held: the calls are then what the model writes
+        if "JSON schema" in error.message:  # the message is about a grammar that the client does not know
+            await _check_each(model, use, answer)
+        raise
+
+
+async def _check_each(model: ServedModel, use: ToolUse, answer: GrammarSource | None) -> None:
+    """Raises APIError 400 that names the first schema which cannot be held."""
+    for i, schema in enumerate(use.schemas.values()):
+        where = f"tools[{i}].function.parameters"
+        await check_grammar(model, GrammarSource("json_schema", orjson.dumps(schema).decode(), where))
+    if answer is not None:
+        await check_grammar(model, answer)
 
 
 def _tool_grammar(chat_format: ChatFormat, use: ToolUse, answer: GrammarSource | None, prompt_end: str) -> ToolGrammar:

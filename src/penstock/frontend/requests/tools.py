@@ -171,7 +171,7 @@ def check_budget(given: int | None, param: str, model: ServedModel) -> int | Non
     if model.chat_format.reasoning is None:
         raise invalid(
             f"{param} is not supported: this model has no known form of reasoning; leave it out, or start the server "
-            "with --reasoning-format",
+            "with --reasoning-format think",
             param,
             "unsupported_parameter",
         )

@@ -103,6 +103,8 @@ async def _earlier(fields: PromptFields, context: RequestContext) -> tuple[respo
             "previous_response_id",
             "unsupported_parameter",
         )
+    _, size = await storage.run(lambda db: responses.chain_size(db, context.tenant, previous, context.limits))
+    context.hold(size)
     chain = await storage.run(lambda db: responses.read_chain(db, context.tenant, previous, context.limits))
     return chain, await asyncio.to_thread(lambda: [item for array in chain.items for item in _items.decode(array)])
 

@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from penstock.config import ServerConfig
 from penstock.config.state import state_home
 from penstock.frontend.errors import APIError
 from penstock.frontend.limits import RequestLimits
+from penstock.frontend.storage import responses
 from penstock.frontend.storage.spare import Spare, is_full
 
 T = TypeVar("T")
@@ -23,6 +25,7 @@ _RESERVE = 1 << 20  # bytes
 _CHECKPOINT = "wal_checkpoint(TRUNCATE)"
 _VACUUM = "incremental_vacuum(1024)"  # pages; the log of moving them must fit in the spare
 _BUSY_SECONDS = 30.0  # that another process's transaction may take
+_TELL_SECONDS = 60.0  # between lines about responses that made room
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT, expires INTEGER, previous TEXT, depth INTEGER, bytes INTEGER,
@@ -54,6 +57,8 @@ class Database:
         self._lock = -1 if lock is None else lock  # the file descriptor that keeps other servers out
         self._shared = lock is not None
         self._spare = Spare(folder)
+        self._deleted = 0  # responses, since the last line of the log about them
+        self._told = -_TELL_SECONDS  # when that was, on time.monotonic()
 
     @property
     def exists(self) -> bool:
@@ -61,9 +66,10 @@ class Database:
         return self._path.exists()
 
     async def run(self, work: Callable[[sqlite3.Connection], T], *, reserve: bool = False) -> T:
-        """Returns the result of one transaction. If `work` raises, nothing of it is kept. With `reserve`, it may use
-        some bytes beyond the limit, and the spare of a full disk: ends of batches and deletions must be stored even if
-        the storage is full. Such work may be called twice, so it must change nothing but the database.
+        """Returns the result of one transaction. If `work` raises, nothing of it is kept. If there is no room, the
+        oldest stored responses are deleted. With `reserve`, it may use some bytes beyond the limit, and the spare of a
+        full disk: ends of batches and deletions must be stored even if the storage is full. `work` may be called again,
+        so it must change nothing but the database.
 
         Raises APIError 507 if the database or the disk is full, and 503 if the folder cannot be used.
         """
@@ -83,14 +89,44 @@ class Database:
             if self._connection is None:
                 self._connection = self._open()
             if not reserve:
-                return self._once(self._connection, work)
-            self._bound(self._connection, self._limit + _RESERVE)
-            try:
-                return self._surely(self._connection, work)
-            finally:
-                self._bound(self._connection, self._limit)
+                return self._instead_of_responses(self._connection, work)
+            return self._beyond_the_limit(self._connection, work)
         except (sqlite3.Error, OSError) as error:
             raise self._explain(error) from error
+
+    def _instead_of_responses(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Deletes stored responses, the oldest first, for as long as there is no room."""
+        deleted = 0
+        while True:
+            try:
+                result = self._once(connection, work)
+                break
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+                found = self._beyond_the_limit(connection, responses.drop_oldest)
+                deleted += found
+                if not found:
+                    raise
+        if deleted:
+            self._tell(deleted)
+        return result
+
+    def _tell(self, deleted: int) -> None:
+        self._deleted += deleted
+        if time.monotonic() - self._told >= _TELL_SECONDS:
+            _log.warning(
+                "the storage in %s is full (at most %d bytes): the %d oldest responses were deleted to make room",
+                *(self.folder, self._limit, self._deleted),
+            )
+            self._told, self._deleted = time.monotonic(), 0
+
+    def _beyond_the_limit(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._bound(connection, self._limit + _RESERVE)
+        try:
+            return self._surely(connection, work)
+        finally:
+            self._bound(connection, self._limit)
 
     def _once(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
         with connection:

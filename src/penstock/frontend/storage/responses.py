@@ -9,6 +9,9 @@ import orjson
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.limits import RequestLimits
 
+_PART = 1 << 20  # bytes that are deleted at once: SQLite's log may have as many
+_LENGTH = "LENGTH(input) + LENGTH(output) + LENGTH(rest)"
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -33,6 +36,17 @@ class Chain:
     items: tuple[bytes, ...]  # their input and output items as JSON arrays, the oldest first
 
 
+def size_of(connection: sqlite3.Connection, owner: str, response_id: str) -> int:
+    """The bytes of what `find` returns. Raises APIError 404."""
+    row = connection.execute(
+        f"SELECT {_LENGTH} FROM responses WHERE id = ? AND owner = ? AND expires > ?",
+        (response_id, owner, int(time.time())),
+    ).fetchone()
+    if row is None:
+        raise _unknown(response_id)
+    return int(row[0])
+
+
 def find(connection: sqlite3.Connection, owner: str, response_id: str) -> Turn:
     """A response. Raises APIError 404."""
     row = connection.execute(
@@ -44,12 +58,12 @@ def find(connection: sqlite3.Connection, owner: str, response_id: str) -> Turn:
     return Turn(*row)
 
 
-def read_chain(connection: sqlite3.Connection, owner: str, response_id: str, limits: RequestLimits) -> Chain:
-    """The responses up to `response_id`. Raises APIError 400 if one is unknown, or if they are more than the limits:
-    the last one has the counts of all, so nothing else is read then."""
-    now = int(time.time())
+def chain_size(connection: sqlite3.Connection, owner: str, response_id: str, limits: RequestLimits) -> tuple[int, int]:
+    """The number of the responses up to `response_id`, and the bytes of their items. Raises APIError 400 if they are
+    more than the limits: the last one has the counts of all, so nothing else is read."""
     row = connection.execute(
-        "SELECT depth, bytes FROM responses WHERE id = ? AND owner = ? AND expires > ?", (response_id, owner, now)
+        "SELECT depth, bytes FROM responses WHERE id = ? AND owner = ? AND expires > ?",
+        (response_id, owner, int(time.time())),
     ).fetchone()
     if row is None:
         raise _missing(response_id)
@@ -62,6 +76,13 @@ def read_chain(connection: sqlite3.Connection, owner: str, response_id: str, lim
             "previous_response_id",
             "chain_too_long",
         )
+    return depth, size
+
+
+def read_chain(connection: sqlite3.Connection, owner: str, response_id: str, limits: RequestLimits) -> Chain:
+    """The responses up to `response_id`. Raises APIError 400 as `chain_size` does, and if one is unknown."""
+    depth, size = chain_size(connection, owner, response_id, limits)
+    now = int(time.time())
     items: list[bytes] = []
     wanted: str | None = response_id
     while wanted is not None and len(items) < 2 * depth:
@@ -102,6 +123,19 @@ def expire(connection: sqlite3.Connection) -> int:
         "DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE expires <= ? LIMIT 100)",
         (int(time.time()),),
     ).rowcount
+
+
+def drop_oldest(connection: sqlite3.Connection) -> int:
+    """Deletes the responses that expire first: about 1 MiB, or one that is larger. Returns how many."""
+    places, size = [], 0
+    query = f"SELECT rowid, {_LENGTH} FROM responses ORDER BY expires LIMIT 1000"
+    for place, length in connection.execute(query):
+        places.append((place,))
+        size += length
+        if size >= _PART:
+            break
+    connection.executemany("DELETE FROM responses WHERE rowid = ?", places)
+    return len(places)
 
 
 def _unknown(response_id: str) -> APIError:

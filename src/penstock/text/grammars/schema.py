@@ -5,6 +5,7 @@ that was asked for. docs/structured-output.md has the table.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,8 @@ TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
 class GrammarError(ValueError):
@@ -65,7 +68,7 @@ def _read(schema: Any, where: str) -> Any:
             if value in _HARMLESS.get(key, ()):
                 continue
             raise GrammarError(f"the keyword {key!r} at {place} is not supported; leave it out")
-        if key == "format" and value not in FORMATS:
+        if key == "format" and not (isinstance(value, str) and value in FORMATS):
             continue
         if key == "items" and isinstance(value, list):
             raise GrammarError(f"{place} is a list; use the keyword 'prefixItems' for the items of a tuple")
@@ -91,7 +94,32 @@ def _read_value(key: str, value: Any, place: str) -> Any:
             if name not in TYPES:
                 shown = repr(name[:40]) if isinstance(name, str) else _kind(name)
                 raise GrammarError(f"the type at {place} is {shown}; it must be one of {', '.join(TYPES)}")
+    _check_value(key, value, place)
     return value
+
+
+def _check_value(key: str, value: Any, place: str) -> None:
+    """Raises GrammarError for a plain value of a wrong type."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    number = whole or (isinstance(value, float) and math.isfinite(value))
+    if key in _COUNTS and not (number and value >= 0 and (whole or value.is_integer())):
+        raise GrammarError(f"{place} is {_shown(value)}; it must be a whole number, 0 or more")
+    if key in _NUMBERS and not (number and (key != "multipleOf" or value > 0)):
+        raise GrammarError(f"{place} is {_shown(value)}; it must be a number{' above 0' * (key == 'multipleOf')}")
+    if key == "enum" and not isinstance(value, list):
+        raise GrammarError(f"{place} is {_kind(value)}; it must be a list of values")
+    if key == "pattern" and not isinstance(value, str):
+        raise GrammarError(f"{place} is {_kind(value)}; it must be a string")
+    if key == "required":
+        if not isinstance(value, list):
+            raise GrammarError(f"{place} is {_kind(value)}; it must be a list of names")
+        for i, name in enumerate(value):
+            if not isinstance(name, str):
+                raise GrammarError(f"{place}/{i} is {_kind(name)}; it must be a string")
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:40] if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
 
 
 def _check_size(schema: Any) -> None:

@@ -1,0 +1,135 @@
+"""What a supervisor and an API process send each other besides requests: orders, and what operators ask.
+
+It goes over the channel `ORDERS`, which is open for the life of the process. Each version of the model has a channel of
+its own, see `hub`.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock.engine.link.mux import Mux
+from penstock.engine.link.wire import (
+    Control,
+    ControlReply,
+    Counted,
+    Offer,
+    Order,
+    Step,
+    decode_command,
+    decode_event,
+    encode,
+)
+from penstock.messages import EngineError, RequestRejected
+
+ORDERS = 0  # the channel; versions have higher numbers
+_GONE = "the process that has the engine has ended"
+
+
+class ApiLink:
+    """The supervisor's end, for one API process."""
+
+    def __init__(self, mux: Mux, answer: Callable[[str], Awaitable[str]]) -> None:
+        """`answer` gives the reply to what the process asks. Raises ValueError or EngineError."""
+        self._channel = mux.open(ORDERS, self._take)
+        self._answer = answer
+        self._counts: asyncio.Future[bytes] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, order: Order | Offer) -> None:
+        self._channel.send(encode(order))
+
+    async def count(self) -> bytes:
+        """Return what the process has counted. The caller bounds the time."""
+        if self._counts is None or self._counts.done():
+            self._counts = asyncio.get_running_loop().create_future()
+            self.send(Order("count"))
+        return await asyncio.shield(self._counts)
+
+    def close(self) -> None:
+        """Note that the process has ended. May be called twice."""
+        self._channel.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._counts is not None and not self._counts.done():
+            self._counts.set_exception(EngineError("the API process has ended"))
+            self._counts.exception()  # nobody may be waiting
+
+    def _take(self, frame: bytes) -> None:
+        match decode_command(frame):
+            case Control(serial, message):
+                task = asyncio.create_task(self._control(serial, message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Counted(counts):
+                if self._counts is not None and not self._counts.done():
+                    self._counts.set_result(counts)
+
+    async def _control(self, serial: int, message: str) -> None:
+        reply = await answered(self._answer, serial, message)
+        self._channel.send(encode(Step(replies=[reply])))
+
+
+class SupervisorLink:
+    """An API process's end."""
+
+    def __init__(self, mux: Mux, on_order: Callable[[Order | Offer], object]) -> None:
+        self._channel = mux.open(ORDERS, self._take, self._lost)
+        self._on_order = on_order
+        self._serials = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[str]] = {}
+
+    async def ask(self, message: str) -> str:
+        """Return the supervisor's reply. Raises RequestRejected, and EngineError if the supervisor has ended."""
+        serial = next(self._serials)
+        reply = self._replies[serial] = asyncio.get_running_loop().create_future()
+        self._channel.send(encode(Control(serial, message)))
+        text: str = await reply
+        return text
+
+    def notify(self, message: str) -> None:
+        """Send what has no reply of interest."""
+        self._channel.send(encode(Control(0, message)))
+
+    def send_counts(self, counts: bytes) -> None:
+        """Answer the order `count`."""
+        self._channel.send(encode(Counted(counts)))
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            event = decode_event(frame)
+        except msgspec.DecodeError:
+            self._lost()
+            return
+        match event:
+            case Order() | Offer():
+                self._on_order(event)
+            case Step():
+                for reply in event.replies:
+                    self._reply(reply)
+
+    def _reply(self, reply: ControlReply) -> None:
+        future = self._replies.pop(reply.serial, None)
+        if future is None or future.done():
+            return
+        if reply.error:
+            kind = EngineError if reply.cause == "engine" else RequestRejected
+            future.set_exception(kind(reply.error))
+        else:
+            future.set_result(reply.text)
+
+    def _lost(self) -> None:
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(EngineError(_GONE))
+        self._replies.clear()
+
+
+async def answered(answer: Callable[[str], Awaitable[str]], serial: int, message: str) -> ControlReply:
+    """Return the reply to a command, or the error that it has raised."""
+    try:
+        return ControlReply(serial, await answer(message))
+    except (ValueError, EngineError) as error:
+        return ControlReply(serial, "", str(error), "engine" if isinstance(error, EngineError) else "request")

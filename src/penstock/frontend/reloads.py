@@ -1,0 +1,155 @@
+"""How a reload goes: what is done in which order, what it is refused for, and what it answers."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from penstock.frontend.errors import APIError
+from penstock.frontend.series import Model
+from penstock.messages import EngineError
+
+_log = logging.getLogger("penstock.serving")
+
+M = TypeVar("M", bound=Model)
+# Starts the engine of a new version, and returns the model when it has computed a token. Raises EngineError.
+Start = Callable[[], Awaitable[M]]
+# Reads settings and model again. Returns None if nothing has changed since the model that is served was loaded. With
+# the second argument, checks that the new engine fits beside the old one. Raises ValueError or OSError, with what to
+# change.
+Prepare = Callable[[M, bool], Awaitable[Start[M] | None]]
+
+
+class Versions(Protocol[M]):
+    """What serves a version, and can exchange it: one API process, or the supervisor of several."""
+
+    @property
+    def model(self) -> M: ...
+    @property
+    def requests(self) -> int:
+        """The number of requests that use the version."""
+        ...
+
+    @property
+    def retiring(self) -> int | None:
+        """The number of requests that use the version before; None if it has ended."""
+        ...
+
+    async def hold(self) -> None:
+        """Lets new requests wait until `release`, and returns when no request uses the version."""
+        ...
+
+    def release(self) -> None:
+        """Lets the requests go on that wait."""
+        ...
+
+    def exchange(self, model: M) -> None:
+        """Gives new requests another version. The old one ends when its last request has ended."""
+        ...
+
+
+class Reloads(Generic[M]):
+    """The reloads of a server, one at a time."""
+
+    def __init__(
+        self, versions: Versions[M], results: dict[str, int], drain_timeout: float, prepare: Prepare[M] | None
+    ) -> None:
+        """`results` counts reloads by their results. `drain_timeout` is in seconds. Without `prepare`, no reload finds
+        anything new."""
+        self.prepare = prepare
+        self._versions, self._results, self._drain_timeout = versions, results, drain_timeout
+        self._change = ""  # what changes the version now
+        self._tasks: set[asyncio.Task[str]] = set()
+
+    async def reload(self, *, drain_first: bool = False) -> str:
+        """Loads the model and its settings again, and returns a sentence about what was done. It goes on if the caller
+        is cancelled.
+
+        New requests get the new version once it has computed a token; requests in progress end on the old one. With
+        `drain_first`, new requests wait first, and the old engine is ended before the new one starts. Raises APIError;
+        then the old version goes on.
+        """
+        task = asyncio.create_task(self._reload(drain_first))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Ends the reload that is in progress. May be called twice."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def changing(self, what: str) -> Iterator[None]:
+        """Refuses two changes at a time, with APIError 409."""
+        if self._change:
+            raise busy(f"{self._change} is in progress; try again when it has ended")
+        if (requests := self._versions.retiring) is not None:
+            raise busy(
+                f"the version before the last reload still answers {requests} requests; try again when they have ended"
+            )
+        self._change = what
+        try:
+            yield
+        finally:
+            self._change = ""
+
+    async def _reload(self, drain_first: bool) -> str:
+        versions = self._versions
+        began, old, result = time.monotonic(), versions.model, "failed"
+        try:
+            with self.changing("a reload"):
+                start = None if self.prepare is None else await self.prepare(old, not drain_first)
+                if start is None:
+                    result = "unchanged"
+                    return f"nothing has changed: {old.name} {old.fingerprint} goes on"
+                if drain_first:
+                    await self._exchange_alone(start)
+                else:
+                    versions.exchange(await start())
+                result = "done"
+        except APIError as error:
+            result = "refused" if error.code == "model_busy" else "failed"
+            raise
+        except (ValueError, OSError, EngineError) as error:
+            _log.error("the reload failed, and %s %s goes on: %s", old.name, old.fingerprint, error)
+            message = f"nothing was reloaded, and the old version goes on: {error}"
+            raise APIError(422, message, code="reload_failed") from error
+        finally:
+            self._results[result] += 1
+        new, left = versions.model, versions.retiring or 0
+        seconds = time.monotonic() - began
+        _log.info(
+            "reloaded in %.1f s: new requests get %s %s; %d requests end on %s %s",
+            *(seconds, new.name, new.fingerprint, left, old.name, old.fingerprint),
+        )
+        return f"{new.name} {new.fingerprint} serves after {seconds:.1f} s; {left} requests end on the old one"
+
+    async def _exchange_alone(self, start: Start[M]) -> None:
+        """Ends the old engine before the new one starts. If the new one fails, the old one is started again."""
+        versions, old = self._versions, self._versions.model
+        try:
+            try:
+                async with asyncio.timeout(self._drain_timeout):
+                    await versions.hold()
+            except TimeoutError:
+                raise busy(
+                    f"{versions.requests} requests still run after {self._drain_timeout:g} s (--drain-timeout), and "
+                    "nothing was changed; try again later, or without --drain-first"
+                ) from None
+            await old.client.sleep()
+            try:
+                versions.exchange(await start())
+            except Exception:
+                await old.client.wake()
+                raise
+        finally:
+            versions.release()
+
+
+def busy(message: str) -> APIError:
+    """Returns the error of a change that cannot be made now."""
+    return APIError(409, message, code="model_busy")
