@@ -47,11 +47,14 @@ def test_tokens_do_not_depend_on_the_batch_chunks_or_preemption(folder: Path, al
         assert bool(server.scheduler.stats().preemptions) == ("blocks" in settings)
 
 
+@pytest.mark.parametrize("variant", [VARIANT, "nemotron_h_moe", "nemotron_h_latent"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_the_same_to_the_bit_alone_and_in_any_chunk(dtype: str, tiny_checkpoint: Checkpoint) -> None:
+def test_logits_are_the_same_to_the_bit_alone_and_in_any_chunk(
+    dtype: str, variant: str, tiny_checkpoint: Checkpoint
+) -> None:
     if not (platform := detect_platform()).isa:
         pytest.skip("no native kernels for this machine")
-    where, prompts, kind = tiny_checkpoint(VARIANT, dtype=dtype), make_prompts(), getattr(torch, dtype)
+    where, prompts, kind = tiny_checkpoint(variant, dtype=dtype), make_prompts(), getattr(torch, dtype)
     spec = load_spec(where)
     parameters, kernels = load_parameters(where, spec, kind, progress=False), kernels_on(platform, spec, kind)
     whole = logits_of(spec, parameters, kernels, prompts, dtype=kind)

@@ -55,7 +55,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "FalconForCausalLM": ("Falcon 7B, 11B, 40B, 180B", ("falcon",)),
         "GptOssForCausalLM": ("gpt-oss 20B, 120B", ("gpt-oss",)),
         "Mamba2ForCausalLM": ("Mamba 2, Codestral Mamba", ()),
-        "NemotronHForCausalLM": ("Nemotron-H, without mixtures of experts", ()),
+        "NemotronHForCausalLM": ("Nemotron-H, Nemotron 3", ()),
         "DeepseekV2ForCausalLM": ("DeepSeek V2, V2.5 and V2 Lite", ("deepseek2",)),
         "DeepseekV3ForCausalLM": ("DeepSeek V3 and R1; Moonlight", ("deepseek2",)),
     }
@@ -83,7 +83,7 @@ _SAMPLE: Mapping[str, Any] = MappingProxyType(
         "num_key_value_heads": 2,
         "num_kv_heads": 2,
         "num_heads": 8,  # of Mamba 2
-        "hybrid_override_pattern": "M-*-",
+        "hybrid_override_pattern": "M-*E",
         "hidden_size_per_layer_input": 0,
         "head_dim": 16,
         "max_position_embeddings": 64,
