@@ -498,6 +498,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**_EXPERTS, "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
     ),
+    "qwen3_next_plain": ("Qwen3Next", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 56}),
     "qwen3_next": (
         "Qwen3Next",
         {
@@ -524,7 +525,7 @@ WITH_OFFSET = ("Gemma", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe"
 # Variants whose layers keep states: on one CPU only.
 STATES = (
     *("mamba2", "nemotron_h", "nemotron_h_moe", "nemotron_h_latent"),
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_4_hybrid", "granite_4_mamba"),
+    *("qwen3_next", "qwen3_next_plain", "qwen3_5", "qwen3_5_moe", "granite_4_hybrid", "granite_4_mamba"),
 )
 DIVISIBLE = tuple(name for name in VARIANTS if name not in STATES)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock.families.decoders.hybrids.shared import mamba_spec, parameters_of_kinds
+from penstock.families.decoders.hybrids.shared import after_last, mamba_spec, parameters_of_kinds
 from penstock.families.experts import ExpertNames, grouped_routing, moe_spec
 from penstock.families.hf_config import HFConfig
 from penstock.families.kinds.states import mamba_parameters
@@ -84,7 +84,8 @@ def nemotron_h(config: HFConfig) -> ModelSpec:
     for each in spec.parameters:
         sources = [_placed(source, blocks) for source in each.sources]
         made += [replace(each, sources=tuple(filter(None, sources)))] if all(sources) else []
-    return replace(spec, parameters=tuple(made), ignored_tensors=(*spec.ignored_tensors, "mtp.*"))
+    unused = (*spec.ignored_tensors, "mtp.*", *after_last(config, _NAMES.layers))
+    return replace(spec, parameters=tuple(made), ignored_tensors=unused)
 
 
 def _mixture(config: HFConfig, *, mlp_bias: bool) -> MoESpec:
