@@ -6,10 +6,11 @@ the architecture: here they are the same.
 
 from typing import Any
 
-from penstock.families.gguf.architectures import FAMILIES, FUSED, PARTIAL, STATES
+from penstock.families.gguf.architectures import FAMILIES, FUSED, PARTIAL
 from penstock.families.gguf.keys import WHERE, GgufKeys, plain, shortest
 from penstock.families.gguf.names import INTERLEAVED, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from penstock.families.gguf.rope import llama3_scaling, rope_scaling
+from penstock.families.gguf.states import FAMILIES as STATES
 from penstock.families.hf_config import UnsupportedModel
 from penstock.families.wrong_models import unknown_gguf
 from penstock.gguf import GgufError, GgufFile, read_floats

@@ -75,7 +75,7 @@ class GgufKeys:
         """The largest value of a key that has one for each layer, or one for all."""
         value = self.get(name)
         if isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value):
-            return max(value)
+            return max(int(each) for each in value)
         return self.integer(name, least=0)
 
     def kinds(self, tensors: Mapping[str, str], other: str, count: int) -> list[str]:

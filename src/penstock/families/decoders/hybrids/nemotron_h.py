@@ -84,7 +84,11 @@ def nemotron_h(config: HFConfig) -> ModelSpec:
     for each in spec.parameters:
         sources = [_placed(source, blocks) for source in each.sources]
         made += [replace(each, sources=tuple(filter(None, sources)))] if all(sources) else []
-    unused = (*spec.ignored_tensors, "mtp.*", *after_last(config, _NAMES.layers))
+    unused = (
+        *spec.ignored_tensors,
+        "mtp.*",
+        *after_last(config, _NAMES.layers, sum(len(block.numbers) for block in blocks)),
+    )
     return replace(spec, parameters=tuple(made), ignored_tensors=unused)
 
 

@@ -56,7 +56,9 @@ def _spec(
     )
     tensors: dict[str, Any] = {"names": names, "experts": ExpertNames(), "attention_parameters": made}
     spec = decoder_spec(config, family, layers, norm_offset=1.0, **tensors)
-    return replace(spec, ignored_tensors=(*spec.ignored_tensors, "mtp.*", *after_last(config, names.layers)))
+    return replace(
+        spec, ignored_tensors=(*spec.ignored_tensors, "mtp.*", *after_last(config, names.layers, len(layers)))
+    )
 
 
 def _delta_net(config: HFConfig) -> RecurrentSpec:

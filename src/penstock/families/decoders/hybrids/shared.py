@@ -29,9 +29,8 @@ def layers_of_kinds(
     return made
 
 
-def after_last(config: HFConfig, layers: str) -> tuple[str, ...]:
+def after_last(config: HFConfig, layers: str, count: int) -> tuple[str, ...]:
     """The pattern of the tensors of a GGUF file's layer after the last one, which predicts a token further on."""
-    count = len(config.texts("layers_block_type") or config.texts("layer_types"))
     return (f"{layers}{count}.*",) if config.flag("gguf") else ()
 
 
