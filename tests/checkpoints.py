@@ -86,6 +86,23 @@ _GRANITE = {
     "logits_scaling": 1.7,
 }
 
+_NEMOTRON_MOE = {
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+    "head_dim": 32,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 24,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "routed_scaling_factor": 1.5,
+    "layer_norm_epsilon": 1e-2,
+}
+
 _DELTA_NET = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
@@ -328,6 +345,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_norm_epsilon": 1e-2,
         },
     ),
+    "nemotron_h_moe": ("NemotronH", _NEMOTRON_MOE),
+    "nemotron_h_latent": ("NemotronH", {**_NEMOTRON_MOE, "moe_latent_size": 24, "n_group": 1, "topk_group": 1}),
     "granite_4_mamba": (
         "GraniteMoeHybrid",
         {
@@ -479,6 +498,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {**_EXPERTS, "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 16, "attention_bias": True},
     ),
+    "qwen3_next_plain": ("Qwen3Next", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 56}),
     "qwen3_next": (
         "Qwen3Next",
         {
@@ -503,7 +523,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 WITH_OFFSET = ("Gemma", "Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")  # their norms store weight - 1
 # Variants whose layers keep states: on one CPU only.
-STATES = ("mamba2", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe", "granite_4_hybrid", "granite_4_mamba")
+STATES = (
+    *("mamba2", "nemotron_h", "nemotron_h_moe", "nemotron_h_latent"),
+    *("qwen3_next", "qwen3_next_plain", "qwen3_5", "qwen3_5_moe", "granite_4_hybrid", "granite_4_mamba"),
+)
 DIVISIBLE = tuple(name for name in VARIANTS if name not in STATES)
 
 CHAT_TEMPLATE = (

@@ -21,7 +21,7 @@ from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 
 from tests.gguf.blocks import random_rows
-from tests.gguf_forms import REFORM, kv_heads
+from tests.gguf_forms import REFORM, kv_heads, mamba2_metadata, state_metadata
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -53,7 +53,12 @@ ARCHITECTURES = {
     "olmo3": "olmo2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
+    "mamba2": "mamba2",
 }
+STATES = ("qwen3next", "granitehybrid", "nemotron_h", "nemotron_h_moe", "mamba2")
 # Variants that a GGUF file can describe: llama.cpp fixes what the others change (windows of Qwen, dense layers).
 REPRESENTABLE = (
     "llama2",
@@ -97,8 +102,15 @@ REFORMED = (
     "llama4_normed",
     "deepseek_v2",
     "deepseek_v3",
+    "qwen3_next_plain",
+    "granite_4_hybrid",
+    "granite_4_mamba",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "nemotron_h_latent",
+    "mamba2",
 )
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _WINDOWS = ("gemma2", "gemma3", "llama", "phi3", "cohere2", "olmo2", "gpt-oss")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 _WIDTHS = ("intermediate_size_mlp", "ffn_hidden_size", "n_inner", "intermediate_size")
@@ -134,6 +146,8 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
+    if arch == "nemotron_h" and "moe" in config["layers_block_type"]:
+        arch = "nemotron_h_moe"
     writer = GGUFWriter(path, arch, split_max_tensors=split_tensors)
     for key, value in {**metadata(config, arch), **tokenizer_metadata(folder, config), **(changes or {})}.items():
         if value is not None:
@@ -141,7 +155,8 @@ def write_gguf(
     stored = tensors(folder, config, arch)
     edit(stored)
     for name, tensor in stored.items():
-        wanted = "F32" if tensor.ndim == 1 or ".ffn_gate_inp" in name else kind
+        precise = (".ffn_gate_inp", ".ssm_a", ".ssm_d", ".ssm_norm", ".ssm_conv1d")
+        wanted = "F32" if tensor.ndim == 1 or any(each in name for each in precise) else kind
         if tensor.shape[-1] % GGML_QUANT_SIZES[GGMLQuantizationType[wanted]][0]:
             wanted = "F16"
         raw = GGMLQuantizationType[(kinds or {}).get(name, wanted)]
@@ -155,6 +170,8 @@ def write_gguf(
 
 def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """The keys of a model's configuration. Integers are written as uint32, floats as float32."""
+    if arch == "mamba2":
+        return mamba2_metadata(config)
     renamed = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     config = {**config, **{ours: config[theirs] for ours, theirs in renamed.items() if theirs in config}}
     rope = config.get("rope_parameters") or {}
@@ -163,8 +180,9 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     rms = not any("layer_norm_eps" in name or name == "norm_epsilon" for name in config)
     eps = next(config[name] for name in _EPSILONS if name in config)
     head_dim = config.get("head_dim") or hidden // heads
+    layers = config["num_hidden_layers"] if "num_hidden_layers" in config else len(config["layers_block_type"])
     own = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": layers,
         "context_length": config.get("max_position_embeddings") or config["n_positions"],
         "embedding_length": hidden,
         "feed_forward_length": next(config[name] for name in _WIDTHS if config.get(name)),
@@ -206,6 +224,8 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         }
     if arch == "deepseek2":
         own |= latent_metadata(config)
+    if arch in STATES:
+        own |= state_metadata(config, arch)
     if rope.get("rope_type") == "yarn":
         own |= {
             "rope.scaling.type": RopeScalingType.YARN.value,
@@ -293,7 +313,8 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
     for file in sorted(folder.glob("*.safetensors")):
         stored |= load_file(file)
     by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-    names = get_tensor_name_map(MODEL_ARCH(by_name[arch]), config.get("num_hidden_layers") or config["n_layer"])
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or len(config["layers_block_type"])
+    names = get_tensor_name_map(MODEL_ARCH(by_name[arch]), layers)
     rope = config.get("rope_parameters") or {}
     if arch in REFORM:
         stored = dict(each for name, tensor in stored.items() for each in REFORM[arch](name, tensor, config))
@@ -314,6 +335,7 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
     for name, each in experts.items():
         merged = name.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
         merged = name if arch != "llama" else merged
+        merged = re.sub(r"backbone\.(layers\.\d+)\.mixer", r"model.\1.mlp", merged)
         found[_mapped(names, merged)] = np.stack([each[i] for i in range(len(each))])
     if rope.get("rope_type") == "longrope":
         for kind in ("long", "short"):

@@ -38,7 +38,8 @@ LLAMA: dict[str, Any] = {
 
 ONLY_VERSION_5 = (
     *("gemma3_linear", "ministral", "ministral3", "granite_4", "granite_4_dense"),
-    *("granite_4_hybrid", "granite_4_mamba", "qwen3_next", "qwen3_5_moe"),
+    *("granite_4_hybrid", "granite_4_mamba", "qwen3_next", "qwen3_next_plain", "qwen3_5_moe"),
+    *("nemotron_h_moe", "nemotron_h_latent"),
     *("gemma4", "gemma4_moe", "gemma4_separate", "gemma4_shared"),
 )
 QWEN2_MIXTURE = MoESpec(7, 3, 40, False, shared_intermediate_size=56, shared_gate=True)

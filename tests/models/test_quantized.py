@@ -92,7 +92,7 @@ def dense_parameters(folder: Path, spec: ModelSpec, quantization: str) -> dict[s
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3", "mistral_window", "qwen2_moe"])
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3", "mistral_window", "qwen2_moe", "nemotron_h_moe"])
 def test_logits_are_those_of_the_dequantised_weights(
     variant: str, quantization: str, tiny_checkpoint: Checkpoint
 ) -> None:

@@ -14,14 +14,15 @@ from penstock.kernels import detect_platform
 from penstock.messages import GenerateRequest, SamplingParams
 from penstock.runtime.loading.load import load_runner
 from penstock.weights.load import load_parameters
+from tests.gguf_models import write_gguf
 from tests.models.logits import Checkpoint, kernels_on, logits_of, make_prompts
 from tests.models.serving import Server, make_runner, outputs
 
 VARIANT = "qwen3_next"
 
 
-def requests(choices: int = 1) -> list[GenerateRequest]:
-    sampling = SamplingParams(seed=0, max_tokens=24, temperature=1.0, ignore_eos=True)
+def requests(choices: int = 1, temperature: float = 1.0) -> list[GenerateRequest]:
+    sampling = SamplingParams(seed=0, max_tokens=24, temperature=temperature, ignore_eos=True)
     return [
         GenerateRequest(request_id=str(i), prompt_ids=tuple(prompt), sampling=sampling, n=choices)
         for i, prompt in enumerate(make_prompts(seed=3))
@@ -47,11 +48,14 @@ def test_tokens_do_not_depend_on_the_batch_chunks_or_preemption(folder: Path, al
         assert bool(server.scheduler.stats().preemptions) == ("blocks" in settings)
 
 
+@pytest.mark.parametrize("variant", [VARIANT, "nemotron_h_moe", "nemotron_h_latent"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_the_same_to_the_bit_alone_and_in_any_chunk(dtype: str, tiny_checkpoint: Checkpoint) -> None:
+def test_logits_are_the_same_to_the_bit_alone_and_in_any_chunk(
+    dtype: str, variant: str, tiny_checkpoint: Checkpoint
+) -> None:
     if not (platform := detect_platform()).isa:
         pytest.skip("no native kernels for this machine")
-    where, prompts, kind = tiny_checkpoint(VARIANT, dtype=dtype), make_prompts(), getattr(torch, dtype)
+    where, prompts, kind = tiny_checkpoint(variant, dtype=dtype), make_prompts(), getattr(torch, dtype)
     spec = load_spec(where)
     parameters, kernels = load_parameters(where, spec, kind, progress=False), kernels_on(platform, spec, kind)
     whole = logits_of(spec, parameters, kernels, prompts, dtype=kind)
@@ -59,6 +63,20 @@ def test_logits_are_the_same_to_the_bit_alone_and_in_any_chunk(dtype: str, tiny_
         assert all(map(torch.equal, whole, logits_of(spec, parameters, kernels, prompts, chunk=chunk, dtype=kind)))
     for logits, prompt in zip(whole[-3:], prompts[-3:], strict=True):
         assert torch.equal(logits, logits_of(spec, parameters, kernels, [prompt], chunk=5, dtype=kind)[0])
+
+
+@pytest.mark.parametrize(
+    "variant", ["qwen3_next_plain", "granite_4_hybrid", "nemotron_h", "nemotron_h_moe", "nemotron_h_latent", "mamba2"]
+)
+def test_tokens_of_a_gguf_file_are_those_of_the_checkpoint(
+    variant: str, tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    where = tiny_checkpoint(variant)
+    expected, found = (
+        outputs(Server(make_runner(each)).run(requests(temperature=0.0)))
+        for each in (where, write_gguf(where, tmp_path / "model.gguf"))
+    )
+    assert found == expected
 
 
 def test_a_sequence_begins_without_what_its_row_had(folder: Path, alone: dict[Any, list[int]]) -> None:

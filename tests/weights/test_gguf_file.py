@@ -17,6 +17,7 @@ from penstock.families.checkpoint.stored import CheckpointError, StoredTensor
 from penstock.gguf import TYPES, read_gguf
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from penstock.weights.load import load_parameters
+from tests.checkpoints import STATES
 from tests.gguf_models import REFORMED, REPRESENTABLE, Written, write_gguf, writer
 
 
@@ -49,10 +50,11 @@ def test_every_value_is_the_checkpoints(written: Written, tiny_checkpoint: Calla
 
 
 def loaded_equally(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Raises unless parameters are equal; Gemma's norms but for a rounding, as the file has them with 1 added."""
+    """Raises unless parameters are equal; norms of Gemma and Qwen3-Next, which a file has with 1 added,
+    and decays, of which it has the exponential, but for a rounding."""
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
-        error = 1.2e-7 if name.endswith("norm.weight") else 0
+        error = 1.2e-7 if name.endswith("norm.weight") else 1e-6 if name.endswith("decay.weight") else 0
         torch.testing.assert_close(ours[name], expected, rtol=0, atol=error, msg=name)
 
 
@@ -66,7 +68,7 @@ def test_a_file_is_loaded_as_its_checkpoint(
     loaded_equally(ours, load_parameters(folder, load_spec(folder), torch.float32, progress=False))
 
 
-UNDIVIDED = ("llama3", "olmo2", "olmo3", "falcon")  # one KV head; a norm over all heads
+UNDIVIDED = ("llama3", "olmo2", "olmo3", "falcon", *STATES)  # one KV head; a norm over all heads; states
 
 
 @pytest.mark.parametrize("variant", [variant for variant in (*REPRESENTABLE, *REFORMED) if variant not in UNDIVIDED])

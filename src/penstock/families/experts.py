@@ -37,6 +37,8 @@ class ExpertNames:
     stored: str = ""  # the type of stacks, if they hold codes (see penstock.gguf)
     beside_mlp: Mapping[str, str] = field(default_factory=lambda: NORMS_BESIDE_MLP)
     expert_scales: str = "router.per_expert_scale"
+    experts_in: str = ""
+    experts_out: str = ""
     shared_fused: tuple[str, str] | None = None  # after `shared`: gate and up in one tensor, and down
 
 
@@ -78,20 +80,24 @@ def sparse_layers(config: HFConfig, layer: LayerSpec, moe: MoESpec, count: int) 
     return [mixture if (i + 1) % step == 0 and i not in dense else layer for i in range(count)]
 
 
-def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertNames) -> list[Parameter]:
+def expert_parameters(
+    ours: str, theirs: str, moe: MoESpec, hidden: int, names: ExpertNames, *, gated: bool
+) -> list[Parameter]:
     """The parameters `{ours}*` of a layer's mixture (see MoESpec), from the tensors `{theirs}*`."""
+    parts = ("gate_up", (names.gate, names.up)) if gated else ("up", (names.up,))
 
-    def mlps(name: str, prefixes: Sequence[str], width: int, *, biases: bool = False) -> list[Parameter]:
+    def mlps(name: str, prefixes: Sequence[str], width: int, hidden: int, *, biases: bool = False) -> list[Parameter]:
         found = []
-        halves = [(f"{theirs}{prefix}{half}", width) for prefix in prefixes for half in (names.gate, names.up)]
+        halves = [(f"{theirs}{prefix}{half}", width) for prefix in prefixes for half in parts[1]]
         downs = [(f"{theirs}{prefix}{names.down}", hidden) for prefix in prefixes]
         for kind in ("weight", "bias")[: 1 + biases]:
-            for part, columns, sources in (("gate_up", hidden, halves), ("down", width, downs)):
+            for part, columns, sources in ((parts[0], hidden, halves), ("down", width, downs)):
                 tensors = [(f"{source}.{kind}", rows) for source, rows in sources]
                 shape = (columns,) if kind == "weight" else ()
                 found.append(stacked(f"{ours}{name}.{part}.{kind}", shape, *tensors, experts=len(prefixes)))
         return found
 
+    inner = moe.experts_hidden or hidden
     held = range(moe.first_expert, moe.first_expert + moe.held)
     each = [f"{names.experts}{i}." for i in held]
     parameters = [stacked(f"{ours}router.weight", (hidden,), (f"{theirs}{names.router}.weight", moe.num_experts))]
@@ -100,13 +106,19 @@ def expert_parameters(ours: str, theirs: str, moe: MoESpec, hidden: int, names: 
     if names.stacks is not None:
         parameters += _of_stacks(f"{ours}experts.", theirs, moe, hidden, names)
     else:
-        parameters += mlps("experts", each, moe.intermediate_size, biases=moe.biases)
+        parameters += mlps("experts", each, moe.intermediate_size, inner, biases=moe.biases)
+    if moe.experts_hidden:
+        for name, tensor, rows, columns in (
+            ("experts_in", names.experts_in, inner, hidden),
+            ("experts_out", names.experts_out, hidden, inner),
+        ):
+            parameters.append(stacked(f"{ours}{name}.weight", (columns,), (f"{theirs}{tensor}.weight", rows)))
     if moe.choice_bias:
         parameters.append(stacked(f"{ours}choice.bias", (), (f"{theirs}{names.choice_bias}", moe.num_experts)))
     if moe.shared_intermediate_size and names.shared_fused is not None:
         parameters += _fused_mlp(f"{ours}shared.", f"{theirs}{names.shared}", moe, hidden, names.shared_fused)
     elif moe.shared_intermediate_size:
-        parameters += mlps("shared", [names.shared], moe.shared_intermediate_size)
+        parameters += mlps("shared", [names.shared], moe.shared_intermediate_size, hidden)
     if moe.beside_mlp:
         parameters += [
             stacked(f"{ours}{name}.weight", (), (f"{theirs}{tensor}", hidden))

@@ -245,7 +245,7 @@ class _Parameters:
         if layer.output_scale:
             parameters.append(stacked(f"{ours}output_scale.weight", (), (f"{theirs}{self.names.output_scale}", 1)))
         if layer.moe is not None and self.experts is not None:
-            parameters += expert_parameters(ours, theirs, layer.moe, self.hidden, self.experts)
+            parameters += expert_parameters(ours, theirs, layer.moe, self.hidden, self.experts, gated=layer.gated)
             if not layer.moe.beside_mlp:
                 return parameters
         if not layer.has_mlp:

@@ -16,7 +16,7 @@ ParameterKind = Literal["vector", "matrix", "gated", "vocabulary", "router", "ta
 
 @dataclass(frozen=True)
 class MoESpec:
-    """A mixture of experts: each token goes through `experts_per_token` of many gated MLPs, which a router chooses by
+    """A mixture of experts: each token goes through `experts_per_token` of many MLPs, which a router chooses by
     the largest of its scores; their outputs are weighted by these. Scores are the softmax over all logits, or with
     `sigmoid` that of each. A shared expert sees every token.
 
@@ -24,7 +24,10 @@ class MoESpec:
     - `router.weight` [num_experts, hidden], in full precision however weights are quantised; with choice_bias
       `choice.bias` [num_experts], in float32; with biases `router.bias`, `experts.gate_up.bias`, `experts.down.bias`;
     - `experts.gate_up.weight` [held * 2 * intermediate_size, hidden]: expert by expert its gate rows, then its up rows;
+    - of a layer that is not gated instead `experts.up.weight` [held * intermediate_size, hidden], `shared.up.weight`;
     - `experts.down.weight` [held * hidden, intermediate_size];
+    - with experts_hidden, which stands for hidden above, `experts_in.weight` [experts_hidden, hidden] and
+      `experts_out.weight` [hidden, experts_hidden]: the routed experts' sum goes through the second;
     - with a shared expert `shared.gate_up.weight`, `shared.down.weight`, and with a gate of its own
       `shared.gate.weight` [1, hidden], in full precision too;
     - beside an MLP the norms' weights [hidden] `router_norm` (its result is divided by sqrt(hidden)), `experts_norm`,
@@ -46,6 +49,7 @@ class MoESpec:
     biases: bool = False  # of the router and the experts
     weigh_inputs: bool = False  # an expert's input is multiplied by its weight, not its output
     beside_mlp: bool = False  # a layer has an MLP too: see LayerSpec
+    experts_hidden: int = 0  # what experts read and write has this size; 0: the model's hidden size
     first_expert: int = 0  # the experts held here are consecutive, from this one;
     local_experts: int = 0  # so many, 0: all. A token's other experts contribute nothing
 

@@ -51,7 +51,8 @@ class Experts(Protocol):
     ) -> Tensor:
         """x [tokens, hidden] to the same shape: the weighted sum of a token's experts in the order of its slots, plus
         the shared expert's output, plus the residual, in fp32. With `weigh_inputs` an expert's input is weighted, not
-        its output. The matrices are those of the experts from `first` on; all others give 0."""
+        its output. The matrices are those of the experts from `first` on; all others give 0. `gate_up` is the up
+        projection alone if it was not packed as gated."""
         ...
 
 
@@ -60,6 +61,7 @@ class ExpertMatrices:
     """The matrices of all experts, each as a provider of Linear packed it."""
 
     each: tuple[Any, ...]
+    gated: bool
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +97,7 @@ class TorchExperts:
     def pack(self, weight: Tensor, count: int, bias: Tensor | None = None, *, gated: bool = False) -> ExpertMatrices:
         biases = [None] * count if bias is None else bias.chunk(count)
         each = zip(weight.chunk(count), biases, strict=True)
-        return ExpertMatrices(tuple(self._linear.pack(matrix, own, gated=gated) for matrix, own in each))
+        return ExpertMatrices(tuple(self._linear.pack(matrix, own, gated=gated) for matrix, own in each), gated)
 
     def route(
         self,
@@ -127,13 +129,14 @@ class TorchExperts:
         weigh_inputs: bool = False,
     ) -> Tensor:
         outputs = torch.zeros(*routing.experts.shape, x.shape[1])  # fp32
+        multiply = self._linear.gated if gate_up.gated else self._linear.activated
         for expert, matrices in enumerate(zip(gate_up.each, down.each, strict=True), first):
             tokens, slots = (routing.experts == expert).nonzero(as_tuple=True)
             if len(tokens):
                 mine = x[tokens]
                 if weigh_inputs:
                     mine = (mine.float() * routing.weights[tokens, slots, None]).to(x.dtype)
-                inner = self._linear.gated(mine, matrices[0], activation)
+                inner = multiply(mine, matrices[0], activation)
                 outputs[tokens, slots] = self._linear(inner, matrices[1]).float()
         total = torch.zeros(x.shape)
         for output, weights in zip(outputs.unbind(1), routing.weights.unbind(1), strict=True):
@@ -192,6 +195,23 @@ def biased_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, 
         yield normal(tokens, hidden) * 3, routing, held, *matrices, biases, "swiglu_oai", 0, None, None, False
 
 
+def ungated_experts_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
+    """As experts_inputs, of experts without a gate."""
+    normal, floats = normals(dtype, seed), normals(torch.float32, seed + 1)
+    for tokens, activation in (
+        (0, "relu"),
+        (1, "relu"),
+        (2, "relu_squared"),
+        (9, "gelu"),
+        (75, "relu_squared"),
+    ):
+        held, hidden, width, slots = 7, 40, 25, 3
+        matrices = normal(held * width, hidden) / hidden**0.5, normal(held * hidden, width) / width**0.5
+        routing = TorchExperts(TorchLinear()).route(floats(tokens, held), slots, normalize=True)
+        shared = SharedExpertOutput(normal(tokens, hidden), None) if tokens > 1 else None
+        yield normal(tokens, hidden), routing, held, *matrices, (None, None), activation, 0, shared, None, False
+
+
 def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
     logits, slots, normalize, scoring, bias, scales = arguments
     options = {"normalize": normalize, "scoring": scoring, "bias": bias, "scales": scales}
@@ -202,6 +222,7 @@ def run_route(experts: Any, arguments: tuple[Any, ...]) -> Routing:
 def run_experts(experts: Any, arguments: tuple[Any, ...]) -> Tensor:
     x, routing, count, gate_up, down, biases, activation, first, shared, residual, weigh_inputs = arguments
     options = {"first": first, "shared": shared, "residual": residual, "weigh_inputs": weigh_inputs}
-    matrices = experts.pack(gate_up, count, biases[0], gated=True), experts.pack(down, count, biases[1])
+    gated = len(gate_up) == 2 * down.shape[1] * count
+    matrices = experts.pack(gate_up, count, biases[0], gated=gated), experts.pack(down, count, biases[1])
     result: Tensor = experts(x, routing, *matrices, activation, **options)
     return result

@@ -50,6 +50,7 @@ from penstock.kernels.moe import (
     route_inputs,
     run_experts,
     run_route,
+    ungated_experts_inputs,
 )
 from penstock.kernels.native.attention import NativeAttention, NativeLatentAttention
 from penstock.kernels.native.linear import NativeLinear
@@ -171,6 +172,8 @@ EMBEDDING = Op("embedding", _TORCH_LINEAR, EXACT, embedding_inputs, _LINEAR, run
 ROUTE = Op("route", _TORCH_EXPERTS, ROUNDING, route_inputs, _EXPERTS, run_route)
 EXPERTS = Op("experts", _TORCH_EXPERTS, _TWICE, experts_inputs, _EXPERTS, run_experts)
 BIASED_EXPERTS = Op("biased_experts", _TORCH_EXPERTS, _TWICE, biased_experts_inputs, _EXPERTS, run_experts)
+# Of models that are not on a GPU yet.
+UNGATED_EXPERTS = Op("ungated_experts", _TORCH_EXPERTS, _TWICE, ungated_experts_inputs, _EXPERTS[:1], run_experts)
 STORE_KV = Op("store_kv", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, store_inputs, _ATTENTION, run_store)
 PAGED_ATTENTION = Op(
     "paged_attention", _TORCH_ATTENTION, _SEVERAL_ROUNDINGS, attention_inputs, _ATTENTION, run_attention
@@ -210,6 +213,7 @@ OPS: tuple[Op, ...] = (
         ROUTE,
         EXPERTS,
         BIASED_EXPERTS,
+        UNGATED_EXPERTS,
         STORE_KV,
         PAGED_ATTENTION,
         BIDIRECTIONAL_ATTENTION,

@@ -47,14 +47,16 @@ class Mixture:
     router: Any
     choice_bias: Tensor | None  # fp32 [experts]
     expert_scales: Tensor | None  # fp32 [experts]
-    gate_up: Any  # of all experts
+    gate_up: Any  # of all experts; the up projection alone if they are not gated
     down: Any  # of all experts
     shared: MLP | None
     shared_gate: Any | None
+    inputs: Any | None  # makes the experts' inputs of hidden states
+    outputs: Any | None  # makes hidden states of the experts' outputs
 
     @property
     def nbytes(self) -> int:
-        parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate)
+        parts = (self.router, self.gate_up, self.down, self.shared, self.shared_gate, self.inputs, self.outputs)
         vectors = (self.choice_bias, self.expert_scales)
         return sum(part.nbytes for part in (*parts, *vectors) if part is not None)
 
@@ -76,6 +78,12 @@ class Mixture:
             bias=self.choice_bias,
             scales=self.expert_scales,
         )
+        if self.outputs is not None:
+            beside = residual if self.shared is None else self.shared(kernels, x, residual)
+            narrow = linear(x, self.inputs)
+            return linear(
+                kernels.experts(narrow, routing, self.gate_up, self.down, self.activation), self.outputs, beside
+            )
         shared = None
         if self.shared is not None:
             gate = None if self.shared_gate is None else linear.logits(x, self.shared_gate)
@@ -115,8 +123,10 @@ def make_mixture(spec: LayerSpec, moe: MoESpec, parameters: LayerParameters, sca
         parameters.matrix("router"),
         parameters.vector("choice", "bias") if moe.choice_bias else None,
         parameters.vector("expert_scales") if moe.beside_mlp else None,
-        parameters.experts("experts.gate_up", moe.held, gated=True),
+        parameters.experts("experts.gate_up" if spec.gated else "experts.up", moe.held, gated=spec.gated),
         parameters.experts("experts.down", moe.held),
         _mlp("shared.", spec, parameters, scale) if moe.shared_intermediate_size else None,
         parameters.matrix("shared.gate") if moe.shared_gate else None,
+        parameters.matrix("experts_in") if moe.experts_hidden else None,
+        parameters.matrix("experts_out") if moe.experts_hidden else None,
     )

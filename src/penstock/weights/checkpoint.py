@@ -77,7 +77,7 @@ def check_tensors(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
 
 
 def _check_types(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
-    """Only matrices may be quantised, and only float32 values can be shifted."""
+    """Only matrices may be quantised, and only float32 values can be shifted or have a logarithm."""
     loadable = {*LOADABLE, *TYPES}
     vectors = {source.name for p in spec.parameters if p.kind == "vector" for source in p.sources}
     types = {source.name: tensors[source.name].dtype for p in spec.parameters for source in p.sources}
@@ -89,6 +89,8 @@ def _check_types(spec: ModelSpec, tensors: dict[str, StoredTensor]) -> None:
     refuse_tensors(f"has norms or biases that are quantised (supported: {', '.join(LOADABLE)}):", quantized)
     shifted = [f"{name} ({kind})" for name, kind in types.items() if kind != "F32" and tensors[name].shift]
     refuse_tensors("has norms with 1 added in another type than F32:", shifted)
+    decays = [f"{name} ({kind})" for name, kind in types.items() if kind != "F32" and tensors[name].logarithm]
+    refuse_tensors("has decays of states in another type than F32:", decays)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -38,8 +38,10 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
         name, stored = hf_tensor_name(architecture, tensor.name), _stored(tensor)
         if is_interleaved(architecture, tensor.name):
             stored = replace(stored, rotary_dim=rotary)
-        if architecture in SHIFTED and name.endswith("norm.weight"):
+        if architecture in SHIFTED and name.endswith("norm.weight") and ".ssm_" not in tensor.name:
             stored = replace(stored, shift=-1.0)
+        if ".ssm_" in tensor.name:
+            stored = _of_state(stored)
         if name.endswith(".shared_expert_gate.weight") and len(stored.shape) == 1:
             stored = replace(stored, shape=(1, *stored.shape))
         if name.endswith(_BY_HEAD):
@@ -57,6 +59,15 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
 
 def _stored(tensor: GgufTensor) -> StoredTensor:
     return StoredTensor(tensor.name, tensor.path, tensor.type.name, tensor.shape, tensor.offset, tensor.size)
+
+
+def _of_state(stored: StoredTensor) -> StoredTensor:
+    """A tensor of a layer with a state. A file has other shapes of the convolution and of vectors."""
+    if stored.name.endswith(".ssm_conv1d.weight") and len(stored.shape) == 2:
+        return replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
+    if stored.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+        return replace(stored, shape=(math.prod(stored.shape),), logarithm=stored.name.endswith(".ssm_a"))
+    return stored
 
 
 def _experts(stored: StoredTensor, *, vectors: bool) -> Iterator[StoredTensor]:

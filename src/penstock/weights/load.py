@@ -133,6 +133,8 @@ def _read_all(
                 rows = buffer.view(DTYPES[source.dtype])
                 if source.shift:
                     rows += source.shift
+                if source.logarithm:
+                    rows.neg_().log_()
                 own.put(read.packer, read.target, _shaped(rows, read))
             elif source.scales is not None:
                 own.put(read.packer, read.target, _shaped(_scaled(read, buffer, source.scales, files), read))

@@ -25,6 +25,7 @@ class StoredTensor:
     size: int
     rotary_dim: int = 0
     shift: float = 0.0  # to add to the values, which are F32: the file has Gemma's norms with 1 added
+    logarithm: bool = False  # values are log(-x) of the file's, which are F32: it has -exp(A_log) of layers with states
     exponents: "StoredTensor | None" = None  # of a pair of tensors that are one of MXFP4: see stacks.py
     scales: "Scales | None" = None  # of codes of FP8: see fp8.py
 

@@ -7,11 +7,12 @@ from typing import Any
 from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.keys import GgufKeys
 from penstock.families.gguf.rope import rope_scaling
+from penstock.families.gguf.states import FAMILIES as STATES
 from penstock.families.hf_config import UnsupportedModel
 
 # Architectures whose q, k and v are one tensor, and those that rotate a part of a head.
-FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon"})
-PARTIAL = frozenset({"phi3", "gptneox", "glm4", "glm4moe"})
+FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon", "qwen3next"})
+PARTIAL = frozenset({"phi3", "gptneox", "glm4", "glm4moe", "qwen3next", "nemotron_h", "nemotron_h_moe"})
 
 
 def _llama(keys: GgufKeys) -> dict[str, Any]:
@@ -298,5 +299,6 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "gptneox": _gpt_neox,
         "falcon": _falcon,
         "gpt-oss": _gpt_oss,
+        **STATES,
     }
 )

@@ -10,6 +10,7 @@ from penstock.families.gguf.architectures import FAMILIES, FUSED, PARTIAL
 from penstock.families.gguf.keys import WHERE, GgufKeys, plain, shortest
 from penstock.families.gguf.names import INTERLEAVED, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from penstock.families.gguf.rope import llama3_scaling, rope_scaling
+from penstock.families.gguf.states import FAMILIES as STATES
 from penstock.families.hf_config import UnsupportedModel
 from penstock.families.wrong_models import unknown_gguf
 from penstock.gguf import GgufError, GgufFile, read_floats
@@ -75,29 +76,38 @@ def _common(keys: GgufKeys) -> dict[str, Any]:
         raise UnsupportedModel("there is no tensor token_embd.weight: a vocabulary only; name a file with weights")
     if keys.has("attn_qkv.weight") and keys.architecture not in FUSED:
         raise UnsupportedModel("blk.0.attn_qkv.weight: q, k and v are one tensor; convert the model without --fuse-qkv")
-    heads, size = keys.integer("attention.head_count"), keys.head_dim
-    rotated = keys.integer("rope.dimension_count", size)
-    if rotated != size and keys.architecture not in PARTIAL:
-        raise keys.all.unsupported(keys.key("rope.dimension_count"), rotated, f"{size}, the size of a head")
     centered = keys.all.get(keys.key("attention.layer_norm_epsilon")) is not None
     eps = keys.all.number(keys.key(f"attention.layer_norm_{'' if centered else 'rms_'}epsilon"))
+    width = keys.largest("feed_forward_length") if keys.architecture in STATES else keys.integer("feed_forward_length")
     return {
         "num_hidden_layers": keys.layers,
         "hidden_size": keys.integer("embedding_length"),
-        "intermediate_size": keys.integer("feed_forward_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": size,
+        "intermediate_size": width,
+        **({} if keys.architecture == "mamba2" else _attention(keys)),
         "max_position_embeddings": keys.integer("context_length"),
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), eps),
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(keys),
-        # Half an element more, so that the product with the size is not less than the number for rounding.
-        "partial_rotary_factor": 1.0 if rotated == size else (rotated + 0.5) / size,
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in keys.tensors,
         "dtype": _dtype(keys),
         "gguf": True,
+    }
+
+
+def _attention(keys: GgufKeys) -> dict[str, Any]:
+    heads, size = keys.integer("attention.head_count"), keys.head_dim
+    rotated = keys.integer("rope.dimension_count", size)
+    if rotated != size and keys.architecture not in PARTIAL:
+        raise keys.all.unsupported(keys.key("rope.dimension_count"), rotated, f"{size}, the size of a head")
+    kv_heads = "attention.head_count_kv"
+    each = keys.largest(kv_heads) if keys.architecture in STATES else keys.integer(kv_heads, heads)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": each or heads,  # 0 in layers with a state, if all have one
+        "head_dim": size,
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(keys),
+        # Half an element more, so that the product with the size is not less than the number for rounding.
+        "partial_rotary_factor": 1.0 if rotated == size else (rotated + 0.5) / size,
     }
 
 

@@ -1,6 +1,7 @@
 """The metadata of a GGUF file, read key by key."""
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.families.hf_config import MAX_INTEGER, HFConfig
@@ -69,6 +70,20 @@ class GgufKeys:
     @property
     def layers(self) -> int:
         return self.integer("block_count", most=MAX_LAYERS)
+
+    def largest(self, name: str) -> int:
+        """The largest value of a key that has one for each layer, or one for all."""
+        value = self.get(name)
+        if isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value):
+            return max(int(each) for each in value)
+        return self.integer(name, least=0)
+
+    def kinds(self, tensors: Mapping[str, str], other: str, count: int) -> list[str]:
+        """The kind of each of `count` layers, by a tensor that layers of this kind have; `other` without any."""
+        return [
+            next((kind for tensor, kind in tensors.items() if f"blk.{i}.{tensor}" in self.tensors), other)
+            for i in range(count)
+        ]
 
     def has(self, tensor: str) -> bool:
         """Whether the first layer has a tensor."""

@@ -9,11 +9,12 @@ from penstock.families.spec import ModelSpec, Parameter
 from penstock.gguf import GgufFile
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
-_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z_.]+|attn_norm_2)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z][a-z0-9_.]*?)(?:\.(weight|bias))?")
 
 # Before the layers, and after them; and what stands before the number of a layer.
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TRANSFORMER = {"token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head"}
+_BACKBONE = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 _OUTER_OF: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "gpt2": {**_TRANSFORMER, "position_embd": "transformer.wpe"},
@@ -23,9 +24,15 @@ _OUTER_OF: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "output_norm": "gpt_neox.final_layer_norm",
             "output": "embed_out",
         },
+        **dict.fromkeys(("mamba2", "nemotron_h", "nemotron_h_moe"), _BACKBONE),
     }
 )
-_LAYERS_OF = {"gpt2": "transformer.h.", "falcon": "transformer.h.", "gptneox": "gpt_neox.layers."}
+_LAYERS_OF = {
+    "gpt2": "transformer.h.",
+    "falcon": "transformer.h.",
+    "gptneox": "gpt_neox.layers.",
+    **dict.fromkeys(("mamba2", "nemotron_h", "nemotron_h_moe"), "backbone.layers."),
+}
 _LLAMA = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -87,6 +94,14 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_NEXT = {  # of layers that predict a token further on
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 _GLM4_MOE = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.gate",
@@ -97,12 +112,7 @@ _GLM4_MOE = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "nextn.eh_proj": "eh_proj",
-    "nextn.embed_tokens": "embed_tokens",
-    "nextn.enorm": "enorm",
-    "nextn.hnorm": "hnorm",
-    "nextn.shared_head_head": "shared_head.head",
-    "nextn.shared_head_norm": "shared_head.norm",
+    **_NEXT,
 }
 _DEEPSEEK = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -153,6 +163,43 @@ _FALCON = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+
+
+def _mamba(mixer: str) -> dict[str, str]:
+    """The tensors of a layer with a state of Mamba 2, which a checkpoint calls so."""
+    names = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_norm": "norm", "ssm_out": "out_proj"}
+    names |= {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
+    return {ours: f"{mixer}.{theirs}" for ours, theirs in names.items()}
+
+
+_QWEN3_NEXT = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",  # in_proj_qkvz of a checkpoint in two
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    **_mamba("linear_attn"),
+    **_NEXT,
+}
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.{}.up_proj",
+    "ffn_down_exps": "mixer.experts.{}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+    "ffn_norm": "post_attention_layernorm",  # of a layer that predicts a token further on, as are the following
+    **_mamba("mixer"),
+    **_NEXT,
+}
 _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "llama": _LLAMA | _MIXTRAL,
@@ -180,6 +227,11 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gptneox": _GPT_NEOX,
         "falcon": _FALCON,
         "gpt-oss": _LLAMA | _GPT_OSS,
+        "qwen3next": _LLAMA | _QWEN_MOE | _QWEN3_NEXT,
+        "granitehybrid": _LLAMA | _GRANITE_MOE | _mamba("mamba"),
+        "nemotron_h": _NEMOTRON_H,
+        "nemotron_h_moe": _NEMOTRON_H,
+        "mamba2": {"attn_norm": "norm"} | _mamba("mixer"),
     }
 )
 
@@ -189,9 +241,11 @@ ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
 )
 
 # Architectures whose q and k llama.cpp's conversion permutes, so that the pairs that rope rotates lie side by side.
-INTERLEAVED = frozenset({"llama", "mistral3", "granite", "granitemoe", "smollm3"})
+INTERLEAVED = frozenset(
+    {"llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "nemotron_h", "nemotron_h_moe"}
+)
 
-SHIFTED = frozenset({"gemma", "gemma2", "gemma3"})  # whose norms are stored with 1 added
+SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next"})  # whose norms are stored with 1 added
 
 
 def hf_tensor_name(architecture: str, name: str) -> str:
@@ -207,7 +261,9 @@ def hf_tensor_name(architecture: str, name: str) -> str:
     names, layer = _BY_ARCHITECTURE.get(architecture, {}), f"{_LAYERS_OF.get(architecture, 'model.layers.')}{number}"
     if f"{own}.{kind}" in names:
         return f"{layer}.{names[f'{own}.{kind}']}"
-    return f"{layer}.{names[own]}.{kind}" if own in names else name
+    if own not in names:
+        return name
+    return f"{layer}.{names[own]}.{kind}" if kind else f"{layer}.{names[own]}"
 
 
 def is_interleaved(architecture: str, name: str) -> bool:

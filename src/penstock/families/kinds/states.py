@@ -73,18 +73,19 @@ class RecurrentSpec:
 
 
 def delta_net_parameters(
-    ours: str, theirs: str, spec: RecurrentSpec, hidden: int, *, by_key_head: bool
+    ours: str, theirs: str, spec: RecurrentSpec, hidden: int, *, by_key_head: bool, divided: bool = False
 ) -> list[Parameter]:
     """The parameters of a layer's delta net. With `by_key_head` two tensors hold queries, keys, values and gates, and
-    the rates, those of each key head together; else there are four."""
+    the rates, those of each key head together; else there are four. With `divided` the gates are a tensor of their
+    own in any case, as in GGUF files."""
+    shared = spec.value_heads // spec.key_heads
+    sizes = {"qkv": spec.channels, "z": spec.value_width}
+    inputs = [TensorSource(f"{theirs}in_proj_{name}", 0, rows) for name, rows in sizes.items()]
     if by_key_head:
-        shared = spec.value_heads // spec.key_heads
         widths = (spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim)
-        inputs = _by_head(f"{theirs}in_proj_qkvz", spec.key_heads, widths)
+        inputs = inputs if divided else _by_head(f"{theirs}in_proj_qkvz", spec.key_heads, widths)
         rates = _by_head(f"{theirs}in_proj_ba", spec.key_heads, (shared, shared))
     else:
-        sizes = {"qkv": spec.channels, "z": spec.value_width}
-        inputs = [TensorSource(f"{theirs}in_proj_{name}", 0, rows) for name, rows in sizes.items()]
         rates = [TensorSource(f"{theirs}in_proj_{name}", 0, spec.value_heads) for name in "ba"]
     return _parameters(ours, theirs, spec, hidden, inputs, rates, [TensorSource("conv1d", 0, spec.channels)])
 

@@ -9,7 +9,7 @@ from penstock.config.weights import INT8, WeightFormat
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
-from penstock.kernels.native.structs import BF16, EPILOGUES, F32, UNGATED, EmbeddingOp, LinearOp
+from penstock.kernels.native.structs import BF16, F32, EmbeddingOp, LinearOp, epilogue
 
 DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
 UNQUANTIZED: dict[torch.dtype, WeightFormat] = {torch.float32: F32_FORMAT, torch.bfloat16: BF16_FORMAT}
@@ -34,10 +34,10 @@ class NativeLinear:
         return self._multiply(x, weight, residual, 0, weight.n, x.dtype, scale)
 
     def gated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
-        return self._multiply(x, weight, None, EPILOGUES.index(activation), weight.n // 2, x.dtype)
+        return self._multiply(x, weight, None, epilogue(activation, gated=True), weight.n // 2, x.dtype)
 
     def activated(self, x: Tensor, weight: PackedWeight, activation: str) -> Tensor:
-        return self._multiply(x, weight, None, len(EPILOGUES) + UNGATED.index(activation), weight.n, x.dtype)
+        return self._multiply(x, weight, None, epilogue(activation, gated=False), weight.n, x.dtype)
 
     def by_head(self, x: Tensor, weight: PackedWeight, heads: int) -> Tensor:
         return self._multiply(x, weight, None, 0, weight.n, x.dtype, heads=heads)
@@ -59,7 +59,7 @@ class NativeLinear:
         x: Tensor,
         weight: PackedWeight,
         residual: Tensor | None,
-        epilogue: int,
+        activation: int,
         width: int,
         out_dtype: torch.dtype,
         scale: float = 1.0,
@@ -74,7 +74,7 @@ class NativeLinear:
             None if weight.bias is None else weight.bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             out.data_ptr(),
-            epilogue,
+            activation,
             DTYPES[x.dtype],
             DTYPES[out_dtype],
             scale,

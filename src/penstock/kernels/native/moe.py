@@ -7,7 +7,7 @@ from penstock.kernels.native.linear import DTYPES, UNQUANTIZED
 from penstock.kernels.native.pack import pack, with_bias
 from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.session import Session
-from penstock.kernels.native.structs import EPILOGUES, ExpertsOp, RouteOp
+from penstock.kernels.native.structs import ExpertsOp, RouteOp, epilogue
 from penstock.kernels.routing import SOFTMAX, Routing, Scoring, SharedExpertOutput
 
 
@@ -89,7 +89,7 @@ class NativeExperts:
             routing.experts.shape[1],
             first,
             gate_up.count,
-            EPILOGUES.index(activation),
+            epilogue(activation, gated=gate_up.gated),
             weigh_inputs,
             DTYPES[x.dtype],
         )

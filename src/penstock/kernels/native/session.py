@@ -23,6 +23,7 @@ from penstock.kernels.native.structs import (
     OPS,
     AnyOp,
     CacheOp,
+    ExpertsOp,
     GateOp,
     LatentOp,
     LinearOp,
@@ -179,7 +180,8 @@ def _at(tensor: Tensor) -> Tensor:
 def _labels(ops: Sequence[AnyOp]) -> list[str]:
     """Label ops. A product is recognised by the ops around it: "qkv" comes before the cache op, "output" after
     attention, "down" after the gated one; a mixture's router and shared gate come before and after the routing; "rates"
-    and before them "input" come before a recurrence, and "latents" are all products that make them and queries."""
+    and before them "input" come before a recurrence, "experts_in" and "experts_out" around experts of another
+    width, and "latents" are all products that make them and queries."""
     labels: list[str] = []
     last = ""
     for i, op in enumerate(ops):
@@ -189,6 +191,10 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
                 label = "gate_up"
             elif op.heads > 1:
                 label = "by_head"
+            elif last == "down" and isinstance(ops[i + 1], ExpertsOp):
+                label = "experts_in"
+            elif i and isinstance(ops[i - 1], ExpertsOp):
+                label = "experts_out"
             elif last not in _INSIDE and _makes_latents(ops, i):
                 label = "latents"
             elif (following := _BEFORE.get(type(ops[i + 1])) if i + 1 < len(ops) else None) is not None:

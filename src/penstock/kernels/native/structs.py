@@ -13,6 +13,11 @@ EPILOGUES = ("", "silu", "gelu_tanh", "gelu", "swiglu_oai")  # of gated weights,
 UNGATED = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared")  # and those that follow
 
 
+def epilogue(activation: str, *, gated: bool) -> int:
+    """The number of an activation in Epilogue."""
+    return EPILOGUES.index(activation) if gated else len(EPILOGUES) + UNGATED.index(activation)
+
+
 class Format(ctypes.Structure):
     _fields_ = (
         ("scheme", c_int32),

@@ -20,8 +20,8 @@ COLUMNS = 1024  # per program of the sum
 
 
 class TritonExperts:
-    """Provides Experts (see kernels/moe.py) for dense weights and for those of weights.py. With `fixed`, the bits of a
-    row do not depend on the number of rows."""
+    """Provides Experts (see kernels/moe.py) with gated matrices, for dense weights and for those of weights.py. With
+    `fixed`, the bits of a row do not depend on the number of rows."""
 
     def __init__(self, *, fixed: bool = False) -> None:
         self._fixed = fixed

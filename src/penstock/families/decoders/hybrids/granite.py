@@ -36,7 +36,8 @@ def granite_4(config: HFConfig) -> ModelSpec:
     shared = config.integer("shared_intermediate_size", 1024)
     layer = _layer(config, rope_spec=rope(config) if turned else NO_ROPE, intermediate_size=shared)
     parameters = parameters_of_kinds("mamba", mamba_parameters)
-    names: dict[str, Any] = {"names": _SHARED, "attention_parameters": parameters}
+    shared_names = NAMES if config.flag("gguf") else _SHARED  # llama.cpp's conversion divides what is fused
+    names: dict[str, Any] = {"names": shared_names, "attention_parameters": parameters}
     if config.integer("num_local_experts", 8, least=0):
         layer, names = _mixture(config, layer), {"experts": _EXPERTS, "attention_parameters": parameters}
     states: dict[str, Any] = dict.fromkeys(("attention", "full_attention"))

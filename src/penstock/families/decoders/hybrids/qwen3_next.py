@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.families.decoders.hybrids.shared import layers_of_kinds, parameters_of_kinds
+from penstock.families.decoders.hybrids.shared import after_last, layers_of_kinds, parameters_of_kinds
 from penstock.families.experts import ExpertNames, moe_spec, sparse_layers
 from penstock.families.hf_config import HFConfig
 from penstock.families.kinds.states import RecurrentSpec, delta_net_parameters
@@ -51,10 +51,14 @@ def _spec(
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(len(layers))]
     kinds = config.texts("layer_types") or default
     layers = layers_of_kinds(config, layers, kinds, {"linear_attention": net, "full_attention": None})
-    made = parameters_of_kinds("linear_attn", partial(delta_net_parameters, by_key_head=by_key_head))
+    made = parameters_of_kinds(
+        "linear_attn", partial(delta_net_parameters, by_key_head=by_key_head, divided=config.flag("gguf"))
+    )
     tensors: dict[str, Any] = {"names": names, "experts": ExpertNames(), "attention_parameters": made}
     spec = decoder_spec(config, family, layers, norm_offset=1.0, **tensors)
-    return replace(spec, ignored_tensors=(*spec.ignored_tensors, "mtp.*"))
+    return replace(
+        spec, ignored_tensors=(*spec.ignored_tensors, "mtp.*", *after_last(config, names.layers, len(layers)))
+    )
 
 
 def _delta_net(config: HFConfig) -> RecurrentSpec:

@@ -29,6 +29,11 @@ def layers_of_kinds(
     return made
 
 
+def after_last(config: HFConfig, layers: str, count: int) -> tuple[str, ...]:
+    """The pattern of the tensors of a GGUF file's layer after the last one, which predicts a token further on."""
+    return (f"{layers}{count}.*",) if config.flag("gguf") else ()
+
+
 def parameters_of_kinds(
     name: str, of_state: Callable[[str, str, RecurrentSpec, int], list[Parameter]]
 ) -> AttentionParameters:
