@@ -201,6 +201,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
         },
     ),
+    "llama4_chunks": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 96,
+            "head_dim": 16,
+            "attention_chunk_size": 21,
+            "floor_scale": 13,
+            "attn_scale": 0.3,
+        },
+    ),
     "llama_yarn": ("Llama", {"rope_parameters": _YARN_ROPE, "head_dim": 32, "tie_word_embeddings": False}),
     "llama_dynamic": ("Llama", {"rope_parameters": _DYNAMIC_ROPE, "tie_word_embeddings": False}),
     "gemma": ("Gemma", {"head_dim": 24, "tie_word_embeddings": True}),
@@ -239,6 +251,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "factor": 2.0,
             },
             "tie_word_embeddings": False,
+        },
+    ),
+    "ministral3_far": (
+        "Ministral3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                **_YARN_ROPE,
+                "llama_4_scaling_beta": 0.3,
+                "original_max_position_embeddings": 16,
+                "factor": 16.0,
+            },
         },
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
