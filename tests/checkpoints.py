@@ -259,7 +259,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
             "rope_parameters": {
                 **_YARN_ROPE,
-                "llama_4_scaling_beta": 0.3,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
                 "original_max_position_embeddings": 16,
                 "factor": 16.0,
             },

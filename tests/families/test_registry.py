@@ -38,7 +38,7 @@ LLAMA: dict[str, Any] = {
 
 
 ONLY_VERSION_5 = (
-    *("gemma3_linear", "ministral", "ministral3", "granite_4", "granite_4_dense"),
+    *("gemma3_linear", "ministral", "ministral3", "ministral3_far", "granite_4", "granite_4_dense"),
     *("granite_4_hybrid", "granite_4_mamba", "qwen3_next", "qwen3_5_moe"),
     *("gemma4", "gemma4_moe", "gemma4_separate", "gemma4_shared"),
 )
