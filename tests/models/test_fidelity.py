@@ -47,7 +47,7 @@ def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("variant", ["llama4_chunks", "ministral3_far"])
 def test_positions_many_chunks_away(variant: str, seed: int, tmp_path: Path) -> None:
-    """Prompts of up to eleven chunks, and of up to twenty steps of the queries' temperature. Full attention over more
+    """Prompts of up to eleven chunks, and of up to nineteen steps of the queries' temperature. Full attention over more
     tokens differs by fp32's own error."""
     folder, model = write_tiny_checkpoint(variant, tmp_path, seed=seed), tiny_model(variant, seed=seed)
     source = random.Random(seed)

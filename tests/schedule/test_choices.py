@@ -7,7 +7,7 @@ from tests.schedule.simulated import request, simulation
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("windows", [(0,), (0, 8), (0, Window(8, chunked=True))])
+@pytest.mark.parametrize("windows", [(0,), (0, 8), (0, Window(11, chunked=True))])
 @pytest.mark.parametrize("length", [1, 3, 4, 10, 16])
 def test_choices_share_the_prompt(caching: bool, windows: tuple[int | Window, ...], length: int) -> None:
     sim = simulation(windows=windows, enable_prefix_caching=caching)
