@@ -18,6 +18,7 @@ from penstock.engine.processors import running_on
 from penstock.kernels import AttentionBatch
 from penstock.kernels.native.attention import NativeLatentAttention
 from penstock.kernels.native.session import native_session
+from penstock.messages import Window
 from penstock.runtime.pages import allocate
 
 HEADS = {"DeepSeek V2 Lite, Moonlight": 16, "DeepSeek V3": 128}
@@ -44,7 +45,7 @@ def main() -> None:
                 pages.normal_()
                 tables = np.random.default_rng(0).permutation(sequences * blocks).reshape(sequences, blocks)
                 lens = np.full(sequences, context)
-                batch = AttentionBatch(BLOCK, 0, np.arange(sequences + 1), lens, tables)
+                batch = AttentionBatch(BLOCK, Window(), np.arange(sequences + 1), lens, tables)
                 prepared = attention.prepare(batch, pages[0])
                 query = torch.randn(sequences, heads, WIDTH).bfloat16()
                 with session.record() as program:

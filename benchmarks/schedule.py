@@ -18,7 +18,16 @@ from typing import Any
 
 from results import parser, write
 
-from penstock.messages import Capacity, GenerateRequest, KVGroup, SamplingParams, SequenceResult, StepPlan, StepResult
+from penstock.messages import (
+    Capacity,
+    GenerateRequest,
+    KVGroup,
+    SamplingParams,
+    SequenceResult,
+    StepPlan,
+    StepResult,
+    Window,
+)
 from penstock.schedule import Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 16
@@ -78,7 +87,7 @@ def conversation_request(number: int, rng: random.Random) -> GenerateRequest:
 def scheduler_for(running: int, windows: tuple[int, ...], depth: int, drafts: int) -> Scheduler:
     """A scheduler with enough blocks that no sequence is preempted."""
     blocks = 1 + running * MAX_MODEL_LEN // BLOCK_SIZE
-    groups = tuple(KVGroup(blocks, window) for window in windows)
+    groups = tuple(KVGroup(blocks, Window(window)) for window in windows)
     config = SchedulerConfig(
         max_num_seqs=running,
         max_num_batched_tokens=max(2048, running * (1 + drafts)),

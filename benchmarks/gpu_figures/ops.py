@@ -23,6 +23,7 @@ from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.sampling.choose import choose
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight, pack
+from penstock.messages import Window
 
 FLUSH = 256 << 20  # least bytes of all copies of an op's inputs together: several times a cache of 60 MB
 MOST_COPIES = 32
@@ -225,7 +226,7 @@ def _attention_op(
         keys, values = _pages(1 + count * each, kv_heads, head_dim, dtype, device)
         tables = 1 + np.random.default_rng(0).permutation(count * each).reshape(count, each)
         start, contexts = np.arange(count + 1) * queries, np.full(count, context)
-        prepared = attention.prepare(AttentionBatch(BLOCK, 0, start, contexts, tables), keys)
+        prepared = attention.prepare(AttentionBatch(BLOCK, Window(), start, contexts, tables), keys)
         query = _normal(device, count * queries, heads, head_dim)
         return lambda: attention(query, keys, values, prepared, head_dim**-0.5)
 

@@ -32,6 +32,7 @@ from penstock.kernels.native.structs import (
     RotationOp,
     RouteOp,
 )
+from penstock.messages import Window
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,11 @@ def op_cost(op: Any) -> OpCost:
             rows = _cell(op.rows)
             return OpCost(rows * op.width * size * (4 if op.residual else 2), 0.0)
         case RotationOp():
-            return OpCost(_cell(op.rows) * (8 + 8 * op.half), 0.0)
+            return OpCost(_cell(op.rows) * (8 + (16 if op.every else 8) * op.half), 0.0)
         case CacheOp():
             rows, heads = _cell(op.rows), op.heads + 2 * op.kv_heads
             moved = (heads + op.heads) * op.head_dim * size + 2 * op.kv_heads * _page_bytes(op)
-            return OpCost(rows * (moved + 4 * op.head_dim), 0.0)
+            return OpCost(rows * (moved + 4 * op.rotation_stride), 0.0)
         case AttentionOp():
             return _attention(op, size)
         case RouteOp():
@@ -132,10 +133,10 @@ def _attention(op: AttentionOp, size: int) -> OpCost:
     for sequence in sequences.tolist():
         length = int(starts[sequence + 1] - starts[sequence])
         context = int(contexts[sequence])
-        seen = np.arange(context - length, context) + 1
-        if op.window:
-            seen = np.minimum(seen, op.window)
-        read += int(seen[0]) + length - 1
+        at = np.arange(context - length, context)
+        first = Window(op.window, bool(op.chunked)).first_seen(at)
+        seen = at + 1 - first
+        read += context - int(first[0])
         pairs += int(seen.sum())
         queries += length
     kept, widths = (2 if op.values else 1) * op.kv_heads * _page_bytes(op), op.head_dim + op.value_dim

@@ -29,6 +29,7 @@ from penstock.kernels.native.pack import pack
 from penstock.kernels.native.packing import PackedWeight, packed_weight
 from penstock.kernels.native.session import Program, Session
 from penstock.kernels.routing import Routing
+from penstock.messages import Window
 
 # Weights packed from floats, and random codes in formats of GGUF files (Q8_0's is int8).
 FORMATS = {"f32": F32, "bf16": BF16, "int16": INT16, "int8": INT8, "int4": int4_format(32)}
@@ -339,7 +340,7 @@ def _attention_case(
     def record(program: Program, i: int) -> Tensor:
         tables = order[np.arange(i * sequences * blocks, (i + 1) * sequences * blocks) % len(order)]
         contexts = np.full(sequences, context)
-        batch = AttentionBatch(BLOCK, 0, starts, contexts, tables.reshape(sequences, blocks))
+        batch = AttentionBatch(BLOCK, Window(), starts, contexts, tables.reshape(sequences, blocks))
         prepared = attention.prepare(batch, pages[:, 0])
         return attention(_input(program, query), pages[:, 0], pages[:, 1], prepared, HEAD_DIM**-0.5)
 

@@ -18,6 +18,7 @@ from penstock.kernels.native.moe import NativeExperts
 from penstock.kernels.native.norm import NativeNorm
 from penstock.kernels.native.pack import pack
 from penstock.kernels.native.session import Program, native_session
+from penstock.messages import Window
 
 BF16 = torch.bfloat16
 
@@ -92,8 +93,8 @@ def test_a_mixture_reads_the_experts_that_were_chosen() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "vector"), [(BF16, 64), (torch.int8, 36)])
-@pytest.mark.parametrize("window", [0, 20])
-def test_attention_reads_what_its_queries_see(dtype: torch.dtype, vector: int, window: int) -> None:
+@pytest.mark.parametrize("window", [Window(), Window(20), Window(40, chunked=True)])
+def test_attention_reads_what_its_queries_see(dtype: torch.dtype, vector: int, window: Window) -> None:
     """A decode at 600 tokens, whose segments are split, and a chunk of 10 tokens at 50."""
     heads, kv_heads, dim = 4, 2, 32
     pages = torch.zeros(64, 2, kv_heads, 16, vector if dtype == torch.int8 else dim, dtype=dtype)
@@ -103,8 +104,11 @@ def test_attention_reads_what_its_queries_see(dtype: torch.dtype, vector: int, w
     prepared = attention.prepare(batch, pages[:, 0])
     query = torch.zeros(11, heads, dim, dtype=BF16)
     done = recorded(lambda declare: attention(declare(query), pages[:, 0], pages[:, 1], prepared, 1.0))
-    pairs = 20 + 10 * 20 if window else 600 + sum(range(41, 51))
-    read = 20 + 29 if window else 600 + 50
+    pairs, read = 600 + sum(range(41, 51)), 600 + 50
+    if window.chunked:
+        pairs, read = 40 + sum(range(1, 11)), 40 + 10
+    elif window:
+        pairs, read = 20 + 10 * 20, 20 + 29
     assert done.flops == 4 * pairs * heads * dim
     assert done.bytes == read * 2 * kv_heads * vector + 2 * 11 * heads * dim * 2
 

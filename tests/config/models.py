@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from penstock.config import Hardware, ModelFacts
 from penstock.config.facts import GroupFacts, MatrixFacts, PageShape
+from penstock.messages import Window
 
 GIB = 1 << 30
 
@@ -25,24 +26,24 @@ FULL = ModelFacts(
     widest_mlp=3072,
     widest_attention=3 * 2048 + 4 * 1024,
     widest_gathered=2 * 1024,
-    groups=(GroupFacts(0, 28, PageShape(2, 8, 128)),),
+    groups=(GroupFacts(Window(), 28, PageShape(2, 8, 128)),),
     max_position=40_960,
     checkpoint_dtype="bfloat16",
 )
 # Gemma-3-1B's proportions: 22 layers with a window of 512, 4 without.
 MIXED = replace(
     FULL,
-    groups=(GroupFacts(0, 4, PageShape(2, 1, 256)), GroupFacts(512, 22, PageShape(2, 1, 256))),
+    groups=(GroupFacts(Window(), 4, PageShape(2, 1, 256)), GroupFacts(Window(512), 22, PageShape(2, 1, 256))),
     max_position=32_768,
 )
-WINDOWED = replace(FULL, groups=(GroupFacts(4096, 28, PageShape(2, 8, 128)),), max_position=32_768)
+WINDOWED = replace(FULL, groups=(GroupFacts(Window(4096), 28, PageShape(2, 8, 128)),), max_position=32_768)
 SMALL = replace(
     FULL,
     num_parameters=10_048_000,
     matrices=(MatrixFacts(rows=8000, columns=256, vocabulary=True), MatrixFacts(rows=5200, columns=256, count=6)),
     vector_elements=12_800,
     vocab_size=8000,
-    groups=(GroupFacts(0, 6, PageShape(2, 2, 64)),),
+    groups=(GroupFacts(Window(), 6, PageShape(2, 2, 64)),),
     max_position=2048,
 )
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.families import RopeSpec, model_facts, spec_from_config
+from penstock.messages import Window
 
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "Llama-2-7B": (
@@ -253,7 +254,7 @@ def test_parameters_add_up_to_the_published_number(name: str) -> None:
 )
 def test_windows_and_kv(name: str, windows: tuple[int, ...], elements: tuple[int, ...]) -> None:
     facts = model_facts(spec_from_config(MODELS[name][0]))
-    assert tuple(group.window for group in facts.groups) == windows
+    assert tuple(group.window for group in facts.groups) == tuple(map(Window, windows))
     assert tuple(group.layers * group.page.block_bytes(1, 2) // 2 for group in facts.groups) == elements
 
 

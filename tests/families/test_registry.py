@@ -19,6 +19,7 @@ from penstock.families import (
 )
 from penstock.families.registry import FAMILIES
 from penstock.families.spec import ModelSpec, MoESpec, TensorSource
+from penstock.messages import Window
 from penstock.weights.checkpoint import tensor_shapes
 from tests.checkpoints import VARIANTS
 from tests.families.divisible import stacked_shapes
@@ -37,7 +38,7 @@ LLAMA: dict[str, Any] = {
 
 
 ONLY_VERSION_5 = (
-    *("gemma3_linear", "ministral", "ministral3", "granite_4", "granite_4_dense"),
+    *("gemma3_linear", "ministral", "ministral3", "ministral3_far", "granite_4", "granite_4_dense"),
     *("granite_4_hybrid", "granite_4_mamba", "qwen3_next", "qwen3_next_plain", "qwen3_5_moe"),
     *("nemotron_h_moe", "nemotron_h_latent"),
     *("gemma4", "gemma4_moe", "gemma4_separate", "gemma4_shared"),
@@ -100,7 +101,7 @@ def test_windows_and_their_layers(
     tiny_checkpoint: Callable[..., Path], variant: str, windows: tuple[int, ...], groups: list[int]
 ) -> None:
     spec = load_spec(tiny_checkpoint(variant))
-    assert spec.windows == windows
+    assert spec.windows == tuple(map(Window, windows))
     assert [layer.kv_group for layer in spec.layers] == groups
     own = [i for i in range(len(groups)) if spec.kv_layer(i) == i]
     assert sorted(i for group in range(len(windows)) for i in spec.group_layers(group)) == own
@@ -117,8 +118,8 @@ def test_a_window_counts_its_query_as_transformers_masks_it() -> None:
 
 def test_a_window_that_no_position_leaves_is_full_attention() -> None:
     config = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 256}
-    assert spec_from_config(config).windows == (0,)
-    assert spec_from_config(config | {"sliding_window": 255}).windows == (255,)
+    assert spec_from_config(config).windows == (Window(),)
+    assert spec_from_config(config | {"sliding_window": 255}).windows == (Window(255),)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def test_gemma3_traits(tiny_checkpoint: Callable[..., Path]) -> None:
     assert traits == {("gelu_tanh", 20**-0.5, True, "heads")}
 
 
+LLAMA4: dict[str, Any] = {"architectures": ["Llama4ForCausalLM"], "no_rope_layers": [1, 0]}
 MIXTRAL: dict[str, Any] = LLAMA | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
 QWEN3_MOE: dict[str, Any] = LLAMA | {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -259,7 +261,7 @@ def test_the_language_model_of_a_multimodal_gemma4() -> None:
     config = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": GEMMA_4_31B, "vision_config": {}}
     spec = spec_from_config(config)
     assert (spec.vocab_size, spec.max_position, spec.tie_embeddings) == (262_144, 131_072, True)
-    assert spec.windows == (0, 1024) and spec.group_layers(0) == list(range(5, 60, 6))
+    assert spec.windows == (Window(), Window(1024)) and spec.group_layers(0) == list(range(5, 60, 6))
     full, sliding = spec.layers[5].attention, spec.layers[0].attention
     assert (full.page.heads, full.head_dim, full.scale, full.keys_are_values) == (4, 512, 1.0, True)
     assert (sliding.page.heads, sliding.head_dim, sliding.scale, sliding.keys_are_values) == (16, 256, 1.0, False)
@@ -295,7 +297,7 @@ def test_the_language_model_of_a_multimodal_gemma3() -> None:
     )
     assert (spec.vocab_size, spec.max_position, spec.tie_embeddings) == (262_208, 131_072, True)
     assert (spec.eos_token_ids, spec.checkpoint_dtype) == ((1, 106), "bfloat16")
-    assert spec.windows == (0, 1024) and len(spec.group_layers(0)) == 5
+    assert spec.windows == (Window(), Window(1024)) and len(spec.group_layers(0)) == 5
     assert all(s.name.startswith("language_model.model.") for p in spec.parameters for s in p.sources)
     assert "vision_tower.*" in spec.ignored_tensors
     assert spec.duplicates == (("language_model.lm_head.weight", "language_model.model.embed_tokens.weight"),)
@@ -354,6 +356,13 @@ def test_optional_sizes_follow_from_others() -> None:
             {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
             ["layer_types", "mixed"],
         ),
+        (LLAMA4 | {"layer_types": ["chunked_attention"]}, ["layer_types", "1 entries", "2 layers"]),
+        (
+            LLAMA4 | {"layer_types": ["chunked_attention", "sliding_attention"]},
+            ["layer_types 'sliding_attention'", "full_attention, chunked_attention"],
+        ),
+        (LLAMA4 | {"attention_chunk_size": 0}, ["attention_chunk_size is 0", "an integer from 1"]),
+        (LLAMA4 | {"floor_scale": 0}, ["floor_scale is 0", "an integer from 1"]),
         ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0}, ["final_logit_softcapping 30.0"]),
         ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, ["attn_logit_softcapping 50.0"]),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, ["causal"]),
@@ -442,7 +451,7 @@ def test_facts_of_a_mixed_model(tiny_checkpoint: Callable[..., Path]) -> None:
     assert [m for m in facts.matrices if m.vocabulary] == [MatrixFacts(rows=307, columns=72, vocabulary=True)]
     assert [m for m in facts.matrices if m.gated] == [MatrixFacts(rows=224, columns=72, count=6, gated=True)]
     page = PageShape(2, 2, 48)
-    assert facts.groups == (GroupFacts(0, 1, page), GroupFacts(16, 5, page))
+    assert facts.groups == (GroupFacts(Window(), 1, page), GroupFacts(Window(16), 5, page))
     assert (facts.widest_attention, facts.widest_gathered, facts.widest_mlp) == (3 * 192 + 4 * 96, 2 * 96, 112)
 
 

@@ -81,6 +81,14 @@ def test_nothing_else_counts_over_latents(way: str, tmp_path: Path) -> None:
     check_ways(machine, with_logprobs(requests("deepseek_v3")[:24]), few_blocks=30)
 
 
+@pytest.mark.parametrize(
+    ("variant", "way"), [("llama4_chunks", "fp32"), ("llama4_chunks", "bf16"), ("ministral3_far", "fp32")]
+)
+def test_nothing_else_counts_over_chunks_and_temperatures(variant: str, way: str, tmp_path: Path) -> None:
+    machine = Machine(write_tiny_checkpoint(variant, tmp_path / variant), **WAYS[way])
+    check_ways(machine, with_logprobs(requests(variant)[:24]), few_blocks=30)
+
+
 @pytest.mark.rare
 @pytest.mark.parametrize(
     "variant",

@@ -132,7 +132,12 @@ def test_reference_attention_is_dense_attention_with_a_mask() -> None:
                 for pages in (keys, values)
             )
             lag = torch.arange(context - (end - start), context)[:, None] - torch.arange(context)
-            visible = (lag >= 0) & ((lag < batch.window) | (batch.window == 0))
+            tokens, key_at = batch.window.tokens or context, torch.arange(context)
+            if batch.window.chunked:
+                seen = (lag + key_at) // tokens == key_at // tokens
+            else:
+                seen = lag < tokens
+            visible = (lag >= 0) & seen
             scores = query[start:end].transpose(0, 1).double() @ k.double().transpose(1, 2) * scale
             if softcap:
                 scores = softcap * (scores / softcap).tanh()

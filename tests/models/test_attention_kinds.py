@@ -19,6 +19,7 @@ from penstock.families.spec import Parameter, stacked
 from penstock.kernels import AttentionBatch, Kernels, Platform
 from penstock.kernels.attention import ReferenceAttention
 from penstock.kernels.batch_arrays import BATCH_ROW, CONTEXT, FIRST, LENGTH
+from penstock.messages import Window
 from penstock.models import GroupInput, LayerCache, LayerParameters
 from penstock.models.attention import ATTENTION_KINDS
 from penstock.runtime.pages import KVArena, KVPages, arena_bytes
@@ -175,7 +176,7 @@ def test_an_encoder_sees_later_tokens_and_keeps_nothing() -> None:
 
 def test_layers_that_keep_different_things_are_different_groups() -> None:
     spec = toy_model(LATENT, RECURRENT, LATENT, ENCODER)
-    assert spec.windows == (0, 0, 0) and [layer.kv_group for layer in spec.layers] == [0, 1, 3, 1, 2]
+    assert spec.windows == (Window(),) * 3 and [layer.kv_group for layer in spec.layers] == [0, 1, 3, 1, 2]
     assert spec.state_layers == [2] and spec.state_width == WIDTH
 
 

@@ -1,19 +1,23 @@
 """Logits and greedy tokens of every family are those of transformers."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from penstock.families import ModelSpec, load_spec, spec_from_config
+from penstock.families.llama_like import with_attention
 from penstock.kernels import detect_platform
 from penstock.messages import GenerateRequest, SamplingParams
 from penstock.weights.load import load_parameters
-from tests.checkpoints import VARIANTS, tiny_model
+from tests.checkpoints import VARIANTS, tiny_model, write_tiny_checkpoint
 from tests.models.logits import (
+    VOCAB,
     Checkpoint,
     assert_near_in_bf16,
     expected_logits,
@@ -39,6 +43,26 @@ def test_logits_in_fp32(variant: str, tiny_checkpoint: Checkpoint) -> None:
             # is three times as large.
             atol = 4e-5 if variant.startswith(("deepseek", "nemotron_h_")) else 1e-5
             torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=atol)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("variant", ["llama4_chunks", "ministral3_far"])
+def test_positions_many_chunks_away(variant: str, seed: int, tmp_path: Path) -> None:
+    """Prompts of up to eleven chunks, and of up to nineteen steps of the queries' temperature. Full attention over more
+    tokens differs by fp32's own error."""
+    folder, model = write_tiny_checkpoint(variant, tmp_path, seed=seed), tiny_model(variant, seed=seed)
+    source = random.Random(seed)
+    prompts = [
+        [source.randrange(VOCAB) for _ in range(length)]
+        for length in (21, 22, 64, 127, *([250] if variant == "llama4_chunks" else []))
+    ]
+    spec = load_spec(folder)
+    parameters = load_parameters(folder, spec, torch.float32, progress=False)
+    for chunk in (64, 23):
+        found = logits_of(spec, parameters, kernels_on(detect_platform(), spec), prompts, chunk=chunk)
+        for prompt, got in zip(prompts, found, strict=True):
+            ours, theirs = got.log_softmax(-1), expected_logits(model, prompt).log_softmax(-1)
+            torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=1e-5)
 
 
 # What a family's configuration says is not said in vain: variant, changed fields.
@@ -77,6 +101,12 @@ MATTERS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {"num_experts_per_tok": 3}),
     ("llama4", {"no_rope_layers": [1, 1, 1, 0]}),
     ("llama4_normed", {"use_qk_norm": False}),
+    ("llama4_chunks", {"attention_chunk_size": 22}),
+    ("llama4_chunks", {"attention_chunk_size": None}),
+    ("llama4_chunks", {"floor_scale": 14}),
+    ("llama4_chunks", {"attn_scale": 0.33}),
+    ("llama4_chunks", {"attn_temperature_tuning": False}),
+    ("llama4_chunks", {"layer_types": ["chunked_attention"] * 4}),
     ("granite_4", {"position_embedding_type": "rope"}),
     ("granite_4_hybrid", {"rms_norm_eps": 1e-2}),
     ("mamba2", {"layer_norm_epsilon": 5e-2}),
@@ -107,6 +137,18 @@ def test_a_wrong_value_shifts_log_probabilities(
     folder, prompts = tiny_checkpoint(variant), make_prompts()[-3:]
     config, spec = json.loads((folder / "config.json").read_text()), load_spec(folder)
     assert_shifts(folder, spec, spec_from_config(config | change), prompts)
+
+
+@pytest.mark.parametrize("change", [{"every": 17}, {"scale": 0.11}, {"first": 1}], ids=str)
+def test_a_wrong_temperature_shifts_log_probabilities(change: dict[str, Any], tiny_checkpoint: Checkpoint) -> None:
+    folder, prompts = tiny_checkpoint("ministral3_far"), make_prompts()[-3:]
+    spec = load_spec(folder)
+    layers = []
+    for layer in spec.layers:
+        rope = layer.attention.rope
+        wrong = replace(rope, temperature=msgspec.structs.replace(rope.temperature, **change))
+        layers.append(with_attention(layer, rope=wrong))
+    assert_shifts(folder, spec, replace(spec, layers=tuple(layers)), prompts)
 
 
 @pytest.mark.parametrize("variant", ROPES)

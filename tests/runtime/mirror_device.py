@@ -94,7 +94,7 @@ class MirrorAttention(TorchPages):
         qkv: Tensor,
         heads: int,
         weight: Tensor | None,
-        rotation: tuple[Tensor, Tensor],
+        rotation: tuple[Tensor, ...],
         keys: Tensor,
         values: Tensor,
         blocks: Tensor,
@@ -106,9 +106,8 @@ class MirrorAttention(TorchPages):
         queries_only: bool = False,
     ) -> Tensor:
         kept = blocks >= 0  # padding is not
-        cos, sin = rotation
         places = keys, values, blocks[kept], offsets[kept]
-        turned = cos[kept], sin[kept]
+        turned = tuple(each[kept] for each in rotation)
         forms = {"whole": whole, "queries_only": queries_only}
         stored = super().store(qkv[kept], heads, weight, turned, *places, eps, offset, **forms)
         query = stored.new_zeros(len(qkv), *stored.shape[1:])

@@ -21,7 +21,7 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
 from penstock.kernels.triton.attention import TritonAttention
-from penstock.messages import NewSequence, SamplingParams
+from penstock.messages import NewSequence, SamplingParams, Window
 from penstock.runtime.batch import ResidentBatch
 from penstock.runtime.native_step import NativeStep
 from penstock.runtime.step_kernels import ReferenceStep, StepKernels, TritonStep
@@ -34,7 +34,7 @@ SAMPLING = SamplingParams(seed=0, max_tokens=1)
 
 def native_step() -> NativeStep:
     session = Session(ThreadTeam(instruction_sets()[0], 2))
-    return NativeStep(session, [AttentionWork(8, 320, 160, 0) for _ in range(GROUPS)])
+    return NativeStep(session, [AttentionWork(8, 320, 160, Window()) for _ in range(GROUPS)])
 
 
 ON_CPU = [ReferenceStep, native_step] if instruction_sets() else [ReferenceStep]

@@ -23,6 +23,7 @@ from penstock.messages import (
     StepResult,
     TokenDelta,
     TokenLogprobs,
+    Window,
     Work,
     pack_row,
 )
@@ -247,7 +248,8 @@ class SimulatedExecutor:
     def _attend(self, seq: int, row: Row, position: int, hashes: list[int]) -> None:
         size = self.capacity.block_size
         for group, spec in enumerate(self.capacity.groups):
-            first = max(0, position - spec.window + 1) if spec.window else 0
+            tokens = spec.window.tokens or position + 1
+            first = position - position % tokens if spec.window.chunked else max(0, position - tokens + 1)
             for seen in range(first, position + 1):
                 block = row.tables[group][seen // size]
                 self._touch(group, block, seq)
@@ -387,7 +389,7 @@ def request(request_id: str, prompt: Iterable[int] | int = 8, max_tokens: int = 
 def simulation(
     *,
     blocks: int | tuple[int, ...] = 65,
-    windows: tuple[int, ...] = (0,),
+    windows: tuple[int | Window, ...] = (0,),
     block_size: int = 4,
     depth: int = 1,
     late_ids: bool = True,
@@ -397,7 +399,8 @@ def simulation(
 ) -> Simulation:
     """A small engine; `blocks` per group includes the null block."""
     counts = blocks if isinstance(blocks, tuple) else (blocks,) * len(windows)
-    groups = tuple(KVGroup(n, w) for n, w in zip(counts, windows, strict=True))
+    seen = (each if isinstance(each, Window) else Window(each) for each in windows)
+    groups = tuple(map(KVGroup, counts, seen))
     capacity = Capacity(block_size, groups, depth, "simulated", vocab_size=2**32, late_ids=late_ids)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}
     return Simulation(SchedulerConfig(**limits), capacity, log=log, **(executor or {}))

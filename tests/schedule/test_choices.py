@@ -2,14 +2,14 @@
 
 import pytest
 
-from penstock.messages import SequenceResult, StepResult
+from penstock.messages import SequenceResult, StepResult, Window
 from tests.schedule.simulated import request, simulation
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("windows", [(0,), (0, 8)])
+@pytest.mark.parametrize("windows", [(0,), (0, 8), (0, Window(11, chunked=True))])
 @pytest.mark.parametrize("length", [1, 3, 4, 10, 16])
-def test_choices_share_the_prompt(caching: bool, windows: tuple[int, ...], length: int) -> None:
+def test_choices_share_the_prompt(caching: bool, windows: tuple[int | Window, ...], length: int) -> None:
     sim = simulation(windows=windows, enable_prefix_caching=caching)
     sim.add(request("a", length, 9, n=4))
     sim.run()

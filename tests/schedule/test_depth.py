@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from penstock.messages import Window
 from tests.schedule.simulated import Simulation, request, simulation
 
 
@@ -56,8 +57,8 @@ def test_nothing_is_planned_beyond_max_tokens(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("windows", [(0,), (0, 6)])
-def test_drafts_change_no_token(depth: int, accuracy: float, windows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("windows", [(0,), (0, 6), (0, Window(6, chunked=True))])
+def test_drafts_change_no_token(depth: int, accuracy: float, windows: tuple[int | Window, ...]) -> None:
     sim = simulation(depth=depth, num_drafts=3, windows=windows, executor={"draft_accuracy": accuracy})
     for i in range(5):
         sim.add(request(f"r{i}", 3 + 3 * i, 20, logprobs=0, stop_token_ids=(1, 2, 3), n=1 + i % 2))

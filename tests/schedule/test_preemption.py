@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.messages import Window
 from tests.schedule.simulated import Simulation, logprob_row, request, simulation
 
 
@@ -15,8 +16,8 @@ def run_many(sim: Simulation, count: int, prompt: int, max_tokens: int, **fields
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-@pytest.mark.parametrize("windows", [(0,), (0, 8)])
-def test_64_requests_through_a_pool_that_holds_3(depth: int, windows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("windows", [(0,), (0, 8), (0, Window(8, chunked=True))])
+def test_64_requests_through_a_pool_that_holds_3(depth: int, windows: tuple[int | Window, ...]) -> None:
     sim = simulation(blocks=3 * 6 + 1, windows=windows, depth=depth, max_num_seqs=64)
     run_many(sim, 64, 8, 16)  # 23 computed tokens: 6 blocks
     assert sim.scheduler.stats().preemptions > 0

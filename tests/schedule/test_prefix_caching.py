@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.messages import Capacity, GenerateRequest, KVGroup
+from penstock.messages import Capacity, GenerateRequest, KVGroup, Window
 from penstock.schedule import Scheduler
 from tests.schedule.simulated import Simulation, request, simulation
 
@@ -176,9 +176,10 @@ class TestWindows:
         assert hit == 0
         sim.check_output("c")
 
+    @pytest.mark.parametrize("chunked", [False, True])
     @pytest.mark.parametrize("window", [1, 2, 4, 5, 8, 11])
-    def test_every_prefix_length(self, window: int) -> None:
-        sim = simulation(windows=(window, 0), blocks=65)
+    def test_every_prefix_length(self, window: int, chunked: bool) -> None:
+        sim = simulation(windows=(Window(window, chunked), 0), blocks=65)
         cached(sim, "a", PROMPT[:30])
         for length in range(1, 30):
             assert cached(sim, f"p{length}", PROMPT[:length]) >= min(length // 4 * 4, length - 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
+from penstock.messages import Window
 from penstock.schedule import EventFile, ReplayMismatch, read_events, replay
 from penstock.schedule.log import Applied, Submitted
 from tests.schedule.known_texts import Cost, Text, serve
@@ -213,8 +214,8 @@ def test_preempted_sequences_keep_their_tokens() -> None:
 
 @pytest.mark.parametrize("late_ids", [True, False])
 @pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("windows", [(0,), (0, 6)])
-def test_every_draft_has_its_place_in_the_cache(windows: tuple[int, ...], depth: int, late_ids: bool) -> None:
+@pytest.mark.parametrize("windows", [(0,), (0, 6), (0, Window(6, chunked=True))])
+def test_every_draft_has_its_place_in_the_cache(windows: tuple[int | Window, ...], depth: int, late_ids: bool) -> None:
     """The executor compares each slot that a token sees with the tokens it should depend on. Published blocks hold
     accepted tokens alone, else the second request of each prompt would show it."""
     sim = simulation(

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.messages import Window
+
 SCALE_BYTES = 4  # int8 and fp8 elements have a float32 scale for each row of a page
 
 
@@ -33,10 +35,18 @@ class PageShape(msgspec.Struct, frozen=True):
         return prod(self.size(block_size, element_size)) * element_size
 
 
+class QueryTemperature(msgspec.Struct, frozen=True):
+    """The queries of a token at position p are multiplied by 1 + scale * log(1 + (p + first) // every)."""
+
+    every: int
+    scale: float
+    first: int = 0
+
+
 class GroupFacts(msgspec.Struct, frozen=True):
     """A KV group: layers that share a block table."""
 
-    window: int  # tokens a query sees, itself included; 0: all
+    window: Window
     layers: int  # in this rank's part of the model; may be 0
     page: PageShape  # of each layer
 

@@ -138,7 +138,7 @@ def _pool_row(facts: ModelFacts, engine: EngineConfig, num_blocks: Sequence[int]
     kept = engine.dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     note = f"{tokens} tokens in blocks of {engine.block_size}, {kept}"
     if any(group.window for group in facts.groups):
-        note += f"; groups {', '.join(f'window {g.window}' if g.window else 'full' for g in facts.groups)}"
+        note += f"; groups {', '.join(str(g.window) if g.window else 'full' for g in facts.groups)}"
     return MemoryRow("KV cache", blocks_bytes(facts, engine, num_blocks), note)
 
 
@@ -162,7 +162,7 @@ def pool_blocks(facts: ModelFacts, engine: EngineConfig, tokens: int) -> tuple[i
     size = engine.block_size
     blocks = []
     for group in facts.groups:
-        seen = engine.max_num_seqs * (_round_up(group.window, engine) + 2 * size) + engine.max_num_batched_tokens
+        seen = engine.max_num_seqs * (_round_up(group.window.tokens, engine) + 2 * size) + engine.max_num_batched_tokens
         held = min(tokens, seen) if group.window else tokens
         blocks.append(1 + -(-held // size))
     return tuple(blocks)
@@ -206,7 +206,7 @@ def fit_tokens(facts: ModelFacts, engine: EngineConfig, budget: int) -> int:
 def tokens_of_one_sequence(facts: ModelFacts, engine: EngineConfig) -> int:
     """Tokens of the pool that one sequence of max_model_len needs: if all layers have windows, this may be less than
     its length."""
-    windows = [group.window for group in facts.groups]
+    windows = [group.window.tokens for group in facts.groups]
     if 0 in windows:
         return _round_up(engine.max_model_len, engine)
     seen = _round_up(max(windows), engine) + 2 * engine.block_size + engine.max_num_batched_tokens

@@ -13,6 +13,7 @@ from penstock.families.rope_config import rope
 from penstock.families.rows import fused_heads, head_order, joined
 from penstock.families.shared_layers import per_layer_parameters
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, stacked
+from penstock.messages import Window
 
 MAX_LAYERS = 2000
 
@@ -133,7 +134,7 @@ def decoder_spec(
     config: HFConfig,
     family: str,
     layers: LayerSpec | Sequence[LayerSpec],
-    windows: Sequence[int] | None = None,
+    windows: Sequence[int | Window] | None = None,
     *,
     prefix: str = "",
     vocab_size: int | None = None,
@@ -148,11 +149,11 @@ def decoder_spec(
 ) -> ModelSpec:
     """The whole model: one layer repeated, or the given layers.
 
-    `windows` has the number of tokens that a query sees, per layer (None: all of them). KV groups follow from it and
-    from what the layers keep. `prefix` stands before every tensor name. `vocab_size`, `max_position` and `tied` are the
-    family's defaults; `eps` is the field of the norms' epsilon and its default. `norm_bias`: norms have biases. `names`
-    and `experts` name the tensors. `attention_parameters` makes the parameters of each layer's attention; None: those
-    of GroupedQuerySpec. `model` has further fields of ModelSpec.
+    `windows` has the number of tokens that a query sees, per layer, or a Window (None: all of them). KV groups follow
+    from it and from what the layers keep. `prefix` stands before every tensor name. `vocab_size`, `max_position` and
+    `tied` are the family's defaults; `eps` is the field of the norms' epsilon and its default. `norm_bias`: norms have
+    biases. `names` and `experts` name the tensors. `attention_parameters` makes the parameters of each layer's
+    attention; None: those of GroupedQuerySpec. `model` has further fields of ModelSpec.
     """
     if isinstance(layers, LayerSpec):
         layers = [layers] * num_layers(config)
@@ -160,7 +161,8 @@ def decoder_spec(
         names = replace(names, by_group=False, transposed=False)
         experts = None if experts is None else replace(experts, stacks=None, shared_fused=None)
     positions = _integer(config, "max_position_embeddings", max_position)
-    layers, group_windows = _in_kv_groups(layers, windows or [0] * len(layers), positions)
+    each = [window if isinstance(window, Window) else Window(window) for window in windows or [0] * len(layers)]
+    layers, group_windows = _in_kv_groups(layers, each, positions)
     vocab, hidden = _integer(config, "vocab_size", vocab_size), config.integer("hidden_size")
     tie = config.flag("tie_word_embeddings", tied)
     if any(layer.post_norms and layer.pre_norms for layer in layers) and names.norms == LLAMA_NORMS:
@@ -190,18 +192,18 @@ def decoder_spec(
 
 
 def _in_kv_groups(
-    layers: Sequence[LayerSpec], windows: Sequence[int], positions: int
-) -> tuple[list[LayerSpec], tuple[int, ...]]:
-    """Returns the layers with their KV group, and the window of each group that has KV pages. 0 is full attention.
+    layers: Sequence[LayerSpec], windows: Sequence[Window], positions: int
+) -> tuple[list[LayerSpec], tuple[Window, ...]]:
+    """Returns the layers with their KV group, and the window of each group that has KV pages.
 
     Layers share a group, and so a block table, if they have the same window and keep the same data for a token.
     """
     # A window of all positions or more is full attention: one KV group less.
-    windows = [window if window < positions else 0 for window in windows]
+    windows = [window if window.tokens < positions else Window() for window in windows]
     kept = [(window, layer.attention.page) for layer, window in zip(layers, windows, strict=True)]
     groups = sorted(dict.fromkeys(kept), key=lambda group: (group[1].state, group[0]))
     if all(page.state for _, page in groups):  # every sequence needs a block table, even an empty one
-        groups.insert(0, (0, PageShape(1, 1, 0)))
+        groups.insert(0, (Window(), PageShape(1, 1, 0)))
     layers = [replace(layer, kv_group=groups.index(group)) for layer, group in zip(layers, kept, strict=True)]
     return layers, tuple(window for window, page in groups if not page.state)
 

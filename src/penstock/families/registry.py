@@ -302,6 +302,5 @@ def check_layers(spec: ModelSpec) -> None:
     for group, window in enumerate(spec.windows):
         pages = {spec.layers[i].attention.page for i in spec.group_layers(group)}
         if len(pages) > 1:
-            kind = f"window {window}" if window else "full attention"
             shapes = sorted((page.heads, page.width) for page in pages)
-            raise UnsupportedModel(f"layers with {kind} have different (KV heads, head size): {shapes}")
+            raise UnsupportedModel(f"layers with {window} have different (KV heads, head size): {shapes}")

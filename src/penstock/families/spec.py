@@ -7,6 +7,7 @@ from typing import Literal
 
 from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.kinds.attention import AttentionSpec
+from penstock.messages import Window
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu_squared", "swiglu_oai"]
 _TABLES = ("tokens.", "positions.", "types.", "classifier.")  # of encoders
@@ -227,7 +228,7 @@ class ModelSpec:
     `transformers`, parameters are the checkpoint's tensors, and of each layer only its attention's sizes count.
 
     A KV group is the layers that see the same tokens and keep the same of each: they share a block table. `windows[g]`
-    is the number of tokens that a query of group g sees, itself included; 0 is all. Layers with a state (see PageShape)
+    says which tokens a query of group g sees. Layers with a state (see PageShape)
     are in none. A rank has all groups, also those without a layer of its own. Its embedding and head, if it has them,
     are rows `vocab_start` to `vocab_start + vocab_size` of the model's `vocab_total`.
     """
@@ -236,7 +237,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    windows: tuple[int, ...]  # one per KV group, ascending: (0,), (4096,), (0, 512)
+    windows: tuple[Window, ...]  # one per KV group, ascending
     max_position: int
     norm_eps: float
     tie_embeddings: bool
@@ -308,7 +309,10 @@ class ModelSpec:
 
     @property
     def plain_scores(self) -> bool:
-        """Whether no layer's attention bounds scores or has sinks. Transformers' code may ask for both."""
+        """Whether no layer's attention bounds scores, has sinks, or sees chunks. Transformers' code may ask for the
+        first two."""
+        if any(window.chunked for window in self.windows):
+            return False
         return self.transformers is None and not any(
             getattr(layer.attention, "softcap", 0) or getattr(layer.attention, "sinks", 0) for layer in self.layers
         )

@@ -14,8 +14,8 @@ from penstock.families.spec import ModelSpec
 _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "LlamaForCausalLM": ("Llama 2, 3, 3.1 to 3.3; SmolLM 2; and all that have its architecture", ("llama",)),
-        "Llama4ForCausalLM": ("Llama 4 (text), up to 8191 tokens", ("llama4",)),
-        "Llama4ForConditionalGeneration": ("Llama 4, its language model, up to 8191 tokens", ()),
+        "Llama4ForCausalLM": ("Llama 4 (text)", ("llama4",)),
+        "Llama4ForConditionalGeneration": ("Llama 4, its language model", ()),
         "Qwen2ForCausalLM": ("Qwen 2, 2.5", ("qwen2",)),
         "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE, Qwen 2 MoE", ("qwen2moe",)),
         "Qwen3ForCausalLM": ("Qwen 3", ("qwen3",)),
@@ -27,7 +27,7 @@ _NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "Qwen3_5MoeForConditionalGeneration": ("Qwen 3.5 MoE, its language model", ()),
         "MistralForCausalLM": ("Mistral 7B, Nemo, Small", ("llama", "mistral3")),
         "MinistralForCausalLM": ("Ministral", ()),
-        "Ministral3ForCausalLM": ("Ministral 3, up to 16,384 tokens", ()),
+        "Ministral3ForCausalLM": ("Ministral 3", ()),
         "MixtralForCausalLM": ("Mixtral", ("llama",)),
         "GemmaForCausalLM": ("Gemma 1", ("gemma",)),
         "Gemma2ForCausalLM": ("Gemma 2", ("gemma2",)),
@@ -88,6 +88,7 @@ _SAMPLE: Mapping[str, Any] = MappingProxyType(
         "head_dim": 16,
         "max_position_embeddings": 64,
         "sliding_window": 16,
+        "attention_chunk_size": 16,
         "new_decoder_architecture": True,
     }
 )

@@ -19,6 +19,7 @@ from penstock.families.hf_config import HFConfig, UnsupportedModel, checkpoint_d
 from penstock.families.kinds.attention import GroupedQuerySpec, RopeSpec
 from penstock.families.spec import LayerSpec, ModelSpec, Parameter, TensorSource, TransformersCode
 from penstock.families.wrong_models import EXAMPLE
+from penstock.messages import Window
 
 INSTALL = "pip install 'penstock[transformers]'"
 MAX_LAYERS = 1024
@@ -146,7 +147,7 @@ def _spec(config: HFConfig, tensors: Mapping[str, StoredTensor], code: Transform
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         layers=tuple(LayerSpec(attention, width, groups.index(window)) for window in windows),
-        windows=tuple(groups),
+        windows=tuple(map(Window, groups)),
         max_position=positions,
         norm_eps=1e-6,  # transformers' code reads its own
         tie_embeddings=config.flag("tie_word_embeddings"),

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.config.facts import QueryTemperature
 from penstock.kernels.elementwise import capped, normed, normed_together, qk_norm_rope
+from penstock.messages import Window
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,12 @@ class AttentionBatch:
     """
 
     block_size: int
-    window: int  # tokens a query sees, itself included; 0: all
+    window: Window
     query_start: NDArray[np.int64]  # [sequences + 1]
     context_lens: NDArray[np.int64]  # [sequences], queries included
     block_tables: NDArray[np.int64]  # [sequences, at least the most blocks of any]
-    causal: bool = True  # False, only on a CPU: a query also sees later tokens, within the window on that side too
+    # False, only on a CPU and without chunks: a query also sees later tokens, within the window on that side too
+    causal: bool = True
 
     @property
     def query_lens(self) -> NDArray[np.int64]:
@@ -40,10 +43,7 @@ class AttentionBatch:
 
     def first_seen(self) -> NDArray[np.int64]:
         """The first position that the first query of each sequence sees."""
-        if not self.window:
-            return np.zeros(len(self.context_lens), np.int64)
-        first: NDArray[np.int64] = np.maximum(self.context_lens - self.query_lens - self.window + 1, 0)
-        return first
+        return self.window.first_seen(self.context_lens - self.query_lens)
 
 
 @runtime_checkable
@@ -63,9 +63,16 @@ class PagedAttention(Protocol):
         """Prepare a step. `keys` are those of any layer of the group: only their shape and strides are used."""
         ...
 
-    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Any:
+    def rotation(
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        dtype: torch.dtype,
+        temperature: QueryTemperature | None = None,
+    ) -> Any:
         """The rotations that `store` applies, for int64 positions [tokens] and fp32 frequencies [2, head_dim / 2]:
-        radians per position, and what cosine and sine are multiplied by."""
+        radians per position, and what cosine and sine are multiplied by. Those of queries are also multiplied by their
+        temperature."""
         ...
 
     def store(
@@ -121,19 +128,30 @@ def unscaled(radians: Tensor) -> Tensor:
 class TorchPages:
     """Pages that hold a token's key or value in a row, written by torch."""
 
-    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [tokens, 1, head_dim] for qk_norm_rope: the first half of sin is negated."""
+    def rotation(
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        dtype: torch.dtype,
+        temperature: QueryTemperature | None = None,
+    ) -> tuple[Tensor, ...]:
+        """(cos, sin) [tokens, 1, head_dim] for qk_norm_rope: the first half of sin is negated. With a temperature also
+        what queries are multiplied by, fp32 [tokens, 1, 1]."""
         angles = positions.float()[:, None, None] * frequencies[0]
         sin = angles.sin() * frequencies[1]
         cos = angles.cos() * frequencies[1]
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+        turns = torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+        if temperature is None:
+            return turns
+        passed = (positions + temperature.first) // temperature.every
+        return *turns, 1 + temperature.scale * passed.float().log1p()[:, None, None]
 
     def store(
         self,
         qkv: Tensor,
         heads: int,
         weight: Tensor | None,
-        rotation: tuple[Tensor, Tensor],
+        rotation: tuple[Tensor, ...],
         keys: Tensor,
         values: Tensor,
         blocks: Tensor,
@@ -145,8 +163,10 @@ class TorchPages:
         queries_only: bool = False,
     ) -> Tensor:
         _, kv_heads, _, head_dim = keys.shape
+        cos, sin, *temperature = rotation
         if queries_only:
-            return qk_norm_rope(qkv.view(-1, heads, head_dim), weight, *rotation, eps, offset)
+            query = qk_norm_rope(qkv.view(-1, heads, head_dim), weight, cos, sin, eps, offset)
+            return _tempered(query, *temperature)
         split = qkv.view(-1, heads + 2 * kv_heads, head_dim)
         if weight is not None and whole:
             split, weight = normed_together(split, heads, kv_heads, weight, eps, offset), None
@@ -154,13 +174,18 @@ class TorchPages:
         if weight is not None and len(weight) > heads + kv_heads:
             weight, of_values = weight.split((heads + kv_heads, kv_heads))
             value = normed(value, of_values, eps, offset)
-        qk = qk_norm_rope(split[:, : heads + kv_heads], weight, *rotation, eps, offset)
+        qk = qk_norm_rope(split[:, : heads + kv_heads], weight, cos, sin, eps, offset)
         keys[blocks, :, offsets] = qk[:, heads:]
         values[blocks, :, offsets] = value
-        return qk[:, :heads]
+        return _tempered(qk[:, :heads], *temperature)
 
     def arrange(self, pages: Tensor, *, keys: bool) -> Tensor:
         return pages
+
+
+def _tempered(query: Tensor, temperature: Tensor | None = None) -> Tensor:
+    """Queries [tokens, heads, head_dim] times factors [tokens, 1, 1], if given."""
+    return query if temperature is None else (query.float() * temperature).to(query.dtype)
 
 
 class ReferenceAttention(TorchPages):
@@ -181,15 +206,15 @@ class ReferenceAttention(TorchPages):
         sinks: Tensor | None = None,
     ) -> Tensor:
         out, size = torch.empty(query.shape, dtype=query.dtype), prepared.block_size
+        first_seen = prepared.window.first_seen
         first_blocks = prepared.first_seen() // size
         for i, (first, context) in enumerate(zip(first_blocks.tolist(), prepared.context_lens.tolist(), strict=True)):
             start, end = prepared.query_start[i : i + 2].tolist()
             table = torch.from_numpy(prepared.block_tables[i, first : -(-context // size)])
             key_at = torch.arange(first * size, context)
             query_at = torch.arange(context - (end - start), context)[:, None]
-            visible = key_at <= query_at if prepared.causal else key_at < query_at + (prepared.window or context)
-            if prepared.window:
-                visible &= key_at > query_at - prepared.window
+            ahead = 1 if prepared.causal else prepared.window.tokens or context
+            visible = (key_at < query_at + ahead) & (key_at >= torch.from_numpy(first_seen(query_at.numpy())))
             # [blocks, kv_heads, block_size, head_dim] to [1, kv_heads, keys, head_dim]
             k, v = (
                 pages[table].transpose(0, 1).flatten(1, 2)[None, :, : len(key_at)].float() for pages in (keys, values)
@@ -219,27 +244,31 @@ def _weighed(
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1] @ v
 
 
+_FULL = Window()
 # (kv_heads, heads that share one, window, (queries, context) of each sequence, softcap, whether there are sinks)
-_CAUSAL: tuple[tuple[int, int, int, list[tuple[int, int]], float, bool], ...] = (
-    (2, 2, 0, [(1, 1)], 0.0, False),
-    (2, 3, 0, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)], 0.0, False),
-    (1, 4, 6, [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)], 0.0, False),
-    (3, 1, 0, [(300, 301), (1, 200)], 0.0, False),
-    (2, 2, 33, [(290, 300), (1, 200), (1, 1)], 0.0, False),
-    (1, 5, 0, [(1, 1400), (40, 1100), (1, 513), (1, 512)], 0.0, False),  # several segments of the context
-    (2, 1, 700, [(1, 1400), (5, 1030)], 0.0, False),
-    (1, 4, 6, [(1, 30), (13, 29), (1, 3)], 2.0, False),
-    (2, 2, 33, [(40, 50), (1, 200), (1, 1)], 0.0, True),
-    (1, 2, 0, [(1, 1300), (3, 3), (1, 40)], 3.0, True),
-    (2, 2, 0, [], 0.0, False),
+_CAUSAL: tuple[tuple[int, int, Window, list[tuple[int, int]], float, bool], ...] = (
+    (2, 2, _FULL, [(1, 1)], 0.0, False),
+    (2, 3, _FULL, [(1, 17), (5, 5), (1, 4), (9, 40), (1, 33), (1, 8)], 0.0, False),
+    (1, 4, Window(6), [(1, 30), (13, 29), (1, 6), (7, 7), (1, 3)], 0.0, False),
+    (3, 1, _FULL, [(300, 301), (1, 200)], 0.0, False),
+    (2, 2, Window(33), [(290, 300), (1, 200), (1, 1)], 0.0, False),
+    (1, 5, _FULL, [(1, 1400), (40, 1100), (1, 513), (1, 512)], 0.0, False),  # several segments of the context
+    (2, 1, Window(700), [(1, 1400), (5, 1030)], 0.0, False),
+    (1, 4, Window(6), [(1, 30), (13, 29), (1, 3)], 2.0, False),
+    (2, 2, Window(33), [(40, 50), (1, 200), (1, 1)], 0.0, True),
+    (1, 2, _FULL, [(1, 1300), (3, 3), (1, 40)], 3.0, True),
+    (2, 2, Window(6, chunked=True), [(1, 30), (1, 31), (13, 29), (7, 7), (1, 3), (1, 6)], 0.0, False),
+    (1, 4, Window(64, chunked=True), [(100, 300), (1, 256), (1, 257), (70, 70)], 2.0, True),
+    (1, 2, Window(700, chunked=True), [(1, 1400), (1, 1401), (40, 1430), (1, 650)], 0.0, False),
+    (2, 2, _FULL, [], 0.0, False),
 )
-_BIDIRECTIONAL: tuple[tuple[int, int, int, list[tuple[int, int]], float, bool], ...] = (
-    (2, 1, 0, [(1, 1)], 0.0, False),
-    (3, 1, 0, [(17, 17), (1, 1), (300, 300), (40, 40)], 0.0, False),
-    (2, 2, 9, [(70, 70), (5, 5), (16, 16)], 0.0, False),
-    (2, 1, 130, [(1100, 1100), (513, 513)], 0.0, False),
-    (1, 2, 0, [(1030, 1030), (9, 9)], 0.0, False),
-    (2, 1, 0, [], 0.0, False),
+_BIDIRECTIONAL: tuple[tuple[int, int, Window, list[tuple[int, int]], float, bool], ...] = (
+    (2, 1, _FULL, [(1, 1)], 0.0, False),
+    (3, 1, _FULL, [(17, 17), (1, 1), (300, 300), (40, 40)], 0.0, False),
+    (2, 2, Window(9), [(70, 70), (5, 5), (16, 16)], 0.0, False),
+    (2, 1, Window(130), [(1100, 1100), (513, 513)], 0.0, False),
+    (1, 2, _FULL, [(1030, 1030), (9, 9)], 0.0, False),
+    (2, 1, _FULL, [], 0.0, False),
 )
 
 
@@ -268,7 +297,7 @@ def attention_inputs(
 
 
 def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
-    """Arguments of `store`, with positions and frequencies instead of the rotation."""
+    """Arguments of `store`, with what `rotation` takes instead of the rotation."""
     generator = torch.Generator().manual_seed(seed)
     heads, kv_heads, size, head_dim = 4, 2, 16, 48
 
@@ -291,14 +320,15 @@ def store_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]]:
             (normal(heads + 2 * kv_heads, head_dim), 0.0, False),
         ):
             cache = pages[:, 1, 0], pages[:, 1, 1], slots // size, slots % size
-            yield qkv, heads, weight, (positions, frequencies), *cache, 1e-6, offset, whole
+            temperature = QueryTemperature(300, 0.1, first=1) if offset or whole else None
+            yield qkv, heads, weight, (positions, frequencies, temperature), *cache, 1e-6, offset, whole
 
 
 def run_store(attention: PagedAttention, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """(queries, keys, values). Keys and values come back with a token in each row."""
-    qkv, heads, weight, (positions, frequencies), keys, values, *rest, whole = arguments
+    qkv, heads, weight, (positions, frequencies, temperature), keys, values, *rest, whole = arguments
     keys, values = keys.clone(), values.clone()
-    rotation = attention.rotation(positions, frequencies, qkv.dtype)
+    rotation = attention.rotation(positions, frequencies, qkv.dtype, temperature)
     query = attention.store(qkv, heads, weight, rotation, keys, values, *rest, whole=whole)
     # Arranging the elements' numbers shows where each element of a page lies.
     size = keys[0, 0].numel()

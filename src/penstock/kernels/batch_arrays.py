@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.messages import Window
+
 # Lines of `StepArrays.units`: one column for each sequence of a step.
 FIRST, LENGTH, CONTEXT, BATCH_ROW, BEFORE, LOGITS, DRAFTS = range(7)
 UNIT_LINES = 7
@@ -89,7 +91,7 @@ class StepSequences:
     padding: its query's result is 0.
     """
 
-    window: int
+    window: Window
     units: Tensor  # int32 [at least 5, at least `decodes + prompts`]
     tables: Tensor  # int32 [rows, blocks]
     decodes: int  # sequences of one token

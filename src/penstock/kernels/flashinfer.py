@@ -20,6 +20,7 @@ from torch import Tensor
 from penstock.config import ConfigError
 from penstock.kernels.attention import AttentionBatch, PagedAttention
 from penstock.kernels.registry import Needs
+from penstock.messages import Window
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class FlashInferPlan:
     """A step of a KV group: its sequences' queries and pages, int32 on the host. The first layer completes the plan,
     since only layers have the number of heads and the scale."""
 
-    window: int  # tokens a query sees, itself included; 0: all
+    window: Window  # not chunked
     page_size: int
     query_start: Tensor  # [sequences + 1]
     page_start: Tensor  # [sequences + 1]
@@ -174,7 +175,7 @@ class FlashInferAttention:
             step.page_size,
             causal=True,
             sm_scale=scale,
-            window_left=step.window - 1,  # tokens before a query; -1: all
+            window_left=step.window.tokens - 1,  # tokens before a query; -1: all
             q_data_type=query.dtype,
             kv_data_type=keys.dtype,
         )

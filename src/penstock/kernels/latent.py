@@ -55,13 +55,14 @@ class ReferenceLatentAttention(ReferenceAttention):
         rotated: Tensor,
         latent: Tensor,
         key: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: tuple[Tensor, ...],
         pages: Tensor,
         blocks: Tensor,
         offsets: Tensor,
     ) -> Tensor:
         parts = torch.cat((rotated, key), 1).unflatten(1, (-1, key.shape[1]))
-        turned = qk_norm_rope(parts, None, *rotation, 0.0, 0.0)
+        cos, sin = rotation
+        turned = qk_norm_rope(parts, None, cos, sin, 0.0, 0.0)
         pages[blocks, 0, offsets] = torch.cat((latent, turned[:, -1]), 1)
         return torch.cat((absorbed.unflatten(1, (-1, latent.shape[1])), turned[:, :-1]), 2)
 

@@ -1,4 +1,5 @@
-"""Frozen structs that cross a boundary between rooms, and the protocols between rooms. No behaviour but packing."""
+"""Frozen structs that cross a boundary between rooms, and the protocols between rooms. No behaviour but packing, and
+what a window sees."""
 
 from penstock.messages.delta import (
     GRAMMAR_TOO_COMPLEX,
@@ -34,6 +35,7 @@ from penstock.messages.protocols import (
     RequestRejected,
 )
 from penstock.messages.request import LATER_PRIORITY, GenerateRequest, Grammar, PoolingParams, SamplingParams, Thinking
+from penstock.messages.window import Window
 
 __all__ = [
     "GRAMMAR_TOO_COMPLEX",
@@ -68,6 +70,7 @@ __all__ = [
     "Thinking",
     "TokenDelta",
     "TokenLogprobs",
+    "Window",
     "Work",
     "check_sampling",
     "pack_row",

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from penstock.messages.request import Grammar, PoolingParams, SamplingParams
+from penstock.messages.window import Window
 
 
 class NewSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -93,10 +94,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KVGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Layers that share a block table. `window` counts the tokens a query sees, itself included; 0: all of them."""
+    """Layers that share a block table, since they see the same tokens."""
 
     num_blocks: int
-    window: int = 0
+    window: Window = Window()
 
 
 class MemoryRow(msgspec.Struct, frozen=True, array_like=True):

@@ -132,7 +132,7 @@ class Decoder:
     def forward(self, step: StepInput, caches: Sequence[LayerCache]) -> Hidden:
         """Returns the hidden states of a step's tokens. Writes keys and values to `caches`, one per layer."""
         rotations = {
-            rotary: self._kernels.attention.rotation(step.positions, frequencies, self._dtype)
+            rotary: self._kernels.attention.rotation(step.positions, frequencies, self._dtype, rotary[0].temperature)
             for rotary, frequencies in self._frequencies.items()
         }
         hidden, addend = self._embed(step)

@@ -20,6 +20,7 @@ from penstock.kernels import AttentionBatch, Kernels
 from penstock.kernels.attention import unscaled
 from penstock.kernels.linear import ACTIVATIONS as GATED
 from penstock.kernels.linear import UNGATED
+from penstock.messages import Window
 from penstock.models.pooling import finished, pool
 from penstock.models.rope import rotary_frequencies
 
@@ -118,9 +119,9 @@ class Places:
         return AttentionBatch(BLOCK, window_of(reach), self.starts, self.lengths, tables, causal=False)
 
 
-def window_of(reach: int) -> int:
+def window_of(reach: int) -> Window:
     """The window of an AttentionBatch in which a token sees `reach` tokens on either side."""
-    return reach + 1 if reach else 0
+    return Window(reach + 1 if reach else 0)
 
 
 class Encoder:

@@ -224,7 +224,7 @@ def _attend(
         raise state.refuse(layer, f"has queries, keys and values {shapes}, where config.json says {expected}")
     if attention_mask is not None or is_causal is False:
         raise state.refuse(layer, "has a mask of its own")
-    seen, window = sliding_window or 0, state.spec.windows[spec.kv_group]
+    seen, window = sliding_window or 0, state.spec.windows[spec.kv_group].tokens
     if (seen if seen < state.spec.max_position else 0) != window:
         raise state.refuse(layer, f"has the window {seen}, where config.json says {window}")
     for name, given in others.items():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.kernels import PlannedAttention
 from penstock.kernels.attention import PagedAttention
 from penstock.kernels.native.attention import AttentionWork
-from penstock.messages import StepPlan, Work
+from penstock.messages import StepPlan, Window, Work
 from penstock.runtime.batch import Occupant, ResidentBatch
 from penstock.runtime.device import Change
 from penstock.runtime.pages import KVPages
@@ -48,7 +48,7 @@ class StepPlanner:
         step: EagerStep,
         attention: PagedAttention,
         pages: KVPages,
-        windows: Sequence[int],
+        windows: Sequence[Window],
         *,
         recorded: Sequence[AttentionWork],
         shared: bool,

@@ -22,6 +22,7 @@ from penstock.kernels.batch_arrays import (
     order_units,
     pad_units,
 )
+from penstock.messages import Window
 from penstock.models import GroupInput, Hidden, LanguageModel, LayerCache, StepInput
 from penstock.runtime.device import Change, Found
 from penstock.runtime.mesh.mesh import Mesh
@@ -118,7 +119,7 @@ class EagerStep:
         kernels: StepKernels,
         state: BatchRows,
         caches: Sequence[LayerCache],
-        windows: Sequence[int],
+        windows: Sequence[Window],
         sampler: Sampler | None,
         limits: StepLimits,
         *,

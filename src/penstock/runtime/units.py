@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels import AttentionBatch
+from penstock.messages import Window
 from penstock.runtime.batch import ResidentBatch
 
 
@@ -73,7 +74,7 @@ def units_of(
     return Units(each, start, length, offset, drafted, np.where(sampled, 1 + drafted, 0))
 
 
-def attention_batch(group: int, window: int, batch: ResidentBatch, units: Units) -> AttentionBatch:
+def attention_batch(group: int, window: Window, batch: ResidentBatch, units: Units) -> AttentionBatch:
     """A step as a KV group sees it, from what the host knows. The arrays are copies, which no later plan changes."""
     context = units.start + units.length
     most_blocks = -(-int(context.max()) // batch.block_size)

@@ -1,6 +1,6 @@
 """The KV cache as sequences see it: one block table per KV group, all of the same length.
 
-A full-attention group keeps every block of a sequence. A sliding-window group gives back the blocks that no later token
+A full-attention group keeps every block of a sequence. A group with a window gives back the blocks that no later token
 sees; its table keeps its length, with the null block 0 in their place. Prefix matching respects both: a match is a
 number of tokens after which every group has all the blocks that the next token sees.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.messages import BlockCopy, Capacity
+from penstock.messages import BlockCopy, Capacity, Window
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.prefix import PrefixHasher
 from penstock.schedule.sequence import Phase, Sequence
@@ -137,9 +137,9 @@ class KVCache:
 
     # -- sizes ------------------------------------------------------------------------------------------------
 
-    def span(self, window: int) -> int:
+    def span(self, window: Window) -> int:
         """Blocks that a window can touch: the least a sequence needs to go on one token at a time."""
-        return self._blocks(window - 1) + 1
+        return self._blocks(window.tokens - 1) + 1
 
     def demand(self, num_tokens: int) -> list[int]:
         """Blocks per group that a sequence of so many computed tokens cannot do without."""
@@ -203,7 +203,7 @@ class KVCache:
                 tails.append(pool.match(keys[whole]) or 0)
         return Hit(computed, tuple(shared), tuple(tails))
 
-    def _longest(self, pool: BlockPool, window: int, keys: list[bytes], count: int, known: int) -> int:
+    def _longest(self, pool: BlockPool, window: Window, keys: list[bytes], count: int, known: int) -> int:
         """The largest number of blocks up to `count` after which this group has all that the next token sees."""
         if not window:
             return next((i for i in range(count) if pool.match(keys[i]) is None), count)
@@ -241,9 +241,9 @@ class KVCache:
                 return False
         return True
 
-    def _first_seen(self, window: int, position: int) -> int:
+    def _first_seen(self, window: Window, position: int) -> int:
         """The first block that the token at `position` sees."""
-        return max(position - window + 1, 0) // self.block_size if window else 0
+        return window.first_seen(position) // self.block_size
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

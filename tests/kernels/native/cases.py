@@ -35,6 +35,7 @@ from penstock.kernels.native.packing import PackedWeight
 from penstock.kernels.native.recurrence import NativeRecurrence
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
+from penstock.messages import Window
 from tests.kernels.native.guarded import GuardedSession
 from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
 from tests.runtime.sampling.samplers import Sampler
@@ -158,7 +159,7 @@ def _int8_pages(dtype: torch.dtype) -> Callable[[Session], list[Tensor]]:
             )
         start = np.concatenate([[0], np.cumsum(query_lens)])
         query = torch.randn(int(start[-1]), heads, dim, generator=generator).to(dtype)
-        for window in (0, 30):
+        for window in (Window(), Window(30), Window(30, chunked=True)):
             prepared = attention.prepare(AttentionBatch(size, window, start, context_lens, tables), pages[:, 0])
             results.append(attention(query, pages[:, 0], pages[:, 1], prepared, dim**-0.5))
         return [*results, pages]

@@ -182,12 +182,12 @@ def _extents(op: AnyOp) -> Iterator[Extent]:
     elif isinstance(op, RotationOp):
         yield Extent(op, "positions", rows * 8)
         yield Extent(op, "frequencies", 2 * op.half * 4)
-        yield Extent(op, "out", rows * 2 * op.half * 4, True)
+        yield Extent(op, "out", rows * (4 if op.every else 2) * op.half * 4, True)
     elif isinstance(op, CacheOp):
         yield Extent(op, "qkv", rows * (op.heads + 2 * op.kv_heads) * op.head_dim * size)
         normed = op.heads + op.kv_heads * (2 if op.norm_values else 1)
         yield Extent(op, "weight", normed * op.head_dim * size)
-        yield Extent(op, "rotation", rows * op.head_dim * 4)
+        yield Extent(op, "rotation", rows * op.rotation_stride * 4)
         yield Extent(op, "blocks", rows * 8)
         yield Extent(op, "offsets", rows * 8)
         yield Extent(op, "query", rows * op.heads * op.head_dim * size, True)

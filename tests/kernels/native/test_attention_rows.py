@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.session import native_session
+from penstock.messages import Window
 
 SIZE, CONTEXT, KV_HEADS, GROUP, HEAD_DIM = 16, 1039, 1, 3, 48
 LAST = 21  # queries, of which some see a third segment of the cache and some end within a page
@@ -38,7 +39,7 @@ def test_a_query_is_the_same_alone_and_in_any_chunk(dtype: torch.dtype, window: 
             page = written[table[0, context // SIZE]].view(KV_HEADS, -1, HEAD_DIM, per_word)
             tokens = torch.arange(SIZE).view(-1, 1, per_word)
             page.masked_fill_(tokens >= inside, torch.nan)
-        batch = AttentionBatch(SIZE, window, np.array([0, end - first]), np.array([context]), table)
+        batch = AttentionBatch(SIZE, Window(window), np.array([0, end - first]), np.array([context]), table)
         return attention(query[first:end].contiguous(), keys, written, attention.prepare(batch, keys), HEAD_DIM**-0.5)
 
     together = attend(0, LAST)

@@ -15,6 +15,7 @@ from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.pack import pack
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.team import ThreadTeam
+from penstock.messages import Window
 from tests.kernels.native.reference import FROM_FLOATS, GROUPED, random_weight
 
 # Emulated kernels (see test_emulated.py) are slow: only the best set is tested, on smaller inputs of the same kinds.
@@ -77,13 +78,14 @@ def test_attention_does_not_depend_on_how_a_prompt_was_cut(isa: str, threads: in
     where: Any = torch.from_numpy(table[0, at // size]), torch.from_numpy(at % size)
     query = attention.store(qkv, heads, None, rotation, keys, values, *where, 1e-6, 0.0)
 
-    def attend(first: int, last: int, window: int) -> torch.Tensor:
+    def attend(first: int, last: int, window: Window) -> torch.Tensor:
         """Queries first to last, as the end of a context of `last` tokens."""
         start, lens = np.array([0, last - first]), np.array([last])
         prepared = attention.prepare(AttentionBatch(size, window, start, lens, table), keys)
         return attention(query[first:last].contiguous(), keys, values, prepared, dim**-0.5)
 
-    for window in (0, context // 2 + 50):
+    sizes = context // 2 + 50, 300
+    for window in (Window(), Window(sizes[0]), *(Window(tokens, chunked=True) for tokens in sizes)):
         whole = attend(0, context, window)
         assert torch.isfinite(whole).all()
         for cut in (1, 17, 512, 513, context - 200):
@@ -119,7 +121,7 @@ def test_attention_does_not_depend_on_the_other_sequences(isa: str, threads: int
     def attend(first: int, last: int) -> torch.Tensor:
         """Sequences first to last."""
         start = starts[first : last + 1]
-        batch = AttentionBatch(size, 0, start - start[0], context_lens[first:last], tables[first:last])
+        batch = AttentionBatch(size, Window(), start - start[0], context_lens[first:last], tables[first:last])
         rows = query[start[0] : start[-1]].contiguous()
         return attention(rows, keys, values, attention.prepare(batch, keys), dim**-0.5)
 

@@ -10,6 +10,7 @@ from penstock.kernels.attention import ReferenceAttention, unscaled
 from penstock.kernels.native.attention import NativeAttention
 from penstock.kernels.native.loader import instruction_sets
 from penstock.kernels.native.session import native_session
+from penstock.messages import Window
 
 SIZE, KV_HEADS, GROUP, DIM = 16, 2, 3, 48
 DTYPES = (torch.float32, torch.bfloat16)
@@ -71,7 +72,7 @@ def test_attention_is_that_over_the_rounded_keys_and_values(dtype: torch.dtype, 
         stored(attention, normal(context, KV_HEADS * (GROUP + 2) * DIM, seed=i).to(dtype), pages, slots)
     start = np.concatenate([[0], np.cumsum(query_lens)])
     query = normal(int(start[-1]), KV_HEADS * GROUP, DIM, seed=9).to(dtype)
-    batch = AttentionBatch(SIZE, window, start, context_lens, tables)
+    batch = AttentionBatch(SIZE, Window(window), start, context_lens, tables)
     got = attention(query, pages[:, 0], pages[:, 1], attention.prepare(batch, pages[:, 0]), DIM**-0.5)
     keys, values = (dequantised(pages[:, part], keys=part == 0).nan_to_num() for part in (0, 1))
     reference = ReferenceAttention()

@@ -31,6 +31,7 @@ from penstock.kernels.triton.norm import TritonNorm
 from penstock.kernels.triton.quantized import quantize_rows
 from penstock.kernels.triton.sampling.choose import choose
 from penstock.kernels.triton.weights import Scheme, Weight, empty_weight
+from penstock.messages import Window
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -120,7 +121,7 @@ def attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, wind
     for lens in (*decodes, [(600, 700)]):
         lengths, contexts = np.array(lens, np.int64).T
         start = np.concatenate([[0], np.cumsum(lengths)])
-        batch = AttentionBatch(16, window, start, contexts, np.zeros((len(lens), 64), np.int64))
+        batch = AttentionBatch(16, Window(window), start, contexts, np.zeros((len(lens), 64), np.int64))
         query = torch.zeros(int(start[-1]), heads, head_dim, dtype=kind)
         provider(query, keys, values, provider.prepare(batch, keys), 0.1)
     TritonAttention(fixed=True)(query, keys, values, provider.prepare(batch, keys), 0.1)

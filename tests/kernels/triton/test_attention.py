@@ -10,13 +10,16 @@ from torch import Tensor
 from penstock.kernels.attention import AttentionBatch, ReferenceAttention, unscaled
 from penstock.kernels.triton.attention import SPLIT_BELOW, TritonAttention
 from penstock.kernels.triton.store import store
+from penstock.messages import Window
 from tests.kernels.triton.device import DEVICE, there
 
 SIZE = 16
 
+WHOLE = Window()
+
 
 def make(
-    lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: int = 0
+    lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: Window = WHOLE
 ) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
     """(query, keys, values, batch) for (queries, context) of each sequence; what nobody may look at is NaN."""
     generator = torch.Generator().manual_seed(5)
@@ -39,14 +42,16 @@ def make(
 @pytest.mark.parametrize(
     ("lens", "heads", "kv_heads", "head_dim", "window"),
     [
-        ([(1, 70), (1, 1), (1, 130)], 6, 2, 64, 0),  # split
-        ([(1, 5 + 9 * i) for i in range(6)], 50, 25, 8, 0),  # more programs than are split
-        ([(40, 100), (1, 9), (3, 200), (1, 65)], 2, 1, 32, 0),
-        ([(1, 150), (70, 150)], 4, 4, 16, 37),
+        ([(1, 70), (1, 1), (1, 130)], 6, 2, 64, WHOLE),  # split
+        ([(1, 5 + 9 * i) for i in range(6)], 50, 25, 8, WHOLE),  # more programs than are split
+        ([(40, 100), (1, 9), (3, 200), (1, 65)], 2, 1, 32, WHOLE),
+        ([(1, 150), (70, 150)], 4, 4, 16, Window(37)),
+        ([(1, 150), (70, 150), (1, 149), (1, 148)], 4, 2, 16, Window(37, chunked=True)),
+        ([(1, 64), (1, 65), (40, 140)], 2, 1, 16, Window(64, chunked=True)),
     ],
 )
 def test_dense_attention_over_pages_of_which_only_what_is_seen_is_read(
-    lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: int
+    lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: Window
 ) -> None:
     query, keys, values, batch = make(lens, heads, kv_heads, head_dim, window)
     want = ReferenceAttention()(query, keys.nan_to_num(), values.nan_to_num(), batch, 0.3)
@@ -114,7 +119,7 @@ def test_fp8_pages_are_written_with_a_scale_for_each_token_and_read_back() -> No
 
     lens = np.array([20, 37])
     tables = np.array([[1, 2, 0], [3, 4, 5]])
-    batch = AttentionBatch(SIZE, 0, np.array([0, 1, 4]), lens, tables)
+    batch = AttentionBatch(SIZE, WHOLE, np.array([0, 1, 4]), lens, tables)
     q = query[:4].contiguous()
     got = attention(q, keys, values, attention.prepare(batch, keys), 0.2).cpu()
     pages = [dequantized(each, head_dim) for each in (keys, values)]

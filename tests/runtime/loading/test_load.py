@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from safetensors import safe_open
 
 from penstock.config import DoesNotFit, EngineConfig
-from penstock.messages import NewSequence, SamplingParams, StepPlan, Work
+from penstock.messages import NewSequence, SamplingParams, StepPlan, Window, Work
 from penstock.runtime.loading.load import load_runner
 
 Checkpoint = Callable[..., Path]
@@ -27,7 +27,7 @@ def test_capacity_and_a_first_step(tiny_checkpoint: Checkpoint) -> None:
     runner = load_runner(config(folder), progress=False)
     capacity = runner.capacity
     assert capacity.block_size == 16 and capacity.depth == 1 and capacity.vocab_size == 307
-    assert [group.window for group in capacity.groups] == [0, 16]
+    assert [group.window for group in capacity.groups] == [Window(), Window(16)]
     rows = {row.name: row.bytes for row in capacity.memory}
     with safe_open(folder / "model.safetensors", "pt") as stored:
         assert rows["weights"] >= sum(2 * stored.get_tensor(name).numel() for name in stored.keys())  # noqa: SIM118

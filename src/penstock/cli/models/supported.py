@@ -34,14 +34,12 @@ In bfloat16 Mamba 2's residual is in bfloat16 too, whatever `residual_in_fp32` s
 Gemma 4's E2B and E4B run as one pipeline stage: layers read keys, values and embeddings that another stage would
 have.
 
-Three limits depend on the length of the context:
+Two limits depend on the length of the context:
 
 - Models with LongRoPE (Phi 3 and 4-mini with long contexts) have one set of frequencies for up to
   `original_max_position_embeddings` tokens, and one for more. `--max-model-len` decides for all requests. With the
   short set, results are those of transformers at every length; with the long set they differ for prompts that would
   fit the short one.
-- Llama 4 is served up to 8191 tokens. From there on, layers with rope see only a part of the context, and the others
-  scale queries by their position.
 - Models with `"rope_type": "dynamic"` are served up to `max_position_embeddings`, where nothing is scaled yet.
 
 ## Other decoders

@@ -1,8 +1,10 @@
 """Mistral, dense: Llama with, in some versions, a sliding window in every layer; Ministral, with one in some layers;
-and Ministral 3, whose rope is YaRN."""
+and Ministral 3, whose rope is YaRN, and whose queries
+are scaled by position."""
 
 from dataclasses import replace
 
+from penstock.config.facts import QueryTemperature
 from penstock.families.hf_config import HFConfig, layer_windows
 from penstock.families.llama_like import decoder_spec, layer_spec, num_layers
 from penstock.families.rope_config import rope
@@ -23,12 +25,13 @@ def ministral(config: HFConfig) -> ModelSpec:
 
 
 def ministral3(config: HFConfig, prefix: str = "") -> ModelSpec:
-    """`max_position` ends where transformers begins to scale queries by position: at 16,384 in published models."""
-    most, parameters = config.integer("max_position_embeddings", 262_144), config.section("rope_parameters")
-    if parameters is not None and parameters.number("llama_4_scaling_beta", 0.0, or_zero=True):
-        most = min(most, parameters.integer("original_max_position_embeddings", most))
+    turned, parameters = rope(config, 1e6), config.section("rope_parameters") or HFConfig({})
+    if beta := parameters.number("llama_4_scaling_beta", 0.0, or_zero=True):
+        every = parameters.integer("original_max_position_embeddings")
+        turned = replace(turned, temperature=QueryTemperature(every, beta))
     window = config.integer("sliding_window", 0, least=0)
-    layer = layer_spec(config, num_kv_heads=8, head_dim=128, rope_spec=rope(config, 1e6))
+    layer = layer_spec(config, num_kv_heads=8, head_dim=128, rope_spec=turned)
     windows = [window] * num_layers(config)
-    spec = decoder_spec(config, "ministral3", layer, windows, prefix=prefix, eps=("rms_norm_eps", 1e-5))
-    return replace(spec, max_position=most)
+    return decoder_spec(
+        config, "ministral3", layer, windows, prefix=prefix, eps=("rms_norm_eps", 1e-5), max_position=262_144
+    )

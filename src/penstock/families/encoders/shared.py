@@ -13,6 +13,7 @@ from penstock.config.facts import PageShape, PoolingFacts
 from penstock.families.hf_config import HFConfig, checkpoint_dtype
 from penstock.families.kinds.attention import AttentionMemory, RopeSpec, TensorSplit
 from penstock.families.spec import EncoderActivation, EncoderSpec, LayerSpec, ModelSpec, Parameter, stacked
+from penstock.messages import Window
 
 MAX_LABELS = 4096
 
@@ -136,7 +137,7 @@ def encoder_spec(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden,
         layers=layers,
-        windows=(0,),
+        windows=(Window(),),
         max_position=max_position,
         norm_eps=norm_eps,
         tie_embeddings=False,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol
 
-from penstock.config.facts import PageShape
+from penstock.config.facts import PageShape, QueryTemperature
 
 # How a parameter is divided among tensor ranks: "whole" on each; "rows" or "columns" of the matrix; "once": on the
 # first rank alone, because the ranks' outputs are summed; "experts": whole experts of a mixture.
@@ -18,7 +18,7 @@ Cut = Literal["whole", "rows", "columns", "experts", "once"]
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding over the first `dims` elements of a head.
+    """Rotary position embedding over the first `dims` elements of a head, and what else positions do to queries.
 
     Frequencies are theta ** (-2i / dims), then changed by `scaling`:
     - "off": all 0, as nothing is rotated;
@@ -50,6 +50,7 @@ class RopeSpec:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     turning: int = 0
+    temperature: QueryTemperature | None = None  # of queries, which are multiplied by it after they are rotated
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.config.facts import QueryTemperature
 from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.native.linear import DTYPES
 from penstock.kernels.native.session import Session
 from penstock.kernels.native.structs import I8, AttentionOp, CacheOp, LatentOp, RotationOp
+from penstock.messages import Window
 
 SEGMENT = 512  # kSegment in cpp/ops.h
 PAGE_DTYPES = {**DTYPES, torch.int8: I8}
@@ -22,7 +24,7 @@ PARTIALS = 1024  # segments whose results can be stored for merging; further seq
 class AttentionWork:
     """A step's items of work for one KV group. Sized for the largest step, so that every step can fill it again."""
 
-    def __init__(self, sequences: int, tokens: int, blocks: int, window: int, *, causal: bool = True) -> None:
+    def __init__(self, sequences: int, tokens: int, blocks: int, window: Window, *, causal: bool = True) -> None:
         self.window, self.causal = window, causal
         self._tile = TILE_QUERIES if causal else BOTH_WAYS_QUERIES
         self.item_count, self.merge_count = c_int64(), c_int64()
@@ -54,8 +56,9 @@ class AttentionWork:
         sequences = len(self._divided[0]) // 8 - 1
         context = self.context_lens[:sequences]
         left = -context % SEGMENT  # until a context enters another segment,
-        if self.window:  # or the window leaves one
-            left = np.minimum(left, (self.window - 1 - context) % SEGMENT)
+        if self.window:  # or the window leaves one, or the next chunk begins
+            tokens = self.window.tokens
+            left = np.minimum(left, -context % tokens if self.window.chunked else (tokens - 1 - context) % SEGMENT)
         return int(left.min())
 
     def _divide(
@@ -110,11 +113,25 @@ class NativeAttention:
         prepared.fill(batch)
         return prepared
 
-    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-        half = frequencies.shape[1]
-        out = self._session.empty(positions, 2, half, dtype=torch.float32)
+    def rotation(
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        dtype: torch.dtype,
+        temperature: QueryTemperature | None = None,
+    ) -> Tensor:
+        """fp32 [tokens, 2, half]: cosines and sines; with a temperature [tokens, 4, half]: then those of queries."""
+        half, queries = frequencies.shape[1], temperature or QueryTemperature(0, 0.0)
+        out = self._session.empty(positions, 2 if temperature is None else 4, half, dtype=torch.float32)
         op = RotationOp(
-            self._session.rows(positions), positions.data_ptr(), frequencies.data_ptr(), out.data_ptr(), half
+            self._session.rows(positions),
+            positions.data_ptr(),
+            frequencies.data_ptr(),
+            out.data_ptr(),
+            half,
+            queries.every,
+            queries.first,
+            queries.scale,
         )
         self._session.run(op, frequencies)
         return out
@@ -155,6 +172,8 @@ class NativeAttention:
             block_size,
             keys.stride(0),
             keys.stride(1),
+            rotation.shape[1] * rotation.shape[2],
+            (rotation.shape[1] - 2) * rotation.shape[2],
             eps,
             offset,
             whole and weight is not None,
@@ -217,13 +236,14 @@ class NativeAttention:
             block_size,
             keys.stride(0),
             keys.stride(1),
-            prepared.window,
+            prepared.window.tokens,
             scale,
             softcap,
             None if sinks is None else sinks.data_ptr(),
             DTYPES[query.dtype],
             PAGE_DTYPES[keys.dtype],
             not prepared.causal,
+            prepared.window.chunked,
         )
         self._session.run(op, prepared, self._partials, sinks, keys, values)
         return out

@@ -140,6 +140,9 @@ class RotationOp(ctypes.Structure):
         ("frequencies", c_void_p),
         ("out", c_void_p),
         ("half", c_int64),
+        ("every", c_int64),
+        ("first", c_int64),
+        ("temperature", c_float),
     )
 
 
@@ -160,6 +163,8 @@ class CacheOp(ctypes.Structure):
         ("block_size", c_int64),
         ("block_stride", c_int64),
         ("head_stride", c_int64),
+        ("rotation_stride", c_int64),
+        ("query_rotation", c_int64),
         ("eps", c_float),
         ("offset", c_float),
         ("whole", c_int32),
@@ -198,6 +203,7 @@ class AttentionOp(ctypes.Structure):
         ("dtype", c_int32),
         ("page_dtype", c_int32),
         ("bidirectional", c_int32),
+        ("chunked", c_int32),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from penstock.config.facts import QueryTemperature
 from penstock.kernels.attention import AttentionBatch
 from penstock.kernels.batch_arrays import StepSequences, order_units
 from penstock.kernels.elementwise import normed_together
@@ -59,8 +60,14 @@ class TritonAttention:
             int(several.max(initial=0)),
         )
 
-    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-        return rotation(positions, frequencies)
+    def rotation(
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        dtype: torch.dtype,
+        temperature: QueryTemperature | None = None,
+    ) -> Tensor:
+        return rotation(positions, frequencies, temperature)
 
     def store(
         self,
@@ -211,7 +218,8 @@ def _attend(
         scores.scale * LOG2_E,
         scores.softcap * LOG2_E,
         heads,
-        WINDOW=prepared.window,
+        WINDOW=prepared.window.tokens,
+        CHUNKED=prepared.window.chunked,
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,

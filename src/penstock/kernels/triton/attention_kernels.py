@@ -28,6 +28,15 @@ def _place(sequences, capacity, decodes, prompts, tile, QUERIES: tl.constexpr):
     return low, (tile - (before // QUERIES + low - decodes)) * QUERIES
 
 
+@triton.jit
+def _first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """Window.first_seen, for a window of some tokens."""
+    if CHUNKED:
+        return position // WINDOW * WINDOW
+    else:
+        return tl.maximum(position - WINDOW + 1, 0)
+
+
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_STAGED)
 def attend(
     query,
@@ -52,6 +61,7 @@ def attend(
     softcap,  # likewise
     heads,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     GROUP: tl.constexpr,  # heads that share a KV head
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -99,7 +109,7 @@ def attend(
     end = context - count + tl.minimum(first + QUERIES, count)
     seen = 0  # the first key that the tile sees: table entries of blocks before it are undefined
     if WINDOW > 0:
-        seen = tl.maximum(context - count + first - WINDOW + 1, 0)
+        seen = _first_seen(context - count + first, WINDOW, CHUNKED)
     begin = seen // KEYS * KEYS
     if SEGMENTS > 1:
         length = tl.cdiv(tl.cdiv(end - begin, KEYS), SEGMENTS) * KEYS
@@ -126,7 +136,7 @@ def attend(
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
         visible = real[None, :] & (key_at[None, :] <= query_at[:, None])
         if WINDOW > 0:
-            visible &= key_at[None, :] > query_at[:, None] - WINDOW
+            visible &= key_at[None, :] >= _first_seen(query_at, WINDOW, CHUNKED)[:, None]
         scores = tl.where(visible, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # while a row has seen no key

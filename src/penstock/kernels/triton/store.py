@@ -6,19 +6,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.config.facts import QueryTemperature
 from penstock.kernels.triton.quantized import LIMITS, quantize, row_scale
 
 TILE_ELEMENTS = 1024  # per program of four warps
 
 
-def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
+def rotation(positions: Tensor, frequencies: Tensor, temperature: QueryTemperature | None = None) -> Tensor:
     """fp32 [tokens, 2, half]: cos and sin of int64 positions [tokens] times fp32 frequencies [2, half] (see
-    PagedAttention)."""
+    PagedAttention). With a temperature [tokens, 4, half]: then those of queries."""
     tokens, half = len(positions), frequencies.shape[1]
-    out = torch.empty(tokens, 2, half, dtype=torch.float32, device=positions.device)
+    queries = temperature or QueryTemperature(0, 0.0)
+    out = torch.empty(tokens, 2 if temperature is None else 4, half, dtype=torch.float32, device=positions.device)
     if tokens:
         block = triton.next_power_of_2(half)
-        _rotation[(tokens,)](positions, frequencies, out, half, HALF=block, num_warps=1)
+        _rotation[(tokens,)](
+            positions,
+            frequencies,
+            out,
+            half,
+            queries.scale,
+            EVERY=queries.every,
+            FIRST=queries.first,
+            HALF=block,
+            num_warps=1,
+        )
     return out
 
 
@@ -68,6 +80,7 @@ def store(
         BLOCK_SIZE=block_size,
         NORMED=0 if weight is None else len(weight),
         HAS_OFFSET=offset != 0.0,
+        TEMPERED=cos_sin.shape[1] == 4,
         LIMIT=LIMITS[keys.dtype] if quantized else 0.0,
         ROWS=rows,
         HALF=half,
@@ -77,13 +90,23 @@ def store(
 
 
 @triton.jit
-def _rotation(positions, frequencies, out, half, HALF: tl.constexpr):
+def _rotation(
+    positions, frequencies, out, half, temperature, EVERY: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, HALF)
-    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + place, mask=place < half, other=0.0)
+    position = tl.load(positions + token)
+    angle = position.to(tl.float32) * tl.load(frequencies + place, mask=place < half, other=0.0)
     factor = tl.load(frequencies + half + place, mask=place < half, other=0.0)
-    tl.store(out + token * 2 * half + place, tl.cos(angle) * factor, mask=place < half)
-    tl.store(out + token * 2 * half + half + place, tl.sin(angle) * factor, mask=place < half)
+    cos, sin = tl.cos(angle) * factor, tl.sin(angle) * factor
+    target = out + token * (2 if EVERY == 0 else 4) * half + place
+    tl.store(target, cos, mask=place < half)
+    tl.store(target + half, sin, mask=place < half)
+    if EVERY > 0:
+        passed = (position + FIRST) // EVERY
+        tempered = 1.0 + temperature * tl.log(1.0 + passed.to(tl.float32))
+        tl.store(target + 2 * half, cos * tempered, mask=place < half)
+        tl.store(target + 3 * half, sin * tempered, mask=place < half)
 
 
 @triton.jit
@@ -118,6 +141,7 @@ def _store(
     BLOCK_SIZE: tl.constexpr,
     NORMED: tl.constexpr,  # how many heads of a token are normed: queries, keys, values; or 0
     HAS_OFFSET: tl.constexpr,
+    TEMPERED: tl.constexpr,  # whether queries have rotations of their own
     LIMIT: tl.constexpr,  # the largest quantised magnitude; 0: pages have qkv's dtype
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
@@ -149,7 +173,11 @@ def _store(
             normed_high = ((high * scale).to(dtype).to(tl.float32) * factor_high).to(dtype).to(tl.float32)
         low = tl.where((head < NORMED)[:, None], normed_low, low)
         high = tl.where((head < NORMED)[:, None], normed_high, high)
-    angles = cos_sin + token[:, None] * HEAD_DIM + place[None, :]
+    if TEMPERED:
+        first = token * 2 * HEAD_DIM + tl.where(head < heads, HEAD_DIM, 0)
+    else:
+        first = token * HEAD_DIM
+    angles = cos_sin + first[:, None] + place[None, :]
     cos = tl.load(angles, mask=turning, other=1.0)
     sin = tl.load(angles + HEAD_DIM // 2, mask=turning, other=0.0)
     # Rounded to qkv's dtype: fp8 pages are quantised from the values that other pages hold.

@@ -1,13 +1,17 @@
-"""Llama 4, the text model: heads are normed without a weight, every fourth layer sees no positions, and mixtures of
-experts weigh their inputs, beside a shared expert."""
+"""Llama 4, the text model: layers with rope see only the tokens of their chunk, and their heads are normed without a
+weight; every fourth layer sees all tokens and no positions; mixtures of experts weigh their inputs, beside a shared
+expert."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.config.facts import QueryTemperature
 from penstock.families.experts import ExpertNames, moe_spec
 from penstock.families.hf_config import HFConfig
 from penstock.families.llama_like import NAMES, decoder_spec, layer_spec, num_layers, with_attention
 from penstock.families.rope_config import NO_ROPE, rope
 from penstock.families.spec import ModelSpec
+from penstock.messages import Window
 
 _NAMES = replace(NAMES, mlp="feed_forward.")
 _EXPERTS = ExpertNames(
@@ -20,7 +24,6 @@ _EXPERTS = ExpertNames(
 
 
 def llama4(config: HFConfig, prefix: str = "") -> ModelSpec:
-    """The positions are those up to which layers with rope see all tokens, and those without do not scale queries."""
     count, bias = num_layers(config), config.flag("attention_bias")
     dense = layer_spec(
         config,
@@ -42,18 +45,39 @@ def llama4(config: HFConfig, prefix: str = "") -> ModelSpec:
     ropes = config.integers("no_rope_layers") or [int((i + 1) % 4 != 0) for i in range(count)]
     if len(ropes) != count:
         raise config.unsupported("no_rope_layers", f"with {len(ropes)} entries", f"one for each of {count} layers")
+    unturned = NO_ROPE
+    if config.flag("attn_temperature_tuning", True):
+        every, scale = config.integer("floor_scale", 8192), config.number("attn_scale", 0.1, or_zero=True)
+        unturned = replace(NO_ROPE, temperature=QueryTemperature(every, scale, first=1))
     layers = []
     for i, turned in enumerate(ropes):
         layer = replace(dense, intermediate_size=0, moe=moe) if i in sparse else dense
         norm = "unit" if turned and config.flag("use_qk_norm", True) else ""
-        layers.append(with_attention(layer, qk_norm=norm) if turned else with_attention(layer, rope=NO_ROPE))
-    most = config.integer("max_position_embeddings", 131_072)
-    if any(ropes):
-        most = min(most, config.integer("attention_chunk_size", 8192))
-    if not all(ropes) and config.flag("attn_temperature_tuning", True):
-        most = min(most, config.integer("floor_scale", 8192, least=2) - 1)
-    eps = ("rms_norm_eps", 1e-5)
-    spec = decoder_spec(
-        config, "llama4", layers, prefix=prefix, eps=eps, max_position=131_072, names=_NAMES, experts=_EXPERTS
+        layers.append(with_attention(layer, qk_norm=norm) if turned else with_attention(layer, rope=unturned))
+    return decoder_spec(
+        config,
+        "llama4",
+        layers,
+        _windows(config, ropes),
+        prefix=prefix,
+        eps=("rms_norm_eps", 1e-5),
+        max_position=131_072,
+        names=_NAMES,
+        experts=_EXPERTS,
     )
-    return replace(spec, max_position=most)
+
+
+def _windows(config: HFConfig, ropes: Sequence[int]) -> list[Window]:
+    """Layers with rope see the tokens of their chunk, unless `layer_types` says otherwise."""
+    names = {"full_attention": False, "chunked_attention": True}
+    types = config.texts("layer_types")
+    if types is not None and len(types) != len(ropes):
+        raise config.unsupported("layer_types", f"with {len(types)} entries", f"one for each of {len(ropes)} layers")
+    for kind in types or ():
+        if kind not in names:
+            raise config.unsupported("layer_types", kind, ", ".join(names))
+    chunked = map(bool, ropes) if types is None else (names[kind] for kind in types)
+    if config.is_null("attention_chunk_size"):
+        return [Window()] * len(ropes)
+    chunk = Window(config.integer("attention_chunk_size", 8192), chunked=True)
+    return [chunk if each else Window() for each in chunked]

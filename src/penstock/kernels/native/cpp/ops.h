@@ -174,8 +174,10 @@ struct RotationOp {
   const int64_t* rows;
   const int64_t* positions;
   const float* frequencies;  // [2][half]: radians per position, and what cosine and sine are multiplied by
-  float* out;                // [rows][2][half]: cosines, then sines
+  float* out;                // [rows][2][half]: cosines, then sines; with a temperature [rows][4][half]: then queries'
   int64_t half;
+  int64_t every, first;  // queries' are multiplied by 1 + temperature * log(1 + (position + first) / every); 0: not
+  float temperature;
 };
 
 // Norms and rotates the query and key heads of a fused projection, and stores keys and values in the pages. With `whole`
@@ -196,6 +198,7 @@ struct CacheOp {
   void* values;
   int64_t heads, kv_heads, head_dim, block_size;
   int64_t block_stride, head_stride;
+  int64_t rotation_stride, query_rotation;  // of the rows of rotations, and where in a row those of queries are
   float eps, offset;
   int32_t whole;
   int32_t norm_values;
@@ -255,6 +258,7 @@ struct AttentionOp {
   Dtype dtype;
   Dtype page_dtype;
   int32_t bidirectional;  // queries also see later tokens of their sequence, within the window on that side too
+  int32_t chunked;        // a query sees those of its own chunk of `window` tokens, up to itself
 };
 
 struct FiniteOp {  // whether a row holds neither NaN nor infinity

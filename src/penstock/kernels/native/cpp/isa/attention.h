@@ -116,6 +116,7 @@ class AttentionTile {
 
  private:
   int64_t first_seen(int64_t position) const {
+    if (op_.chunked) return position / op_.window * op_.window;
     return op_.window != 0 && position >= op_.window ? position - op_.window + 1 : 0;
   }
 

@@ -169,13 +169,18 @@ void norm(Worker& worker, const NormOp& op) {
 void rotation(Worker& worker, const RotationOp& op) {
   worker.for_each(*op.rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      float* cosines = op.out + row * 2 * op.half;
+      const int64_t width = 2 * op.half;
+      float* cosines = op.out + row * (op.every == 0 ? width : 2 * width);
       const auto position = static_cast<float>(op.positions[row]);
       for (int64_t i = 0; i < op.half; ++i) {
         const float angle = position * op.frequencies[i], factor = op.frequencies[op.half + i];
         cosines[i] = std::cos(angle) * factor;
         cosines[op.half + i] = std::sin(angle) * factor;
       }
+      if (op.every == 0) continue;
+      const auto passed = static_cast<float>((op.positions[row] + op.first) / op.every);
+      const float factor = 1.0f + op.temperature * std::log1p(passed);
+      for (int64_t i = 0; i < width; ++i) cosines[width + i] = cosines[i] * factor;
     }
   });
 }
@@ -246,7 +251,7 @@ void cache_as(Worker& worker, const CacheOp& op) {
     for (int64_t row = begin; row < end; ++row) {
       const T* heads = static_cast<const T*>(op.qkv) + row * all * dim;
       const T* weight = static_cast<const T*>(op.weight);
-      const float* cos_sin = op.rotation + row * dim;
+      const float* cos_sin = op.rotation + row * op.rotation_stride;
       T* query = static_cast<T*>(op.query) + row * op.heads * dim;
       F16 of_queries = zero_f(), of_keys = zero_f();
       if (op.whole) {
@@ -254,7 +259,7 @@ void cache_as(Worker& worker, const CacheOp& op) {
         of_keys = norm_scale(heads + op.heads * dim, op.kv_heads * dim, op.eps);
       }
       for (int64_t head = 0; head < op.heads; ++head) {
-        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, cos_sin, op, of_queries,
+        rotate(heads + head * dim, weight ? weight + head * dim : nullptr, cos_sin + op.query_rotation, op, of_queries,
                query + head * dim, scratch);
       }
       const int64_t page = op.blocks[row] * op.block_stride, at = op.offsets[row];
