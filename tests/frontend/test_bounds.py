@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from tests.frontend.http.test_connections import connection, request, status_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MIB4 = 4 << 20
+TRIES = 3  # other work on this machine can slow a try down: the best one counts
+USUAL_SECONDS = 0.001  # see slowness
 
 
 def body(before: bytes, unit: bytes, after: bytes) -> bytes:
@@ -77,6 +80,18 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         yield held
 
 
+def slowness() -> float:
+    """How many times longer Python takes now than it usually did on the machine that the limits were chosen on; at
+    least 1. Beside other tests, and on another machine, it can be 3."""
+
+    def seconds() -> float:
+        began = time.thread_time()
+        len({key for i in range(2000) for key in (b"%d" % i).split(b"1")})
+        return time.thread_time() - began
+
+    return max(statistics.median(seconds() for _ in range(21)) / USUAL_SECONDS, 1.0)
+
+
 async def send_from_outside(port: int, path: str, sent: bytes, count: int) -> list[bytes]:
     """The statuses of `count` requests at once, from another process."""
     sender = await asyncio.create_subprocess_exec(
@@ -86,11 +101,16 @@ async def send_from_outside(port: int, path: str, sent: bytes, count: int) -> li
     return answers.split()
 
 
-def report(name: str, held: list[float]) -> None:
-    """Sorts the times and shows them."""
+def report(name: str, held: list[float]) -> float:
+    """Sorts the times and shows them. Returns the slowness."""
     held.sort()
     last = -len(held) // 100
-    print(f"{name}: {len(held)} callbacks, longest {1000 * held[-1]:.1f} ms, P99 {1000 * held[last]:.2f} ms")
+    slower = slowness()
+    print(
+        f"{name}: {len(held)} callbacks, longest {1000 * held[-1]:.1f} ms, P99 {1000 * held[last]:.2f} ms, on a "
+        f"processor {slower:.1f} times slower than usual"
+    )
+    return slower
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -98,11 +118,11 @@ async def test_no_body_holds_the_loop(site: Site, name: str, monkeypatch: pytest
     path, sent = BOMBS[name]
     assert len(sent) <= MIB4
     async with live(site) as port:
-        for _ in range(3):  # the other core's work can slow this one down: the best of three counts
+        for _ in range(TRIES):
             with monkeypatch.context() as patched, callbacks(patched) as held:
                 assert await send_from_outside(port, path, sent, 8) == [b"400"] * 8
-            report(name, held)
-            if held[-1] < 0.02 and held[-len(held) // 100 - 1] < 0.005:
+            slower = report(name, held)
+            if held[-1] < 0.02 * slower and held[-len(held) // 100 - 1] < 0.005 * slower:
                 return
     raise AssertionError(f"a body holds the loop for {held[-1]:.3f} s")
 
@@ -349,10 +369,12 @@ async def test_no_accepted_body_holds_the_loop(
     site = make_site(max_model_len=300_000)
     await site.post(path, **json.loads(sent))  # imports and caches
     async with live(site) as port:
-        with callbacks(monkeypatch) as held:
-            assert await send_from_outside(port, path, sent, 4) == [b"200"] * 4
-    report(name, held)
-    assert held[-1] < 0.02
+        for _ in range(TRIES):
+            with monkeypatch.context() as patched, callbacks(patched) as held:
+                assert await send_from_outside(port, path, sent, 4) == [b"200"] * 4
+            if held[-1] < 0.02 * report(name, held):
+                return
+    raise AssertionError(f"a body holds the loop for {held[-1]:.3f} s")
 
 
 def wide(fields: int) -> dict[str, Any]:
@@ -388,17 +410,16 @@ async def test_no_schema_holds_the_loop(
         async with live(site) as port:
             for fields in asked:
                 longest = []
-                for i in range(60):  # the machine's other work can slow this one down: the best one counts
+                for i in range(60):  # the best one counts
                     messages = [{"role": "user", "content": f"{name} {i}"}]
                     sent = json.dumps({"messages": messages, "max_tokens": 1, **fields}).encode()
                     with monkeypatch.context() as patched, callbacks(patched) as held:
                         answers = await send_from_outside(port, CHAT, sent, 4)
                     assert not status or answers == [status.encode()] * 4
-                    report(name, held)
-                    longest.append(held[-1])
-                    if held[-1] < 0.005:
+                    longest.append(max(held) / report(name, held))
+                    if longest[-1] < 0.005:
                         break
-                assert min(longest) < 0.0075  # beside other tests the processor is slower
+                assert min(longest) < 0.005
     finally:
         gc.unfreeze()
 

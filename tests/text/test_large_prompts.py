@@ -111,7 +111,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_template_that_takes_too_long_on_its_arguments(folder: Path) -> None:
-    encoder, workers = make(folder, 0.4)
+    encoder, workers = make(folder, 1.5)
     words = [f"{i * 7919 % 60_000:05}" for i in range(60_000)]
     try:
         assert workers.encode(chat(1, extra=words)) == encoder.encode(chat(1, extra=words))

@@ -41,7 +41,7 @@ class RequestContext:
         """Counts stored bytes like those of the body, before they are read. Raises APIError 429 if the budget is
         spent."""
         if self.held is not None:
-            self.held.add(count)
+            self.held.add_stored(count)
 
     def salt(self, client_salt: str | None) -> str:
         """Returns the request's salt for the prefix cache, where only requests with equal salts share entries. It

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.frontend import RequestLimits, serve
 from tests.frontend.conftest import Site, listening, live, until
-from tests.frontend.test_bounds import callbacks
+from tests.frontend.test_bounds import TRIES, callbacks, slowness
 
 USER = {"messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**USER, "stream": True}
@@ -94,7 +94,7 @@ async def test_cancel_ends_one_request_in_the_engine(site: Site) -> None:
         ('{"id": "a", "body": {}}', "a", 400, "messages is missing"),
         ('{"id": "a", "body": {"messages": [], "messages": []}}', "a", 400, "twice"),
         ('{"id": "a", "body": ' + "[" * 100 + "]" * 100 + "}", "a", 400, "more than 64 deep"),
-        ('{"id": "a", "body": ' + "[" * 9000 + "]" * 9000 + "}", None, 400, "nested too deeply"),
+        ('{"id": "a", "body": ' + "[" * 9000 + "]" * 9000 + "}", None, 400, "more than 64 deep"),
         (json.dumps({"id": "a", "body": {**USER, "model": "gpt"}}), "a", 404, "'gpt' is not served"),
         (json.dumps({"id": "a", "body": {**USER, "stop": "x" * 999}}), "a", 400, "256"),
     ],
@@ -116,11 +116,15 @@ async def test_a_message_costs_no_more_than_its_bytes(site: Site, path: str, mon
     keys = '{"type":"response.create"' + "".join(f',"{i:x}":1' for i in range(380_000)) + "}"
     lists = '{"type":"response.create","input":[' + "[]," * 1_390_000 + "[]]}"
     async with live(site) as port, connect(f"ws://127.0.0.1:{port}{path}") as opened:
-        with callbacks(monkeypatch) as held:
-            for message in (keys, lists):
-                await opened.send(message if path != PATH else '{"id":"a","body":' + message + "}")
-                assert json.loads(await opened.recv())["error"]["code"] == "body_too_complex"
-        assert max(held) < 0.02
+        for _ in range(TRIES):
+            with monkeypatch.context() as patched, callbacks(patched) as held:
+                for message in (keys, lists):
+                    await opened.send(message if path != PATH else '{"id":"a","body":' + message + "}")
+                    assert json.loads(await opened.recv())["error"]["code"] == "body_too_complex"
+            if max(held) < 0.02 * slowness():
+                break
+        else:
+            raise AssertionError(f"a message holds the loop for {max(held):.3f} s")
         await opened.send(
             '{"id":"a","body":{"a":1,"a":2}}' if path == PATH else '{"type":"response.create","a":1,"a":2}'
         )

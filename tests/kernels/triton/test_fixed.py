@@ -16,8 +16,9 @@ from penstock.kernels.triton.experts import TritonExperts
 from penstock.kernels.triton.linear import TritonLinear
 from penstock.kernels.triton.tiles import tile_product
 from penstock.kernels.triton.weights import Weight, pack
+from penstock.messages import Window
 from tests.kernels.triton.device import there
-from tests.kernels.triton.test_attention import make
+from tests.kernels.triton.test_attention import WHOLE, make
 from tests.kernels.triton.test_ops import GPU, tensors
 
 ROWS = 70  # more than a tile
@@ -79,8 +80,8 @@ def test_a_token_of_a_mixture(scheme: str) -> None:
         assert equal(experts(x[some], part, *stacks, "silu"), together[some])
 
 
-@pytest.mark.parametrize("window", [0, 37])
-def test_a_query_of_attention(window: int) -> None:
+@pytest.mark.parametrize("window", [WHOLE, Window(37)])
+def test_a_query_of_attention(window: Window) -> None:
     """Of a sequence's last 40 tokens as one chunk, beside others; and each as a step of its own would have it."""
     lens = [(40, 150), (1, 9), (3, 200)]
     query, keys, values, batch = make(lens, 4, 2, 32, window)
@@ -93,7 +94,7 @@ def test_a_query_of_attention(window: int) -> None:
         alone = type(batch)(16, window, np.array([0, 1]), np.array([seen]), batch.block_tables[:1].copy())
         got = attention(q[nth : nth + 1], k, v, attention.prepare(alone, k), 0.3)
         assert equal(got[0], together[nth])
-    if not window:  # the usual kernels cut a context up where it is decoding
+    if window == WHOLE:  # the usual kernels cut a context up where it is decoding
         usual = TritonAttention()(q[39:40], k, v, attention.prepare(alone, k), 0.3)
         assert not equal(usual, got)
         torch.testing.assert_close(usual, got)

@@ -15,7 +15,7 @@ GPU = Platform("cuda", "9.0")
 LARGEST_REPEATED = 30  # rows of the inputs that are tried in every dtype: interpreting the larger takes seconds
 # Torch's own kernels. A GPU refuses models with states or latents, which need most; encoders run there in torch.
 IN_TORCH = ("layer_norm", "product", "recurrence", "sigmoid_gate", "bidirectional_attention")
-IN_TORCH += ("linear_by_head", "store_latents", "latent_attention")
+IN_TORCH += ("linear_by_head", "store_latents", "latent_attention", "ungated_experts")
 CASES = [
     pytest.param(op, dtype, id=f"{op.name}-{str(dtype)[6:]}")
     for op in OPS

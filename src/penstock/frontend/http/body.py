@@ -17,7 +17,7 @@ from penstock.frontend.limits import RequestLimits
 T = TypeVar("T")
 
 _SMALL = 2 << 10  # bytes that are scanned at once
-_SCANNED_AT_ONCE = 16 << 10  # bytes in a turn: 3 ms at worst
+_SCANNED_AT_ONCE = 8 << 10  # bytes in a turn: 3 ms at worst
 
 _FORM_BYTES = 64 << 10  # of an upload beside its file
 

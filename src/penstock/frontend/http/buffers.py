@@ -33,10 +33,9 @@ class BodyBuffers:
         """Returns the count of one body, which is empty at first."""
         return HeldBytes(self)
 
-    def take(self, count: int) -> None:
-        """Raises APIError 429 if the bodies of all requests together would pass the limit. A stored response that is
-        larger may be the only one."""
-        if self.used and self.used + count > self._limit:
+    def take(self, count: int, *, may_pass: bool = False) -> None:
+        """Raises APIError 429 if the bodies of all requests together would pass the limit, unless they may."""
+        if self.used + count > self._limit and not may_pass:
             raise APIError(
                 429,
                 f"the server holds {self.used} bytes of requests that are not complete; the limit is {self._limit} in "
@@ -78,6 +77,12 @@ class HeldBytes:
     def add(self, count: int) -> None:
         """Adds bytes that arrived. Raises APIError 429 if the budget is spent."""
         self._buffers.take(count)
+        self._count += count
+
+    def add_stored(self, count: int) -> None:
+        """As add, of bytes that the server stores, which cannot be refused for ever: where no other body is held they
+        may pass the budget."""
+        self._buffers.take(count, may_pass=self._buffers.used == self._count)
         self._count += count
 
     def release(self) -> None:

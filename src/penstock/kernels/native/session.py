@@ -191,7 +191,7 @@ def _labels(ops: Sequence[AnyOp]) -> list[str]:
                 label = "gate_up"
             elif op.heads > 1:
                 label = "by_head"
-            elif last == "down" and isinstance(ops[i + 1], ExpertsOp):
+            elif last == "down" and i + 1 < len(ops) and isinstance(ops[i + 1], ExpertsOp):
                 label = "experts_in"
             elif i and isinstance(ops[i - 1], ExpertsOp):
                 label = "experts_out"

@@ -54,12 +54,12 @@ def grammar_answers(setup: Setup) -> Callable[[bytes], bytes]:
 
     def answer(line: bytes) -> bytes:
         source = decode(line)
-        signal.setitimer(signal.ITIMER_REAL, DEADLINE)  # the signal's default action ends the process
+        signal.setitimer(signal.ITIMER_PROF, DEADLINE)  # the signal's default action ends the process
         try:
             checked = Checked(check(tokenizer, source))
         except (GrammarError, ValueError) as error:
             checked = Checked(error=str(error))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         return msgspec.json.encode(checked)
 
     return answer

@@ -13,7 +13,7 @@ from penstock.text.process import WorkerProcess
 from penstock.text.tokenizer import Tokenizer
 
 CACHE_BYTES = 4 << 20  # of sources and answers
-GRACE = 1.0  # seconds beyond the deadline before a process that does not end by itself is killed
+WALL_SECONDS = 30.0  # for a process that gets little processor time
 
 
 class GrammarChecker:
@@ -35,7 +35,8 @@ class GrammarChecker:
         return None if checked is None else _result(checked)
 
     def check(self, kind: SourceKind, text: str, trigger: str = "") -> Grammar:
-        """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while others wait.
+        """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while others
+        wait or the processor is busy.
 
         Raises GrammarError for one that is wrong, too large, or too slow to compile.
         """
@@ -77,10 +78,10 @@ class GrammarChecker:
         if self._process is None or not self._process.runs:
             self._start()
         assert self._process is not None
-        if answer := self._process.ask(line, DEADLINE + GRACE):
+        if answer := self._process.ask(line, WALL_SECONDS):
             return msgspec.json.decode(answer, type=Checked)
         self._process = None
-        return Checked(error=f"it takes more than {DEADLINE:g} s or too much memory to compile; simplify it")
+        return Checked(error=f"it takes more than {DEADLINE:g} s of processor time, or too much memory, to compile; simplify it")
 
     def _start(self) -> None:
         self._stop()

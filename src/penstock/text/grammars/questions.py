@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.messages import Grammar
 
-DEADLINE = 1.0  # seconds that compiling a grammar may take
+DEADLINE = 1.0  # seconds of processor time that compiling a grammar may take
 
 SourceKind = Literal["json_schema", "regex", "choice", "grammar"]
 
