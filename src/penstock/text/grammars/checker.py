@@ -35,8 +35,8 @@ class GrammarChecker:
         return None if checked is None else _result(checked)
 
     def check(self, kind: SourceKind, text: str, trigger: str = "") -> Grammar:
-        """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while others
-        wait or the processor is busy.
+        """Returns the grammar as the engine is to read it. Takes up to about a second, and longer while others wait or
+        the processor is busy.
 
         Raises GrammarError for one that is wrong, too large, or too slow to compile.
         """
@@ -81,7 +81,8 @@ class GrammarChecker:
         if answer := self._process.ask(line, WALL_SECONDS):
             return msgspec.json.decode(answer, type=Checked)
         self._process = None
-        return Checked(error=f"it takes more than {DEADLINE:g} s of processor time, or too much memory, to compile; simplify it")
+        error = f"it takes more than {DEADLINE:g} s of processor time, or too much memory, to compile; simplify it"
+        return Checked(error=error)
 
     def _start(self) -> None:
         self._stop()
