@@ -1,6 +1,5 @@
 """Mistral, dense: Llama with, in some versions, a sliding window in every layer; Ministral, with one in some layers;
-and Ministral 3, whose rope is YaRN, and whose queries
-are scaled by position."""
+and Ministral 3, whose rope is YaRN, and whose queries are scaled by position."""
 
 from dataclasses import replace
 
