@@ -16,6 +16,7 @@ import pytest
 from penstock.messages import Grammar
 from penstock.text import GrammarChecker, GrammarError
 from penstock.text.grammars.answers import ByteTokens, check
+from penstock.text.grammars.checker import WALL_SECONDS
 from penstock.text.grammars.compile import compile_grammar
 from penstock.text.grammars.matchers import GrammarMatchers
 from penstock.text.grammars.questions import Setup, Source
@@ -183,7 +184,7 @@ def test_hostile_schemas_are_stopped(checker: GrammarChecker, name: str) -> None
     began = time.monotonic()
     with pytest.raises(GrammarError, match=r"takes more than 1 s|too large|has \d+ bytes|more than \d+"):
         checker.check("json_schema", json.dumps(HOSTILE[name]))
-    assert time.monotonic() - began < 3, "a second, and the time that a busy machine takes"
+    assert time.monotonic() - began < WALL_SECONDS + 2, "a second of the processor, which is busy beside other tests"
     assert checker.check("regex", "ab").text == "ab", "the next one is checked"
 
 

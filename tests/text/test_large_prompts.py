@@ -111,12 +111,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_template_that_takes_too_long_on_its_arguments(folder: Path) -> None:
-    encoder, workers = make(folder, 1.5)
-    words = [f"{i * 7919 % 60_000:05}" for i in range(60_000)]
+    encoder, workers = make(folder, 0.4)
+    words = [f"{i * 7919 % 60_000:05}" for i in range(5000)]
     try:
         assert workers.encode(chat(1, extra=words)) == encoder.encode(chat(1, extra=words))
-        with pytest.raises(PromptTooSlow):
-            workers.encode(chat(500, extra=words))
+        with pytest.raises((PromptTooSlow, ChatTemplateError)):  # its loop ends as well, by the clock
+            workers.encode(chat(2000, extra=words))
         assert workers.encode(chat(2, extra=words[:5])) == encoder.encode(chat(2, extra=words[:5]))
     finally:
         workers.close()

@@ -10,7 +10,7 @@ import pytest
 from penstock.frontend import RequestLimits
 from tests.frontend.conftest import NAME, Site, until
 from tests.frontend.kserve.test_grpc import fails, request, serving, stream
-from tests.frontend.test_bounds import callbacks, slowness
+from tests.frontend.loop_time import assert_loop_stays_free
 
 grpc = pytest.importorskip("grpc", reason="pip install 'penstock[grpc]'")
 
@@ -52,14 +52,16 @@ def raw(channel: Any, method: str, **options: Any) -> Any:
 
 async def test_a_message_costs_no_more_than_its_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(site) as (channel, _):
-        with callbacks(monkeypatch) as held:
+
+        async def send() -> None:
             for name, bomb in BOMBS.items():
                 call = raw(channel, "ModelInfer")
                 await call.write(bomb)
                 await call.done_writing()
                 code, says = await fails(call.read())
                 assert code is grpc.StatusCode.INVALID_ARGUMENT, (name, code, says)
-        assert max(held) < 0.02 * slowness()
+
+        await assert_loop_stays_free(monkeypatch, send)
         opened = raw(channel, "ModelStreamInfer")
         await opened.write(BOMBS["inputs"])
         assert b"more than 1024 fields" in await opened.read()
@@ -70,7 +72,8 @@ async def test_a_message_costs_no_more_than_its_bytes(site: Site, monkeypatch: p
 async def test_a_long_name_costs_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "é" * (MIB4 // 4)
     async with serving(site) as (channel, _):
-        with callbacks(monkeypatch) as held:
+
+        async def send() -> None:
             for method, message in (
                 ("ModelReady", nested(1, long.encode())),
                 ("ModelMetadata", nested(1, NAME.encode()) + nested(2, long.encode())),
@@ -81,7 +84,8 @@ async def test_a_long_name_costs_nothing(site: Site, monkeypatch: pytest.MonkeyP
                 await call.write(message)
                 code, says = await fails(call.read())
                 assert code is grpc.StatusCode.INVALID_ARGUMENT and "characters; the limit is" in says
-        assert max(held) < 0.02 * slowness()
+
+        await assert_loop_stays_free(monkeypatch, send)
 
 
 async def test_nothing_is_received_without_a_key(make_site: Callable[..., Site]) -> None:

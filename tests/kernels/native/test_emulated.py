@@ -30,7 +30,7 @@ CHOSEN = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("isa", list(CHOSEN))
+@pytest.mark.parametrize("isa", ["amx", "avx512", pytest.param("avx512_bf16", marks=pytest.mark.rare)])
 def test_kernels(isa: str, request: pytest.FixtureRequest) -> None:
     if isa in instruction_sets():
         pytest.skip(f"this processor has {isa}: these tests run on it without emulation")

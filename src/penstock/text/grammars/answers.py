@@ -49,7 +49,7 @@ def grammar_answers(setup: Setup) -> Callable[[bytes], bytes]:
 
     tokens: Any = ByteTokens(setup)
     tokenizer = LLTokenizer(tokens, eos_token=[tokens.eos_token_id])
-    os.nice(10)  # a grammar that takes its second must not take it from the server's streams
+    os.nice(5)  # a grammar that takes its second must not take it from the server's streams
     decode = msgspec.json.Decoder(Source).decode
 
     def answer(line: bytes) -> bytes:

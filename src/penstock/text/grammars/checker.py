@@ -13,7 +13,7 @@ from penstock.text.process import WorkerProcess
 from penstock.text.tokenizer import Tokenizer
 
 CACHE_BYTES = 4 << 20  # of sources and answers
-WALL_SECONDS = 30.0  # for a process that gets little processor time
+WALL_SECONDS = 10.0  # for a process that gets little processor time
 
 
 class GrammarChecker:

@@ -1,0 +1,65 @@
+"""How long callbacks hold the event loop, on a processor that other tests use as well."""
+
+import asyncio
+import asyncio.events
+import contextlib
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+LONGEST = 0.02  # seconds that a callback may take
+TRIES = 3  # other work on this machine can slow a try down: the best one counts
+USUAL_SECONDS = 0.001  # see slowness
+
+
+@contextlib.contextmanager
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The processor time in seconds of each callback that the event loop runs: how long it holds the loop, whatever
+    else this machine does."""
+    held: list[float] = []
+    run = asyncio.events.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        held.append(time.thread_time() - began)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.events.Handle, "_run", timed)
+        yield held
+
+
+def slowness() -> float:
+    """How many times longer Python takes now than it usually did on the machine that the limits were chosen on; at
+    least 1. Beside other tests, and on another machine, it can be 3."""
+
+    def seconds() -> float:
+        began = time.thread_time()
+        len({key for i in range(2000) for key in (b"%d" % i).split(b"1")})
+        return time.thread_time() - began
+
+    return max(statistics.median(seconds() for _ in range(21)) / USUAL_SECONDS, 1.0)
+
+
+def report(name: str, held: list[float]) -> float:
+    """Sorts the times and shows them. Returns the slowness."""
+    held.sort()
+    last = -len(held) // 100
+    slower = slowness()
+    print(
+        f"{name}: {len(held)} callbacks, longest {1000 * held[-1]:.1f} ms, P99 {1000 * held[last]:.2f} ms, on a "
+        f"processor {slower:.1f} times slower than usual"
+    )
+    return slower
+
+
+async def assert_loop_stays_free(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[None]]) -> None:
+    """Does `act`, several times if need be, and fails if a callback takes longer than LONGEST in each."""
+    for _ in range(TRIES):
+        with monkeypatch.context() as patched, callbacks(patched) as held:
+            await act()
+        if max(held) < LONGEST * slowness():
+            return
+    raise AssertionError(f"a callback holds the loop for {max(held):.3f} s")
