@@ -82,10 +82,10 @@ class StepDraft:
         """Compute the sequence's tokens up to `end`, the last `drafts` of which are not known yet."""
         count = end - sequence.planned
         sample = end - drafts == sequence.expected
-        self.work.append(Work(sequence.id, count, sample, drafts))
+        decode = count == 1 and sample  # no draft, as these come after a token
+        self.work.append(sequence.decode if decode else Work(sequence.id, count, sample, drafts))
         self.sequences.append(sequence)
         self.budget -= count
-        sequence.in_flight += 1
         sequence.planned = end
         if sample:
             sequence.expected = end + 1
