@@ -109,7 +109,7 @@ class Planner:
                 self._extend(sequence, step.budget - decodes - later * per_decode, step)
                 others += 1
         decodes = len(running) - others
-        step.budget -= decodes
+        step.take(decodes)
         step.decodes += decodes
 
     def _continue_known(self, step: StepDraft, outstanding: int) -> None:

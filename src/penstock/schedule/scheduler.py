@@ -166,7 +166,7 @@ class Scheduler:
         """Return the requests of the latest plan's new sequences."""
         new = {sequence.seq for sequence in plan.new}
         sequences = self._outstanding[-1].sequences
-        return [sequence.request.message.request_id for sequence in sequences if sequence.id in new]
+        return [sequence.request_id for sequence in sequences if sequence.id in new]
 
     # -- results ----------------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Scheduler:
             self._remove(sequence)
         state = sequence.request
         return TokenDelta(
-            state.message.request_id,
+            sequence.request_id,
             sequence.choice,
             length - sequence.num_prompt,
             ids,
@@ -334,7 +334,7 @@ class Scheduler:
         timing, state = sequence.timing(now), sequence.request
         self._remove(sequence)
         return TokenDelta(
-            request_id=state.message.request_id,
+            request_id=sequence.request_id,
             choice=sequence.choice,
             offset=keep,
             finish_reason=reason,

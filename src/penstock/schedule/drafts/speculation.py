@@ -170,7 +170,7 @@ class Speculation:
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
         step.work[place] = Work(sequence.id, 1 + count, True, count, ids)
-        step.budget -= count
+        step.take(count)
         sequence.planned = end
         sequence.expected += count
         self._kinds[sequence.id] = candidate.kind
