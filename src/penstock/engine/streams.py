@@ -115,8 +115,9 @@ class Stream:
         return self._buffer.take()
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():  # done: it was woken already, or cancelled
-            self._reader.set_result(None)
+        reader = self._reader
+        if reader is not None and not reader.done():  # done: it was woken already, or cancelled
+            reader.set_result(None)
 
     def take(self) -> list[TokenDelta]:
         """Return what `read` would, without blocking."""

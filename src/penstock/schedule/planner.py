@@ -126,9 +126,10 @@ class Planner:
         end = min(target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
+        drafts = self._config.num_drafts
         # A grammar masks drafts of the scheduler; those of the executor are not known in time.
-        if end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
-            end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
+        if drafts and end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
+            end = min(end + drafts, sequence.planned + allowance, sequence.limit - 1)
         if end > sequence.slots:
             reach = self._cache.reach(sequence)
             if reach == sequence.planned:

@@ -211,7 +211,6 @@ class Scheduler:
                         sequence.choice,
                         length - sequence.num_prompt,
                         ids,
-                        cached_tokens=sequence.request.cached_tokens,
                         logprobs=given.logprobs,
                         incarnation=incarnation,
                     )

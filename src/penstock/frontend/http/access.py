@@ -320,18 +320,19 @@ class _ResponseTracker:
         self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
-        kind = message["type"]
-        if kind == "http.response.start":
+        if message.get("more_body", False):
+            return self._send(message)  # a part of the body
+        if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), *self._headers]
             if all(name != b"cache-control" for name, _ in headers):
                 headers.append((b"cache-control", b"no-store"))  # a cache may not know that x-api-key is a secret
             message["headers"] = headers
-        elif kind == "websocket.accept":
+        elif message["type"] == "websocket.accept":
             self.status = 101
             message["headers"] = [*message.get("headers", ()), *self._headers]
         else:
-            self.complete = not message.get("more_body", False)
+            self.complete = True
         return self._send(message)
 
 
