@@ -211,9 +211,9 @@ class ResidentBatch:
 
     def _append_blocks(self, row: int, blocks: Sequence[Sequence[int]]) -> None:
         _, rows, width = self.tables.shape
-        for group, (ids, counts) in enumerate(zip(blocks, self._num_blocks, strict=True)):
-            start = counts[row]
-            counts[row] = end = start + len(ids)
+        for group, ids in enumerate(blocks):
+            start = self._num_blocks[group][row]
+            self._num_blocks[group][row] = end = start + len(ids)
             self.tables[group, row, start:end] = ids
             if ids and not self._shared:
                 first = (group * rows + row) * width + start
