@@ -104,9 +104,10 @@ class EngineCore:
 
     def _advance(self) -> None:
         """Drop what would be late, fill the pipeline with plans, then apply the oldest result."""
-        for request_id, seconds in self._scheduler.drop_late(self._clock()):
+        now = self._clock()
+        for request_id, seconds in self._scheduler.drop_late(now):
             self._out.rejected.append(Rejected(request_id, _late(seconds), "deadline"))
-        while self._outstanding < self._depth and (plan := self._scheduler.plan(self._clock())) is not None:
+        while self._outstanding < self._depth and (plan := self._scheduler.plan(now)) is not None:
             if plan.new:
                 # If the step ends the engine, the client must know who was in it.
                 self._channel.post(Step(begun=self._scheduler.begun(plan)))
@@ -124,8 +125,9 @@ class EngineCore:
                 self._start_over(error)
                 return
             self._outstanding -= 1
-            self._out.deltas.extend(self._scheduler.apply(result, self._clock()))
-            self._meter.step(result.timing)
+            now = self._clock()
+            self._meter.step(result.timing, now)
+            self._out.deltas += self._scheduler.apply(result, now)
             return
         self._patience = COMPILER_SECONDS if self._backlog else HEALTH_SECONDS
         if self._scheduler.has_work:

@@ -12,7 +12,7 @@ class StepMeter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.mark = clock()  # the end of the last step
+        self.mark = clock()  # when the last step's result came
         self.steps = 0
         self._step = self._forward = self._sample = 0.0
 
@@ -20,9 +20,8 @@ class StepMeter:
         """Start to count again after the loop was asleep."""
         self.mark = self._clock()
 
-    def step(self, timing: StepTiming) -> None:
-        """A step's result has been applied."""
-        now = self._clock()
+    def step(self, timing: StepTiming, now: float) -> None:
+        """Count a step whose result has come."""
         self._step += now - self.mark
         self.mark = now
         self._forward += timing.forward

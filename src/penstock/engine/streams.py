@@ -67,13 +67,13 @@ class Stream:
         if output is None:
             return  # that choice has ended
         expected = len(output)
-        if delta.offset > expected or (delta.offset < expected and delta.finish_reason is None):
+        if delta.offset != expected and (delta.offset > expected or delta.finish_reason is None):
             self.fail(EngineError(f"choice {delta.choice}: expected token {expected}, got token {delta.offset}"))
             return
         self._begun = True
         self.answered += 1
         if delta.finish_reason is None:
-            output.extend(delta.token_ids)
+            output += delta.token_ids
         else:
             del self._outputs[delta.choice]
         if self._names:
@@ -115,8 +115,9 @@ class Stream:
         return self._buffer.take()
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():  # done: it was woken already, or cancelled
-            self._reader.set_result(None)
+        reader = self._reader
+        if reader is not None and not reader.done():  # done: it was woken already, or cancelled
+            reader.set_result(None)
 
     def take(self) -> list[TokenDelta]:
         """Return what `read` would, without blocking."""

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from penstock.frontend.answer import Codec
 from penstock.frontend.generation import PromptPart
@@ -16,8 +17,7 @@ from penstock.frontend.store import ModelStore
 from penstock.observe.model_metrics import ModelMetrics
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True):
     """Holds what a wire needs, besides the body, to read a request."""
 
     model: ServedModel
@@ -27,7 +27,7 @@ class RequestContext:
     path: Mapping[str, str]  # the parameters in the path
     headers: Sequence[tuple[bytes, bytes]]  # as ASGI has them
     metrics: ModelMetrics  # of the model
-    start: float = field(default_factory=time.monotonic)  # when the request arrived, on time.monotonic()
+    start: float = msgspec.field(default_factory=time.monotonic)  # when the request arrived, on time.monotonic()
     tenant: str = ""  # identifies the API key of the request; "" if the server has no API keys
     store: ModelStore | None = None  # of models that clients may change; None: they may not
     seed: int | None = None  # used if the request has no seed; None: the request gets a random seed

@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
+
+import msgspec
 
 from penstock.frontend.errors import GenerationFailed
 from penstock.frontend.served import ServedModel
@@ -17,8 +18,7 @@ from penstock.text import OutputText
 _FAILED = ("error", "abort")
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptPart(msgspec.Struct, frozen=True):
     """The part of a call that comes from one prompt: the engine's request, and how its output becomes text."""
 
     request: GenerateRequest
@@ -29,7 +29,7 @@ class PromptPart:
     prompt_only: bool = False  # no output was asked for; the engine's one token is dropped
 
 
-class ChoiceUpdate(NamedTuple):
+class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):
     """New output of one choice. The last update of a choice has a finish reason."""
 
     choice: int  # prompt's index x n + index of the choice for that prompt
@@ -43,8 +43,7 @@ class ChoiceUpdate(NamedTuple):
     stopped: str | None = None  # the stop string that ended the choice
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct):
     """Counts of a call so far."""
 
     prompt_tokens: int

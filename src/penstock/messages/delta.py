@@ -31,7 +31,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
-    cached_tokens: int = 0  # prompt tokens served by the prefix cache, as known so far
+    cached_tokens: int = 0  # prompt tokens served by the prefix cache, in the first and last delta of a choice
     logprobs: bytes = b""  # one packed row per token id
     prompt_logprobs: bytes = b""  # packed rows for prompt tokens 1, 2, ...; whole, in the first delta of choice 0
     error: str = ""

@@ -51,7 +51,7 @@ class ResidentBatch:
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.num_computed = np.zeros(max_num_seqs, np.int64)
-        self.num_blocks = np.zeros((num_groups, max_num_seqs), np.int64)
+        self._num_blocks = [[0] * max_num_seqs for _ in range(num_groups)]  # by group and row
         self.errors: dict[int, str] = {}  # sequences that cannot go on, and why; outstanding plans may name them still
         self.prompt_logprobs: dict[int, int] = {}  # rows that want prompt logprobs, and how many
         self.state = BatchRows.empty(max_num_seqs, max_model_len, num_groups, blocks, device)
@@ -83,7 +83,8 @@ class ResidentBatch:
         self.num_tokens[row] = count
         self.num_prompt[row] = new.num_prompt
         self.num_computed[row] = new.num_computed
-        self.num_blocks[:, row] = 0
+        for counts in self._num_blocks:
+            counts[row] = 0
         if new.sampling.prompt_logprobs is not None:
             self.prompt_logprobs[row] = new.sampling.prompt_logprobs
         if self._shared:
@@ -211,9 +212,9 @@ class ResidentBatch:
     def _append_blocks(self, row: int, blocks: Sequence[Sequence[int]]) -> None:
         _, rows, width = self.tables.shape
         for group, ids in enumerate(blocks):
-            start = int(self.num_blocks[group, row])
-            self.tables[group, row, start : start + len(ids)] = ids
-            self.num_blocks[group, row] = start + len(ids)
+            start = self._num_blocks[group][row]
+            self._num_blocks[group][row] = end = start + len(ids)
+            self.tables[group, row, start:end] = ids
             if ids and not self._shared:
                 first = (group * rows + row) * width + start
                 self._table_places.append(np.arange(first, first + len(ids)))

@@ -1,9 +1,9 @@
 """A step that was launched: the work it does, and what comes of it."""
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -25,18 +25,17 @@ STATUS_ERRORS = {
 }
 
 
-@dataclass(slots=True)
-class InFlightStep:
+class InFlightStep(msgspec.Struct):
     """A plan that is outstanding."""
 
     plan: StepPlan
     work: StepWork
     sampling: StepSampling | None  # on the rank that samples
     options: ChooseOptions | None  # the same, for the device
-    slices: list[PromptSlice]
+    slices: Sequence[PromptSlice]
     began: float
     inputs: float  # seconds until it was launched
-    marks: list[Any]  # moments of the device's time: at the start, with logits, with tokens
+    marks: list[Any] = []  # moments of the device's time: at the start, with logits, with tokens
     grammar_rows: Sequence[GrammarRow] = ()
     masked: bool = False  # whether rows have masks
     late: bool = False  # tokens are chosen by a second job, when the masks of the rows are known
@@ -52,7 +51,7 @@ class InFlightStep:
         if "finite" in found or (tokens and any(found["status"].tolist())):
             self._note_failures(found, errors)
         if work.decodes and tokens and "packed" not in found and not errors:
-            return tuple([SequenceResult(unit.seq, (token,)) for unit, token in zip(work.work, tokens, strict=True)])
+            return tuple(map(SequenceResult, work.seqs, zip(tokens)))
         if "pooled" in found:
             return self._vectors(found, errors)
         logprobs = self._logprobs(found)

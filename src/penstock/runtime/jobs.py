@@ -88,13 +88,14 @@ class StepJobs:
         if self._pooling is not None:
             self._pool(step, found)
         elif work.shape.in_place and work.graph is None and step.options is not None and not step.late:
-            found.update(self._step.decode(work.shape, work.attention, step.options, step.masked))
+            found = self._step.decode(work.shape, work.attention, step.options, step.masked)
         else:
             step.logits = self._compute(step, found)
             if step.late:
                 return found
             self._choose(step, found)
-        self._note_accepted(step, found)
+        if self._drafts:
+            found = self._with_accepted(step, found)
         step.marks.append(self._device.mark())
         return found
 
@@ -102,7 +103,8 @@ class StepJobs:
         self._write(changes, sent)
         found: Found = {}
         self._choose(step, found)
-        self._note_accepted(step, found)
+        if self._drafts:
+            found = self._with_accepted(step, found)
         step.marks.append(self._device.mark())
         return found
 
@@ -113,10 +115,12 @@ class StepJobs:
             change.write(sent[done : done + len(change.arrays)])
             done += len(change.arrays)
 
-    def _note_accepted(self, step: InFlightStep, found: Found) -> None:
+    def _with_accepted(self, step: InFlightStep, found: Found) -> Found:
+        """What was found, with the numbers of accepted drafts if the step had any."""
         work = step.work
-        if self._drafts and not work.decodes and "tokens" in found and work.units.drafts.any():
-            found["accepted"] = self._eager.arrays.accepted[: len(work.logit_rows)].clone()
+        if work.decodes or "tokens" not in found or not work.units.drafts.any():
+            return found
+        return {**found, "accepted": self._eager.arrays.accepted[: len(work.logit_rows)].clone()}
 
     def _compute(self, step: InFlightStep, found: Found) -> Tensor | None:
         """The logits of every step that `decode` cannot do: prompts and chunks of them, captured steps, steps whose

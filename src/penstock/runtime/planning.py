@@ -27,6 +27,7 @@ class StepWork:
     """A plan's work as the batch and the device know it. A plan that repeats it is executed from the same object."""
 
     work: tuple[Work, ...]
+    seqs: list[int]  # of each unit
     occupants: list[Occupant]  # of each unit
     units: Units
     decodes: bool  # as of the units
@@ -72,19 +73,16 @@ class StepPlanner:
         self._last: StepWork | None = None
         self._sampling: tuple[StepSampling, ChooseOptions] | None = None  # how the last step's tokens were chosen
 
-    def repeats(self, plan: StepPlan) -> bool:
-        """Whether a plan does the work of the last one, each sequence a token further.
+    def repeated(self, plan: StepPlan) -> StepWork | None:
+        """The last plan's work, if this plan does it again, each sequence a token further.
 
         A sequence that is known can be new again only after it was in `gone`, so `new` need not be looked at.
         """
         last = self._last
-        return last is not None and last.repeatable > 0 and plan.work == last.work and not plan.gone
-
-    def repeat(self) -> StepWork:
-        """The last plan's work again."""
-        assert self._last is not None, "a plan repeats the last one"
-        self._last.repeatable -= 1
-        return self._last
+        if last is None or last.repeatable <= 0 or plan.work != last.work or plan.gone:
+            return None
+        last.repeatable -= 1
+        return last
 
     def forget(self) -> None:
         """Let no plan repeat the last one."""
@@ -93,7 +91,8 @@ class StepPlanner:
     def plan(self, plan: StepPlan) -> tuple[StepWork, Change]:
         """A plan's work, and its description for the device. RuntimeError where it contradicts the batch."""
         self._last = self._sampling = None  # first, so that a refused plan leaves nothing to repeat
-        occupants = [self._batch.occupant(work.seq) for work in plan.work]
+        seqs = [work.seq for work in plan.work]
+        occupants = list(map(self._batch.occupant, seqs))
         drafts = [min(work.drafts, self._drafts) for work in plan.work]  # a plan may grant more than are proposed
         units = units_of(
             self._batch,
@@ -109,7 +108,7 @@ class StepPlanner:
         unit, ahead = units.logit_rows
         repeatable = repeatable if decodes else 0
         self._last = StepWork(
-            plan.work, occupants, units, decodes, units.rows[unit], ahead, shape, graph, attention, repeatable
+            plan.work, seqs, occupants, units, decodes, units.rows[unit], ahead, shape, graph, attention, repeatable
         )
         return self._last, change
 

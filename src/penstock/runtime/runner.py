@@ -201,30 +201,31 @@ class ModelRunner:
         began = time.perf_counter()
         if plan.new or plan.gone or plan.blocks:
             self._apply(plan)
-        repeats = self._planner.repeats(plan)
-        if self._drafts and not repeats:
+        repeated = self._planner.repeated(plan)
+        if self._drafts and repeated is None:
             self._batch.write_drafts(plan.work)
         if self._learns:
             self._check_learned(plan)
-        changes = self._changes()
-        if repeats:
-            work = self._planner.repeat()
-        else:
+        # A repeated step has no new rows and no drafts, and its work is described on the device.
+        changes = self._changes() if repeated is None or plan.blocks or self._learns else []
+        if repeated is None:
             self._step.wake()
             work, change = self._planner.plan(plan)
             changes.append(change)
+        else:
+            work = repeated
         sampling, options, edited = self._planner.plan_sampling(work)
         if edited is not None:
             changes.append(edited)
         masks = self._mask(work, changes) if self._held else None
-        slices: list[PromptSlice] = []  # a repeated step scores no prompt
-        if repeats:
-            self._batch.advance_again()
-        else:
-            slices += prompt_slices(self._batch, work.units)
+        slices: Sequence[PromptSlice] = ()  # a repeated step scores no prompt
+        if repeated is None:
+            slices = tuple(prompt_slices(self._batch, work.units))
             self._batch.advance(work.units.rows, work.units.length, work.units.logits)
+        else:
+            self._batch.advance_again()
         sent = self._device.upload([array for change in changes for array in change.arrays]) if changes else []
-        step = InFlightStep(plan, work, sampling, options, slices, began, time.perf_counter() - began, [])
+        step = InFlightStep(plan, work, sampling, options, slices, began, time.perf_counter() - began)
         if masks is not None:
             step.grammar_rows, step.masked, step.late = masks
         self._outstanding.append((step, self._jobs.launch(step, changes, sent)))

@@ -29,6 +29,7 @@ class KVCache:
     def __init__(self, capacity: Capacity, enable_prefix_caching: bool) -> None:
         self.block_size = capacity.block_size
         self.windows = tuple(group.window for group in capacity.groups)
+        self._limited = [(g, window) for g, window in enumerate(self.windows) if window]
         self.pools = tuple(BlockPool(group.num_blocks) for group in capacity.groups)
         self.blocks_total = tuple(pool.total for pool in self.pools)
         self.hasher = PrefixHasher(capacity.block_size, capacity.cache_root)
@@ -114,7 +115,7 @@ class KVCache:
             for pool, table in zip(self.pools, sequence.tables, strict=True):
                 for index in range(first, full):
                     pool.publish(table[index], sequence.keys[index])
-        for g, window in enumerate(self.windows):
+        for g, window in self._limited:
             live = self._first_seen(window, sequence.computed)
             dead = sequence.dead[g]
             if live > dead:

@@ -49,9 +49,11 @@ def late_requests(
 def makes_late(step: StepDraft, tokens: int, model: StepModel, now: float) -> bool:
     """Whether so many more tokens of a prompt would make a first token late that the step gives in time without them:
     it gives none before it has computed everything."""
+    if not model.knows_prompts:
+        return False
     waits = (seq for seq, work in zip(step.sequences, step.work, strict=True) if seq.first_token < 0 and work.sample)
     due = min(map(_due, waits), default=math.inf)
-    if due == math.inf or not model.knows_prompts:
+    if due == math.inf:
         return False
     size = StepSize.of(step)
     more = size._replace(tokens=size.tokens + tokens, pairs=size.pairs + tokens * tokens / 2)

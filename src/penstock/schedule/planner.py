@@ -6,6 +6,8 @@ one of higher priority that lacks only a place. The first in the order is never 
 step makes progress.
 """
 
+from collections.abc import Collection
+
 from penstock.messages import Capacity
 from penstock.schedule.cache import Hit, KVCache
 from penstock.schedule.config import SchedulerConfig
@@ -14,7 +16,7 @@ from penstock.schedule.late import makes_late
 from penstock.schedule.live_requests import LiveRequests
 from penstock.schedule.pipeline_share import take_share
 from penstock.schedule.sequence import Phase, Sequence
-from penstock.schedule.step import StepDraft
+from penstock.schedule.step import Outstanding, StepDraft
 from penstock.schedule.step_model import StepModel
 
 
@@ -31,6 +33,7 @@ class Planner:
         model: StepModel,
     ) -> None:
         self._config = config
+        self._per_decode = 1 + config.num_drafts  # tokens of a decoding sequence in a step
         self._depth = capacity.depth
         self._late_ids = capacity.late_ids
         self._whole_prompts = capacity.whole_prompts
@@ -43,8 +46,8 @@ class Planner:
         self.gone: list[int] = []  # sequences that the executor is to forget with the next plan
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
 
-    def draft(self, outstanding: int, now: float) -> StepDraft:
-        """The next step, beside so many plans that are outstanding. It has no work where there is nothing to do."""
+    def draft(self, outstanding: Collection[Outstanding], now: float) -> StepDraft:
+        """The next step, beside the plans that are outstanding. It has no work where there is nothing to do."""
         step = StepDraft(self._budget)
         if self._live.waiting:
             self._make_place()
@@ -52,9 +55,9 @@ class Planner:
         if self._late_ids:
             self._continue_running(step)
         else:
-            self._continue_known(step, outstanding)
+            self._continue_known(step, len(outstanding))
         if self._live.waiting:
-            self._admit_waiting(step, now)
+            self._admit_waiting(step, outstanding, now)
         step.budget += held
         if self._speculation is not None and step.work:
             self._speculation.extend(step, len(self._live.running))
@@ -80,44 +83,42 @@ class Planner:
         if not decodes or not (prompts or self._live.waiting):
             return 0
         context = prompts[0].planned if prompts else 0
-        per_decode = 1 + self._config.num_drafts
         allowed = self._model.prompt_tokens(decodes, context, self._config.target_step_time)
-        held = max(0, step.budget - decodes * per_decode - allowed - len(prompts))
+        held = max(0, step.budget - decodes * self._per_decode - allowed - len(prompts))
         step.budget -= held
         return held
 
     def _continue_running(self, step: StepDraft) -> None:
         """Plan work for running sequences, as far as there are blocks."""
         running = self._live.running  # loses sequences at its end only: preempted ones, not yet visited
-        per_decode = 1 + self._config.num_drafts
+        per_decode = self._per_decode
+        no_drafts = per_decode == 1
         work, sequences = step.work, step.sequences
-        decodes = 0
+        others = 0
         for index, sequence in enumerate(running):
             end = sequence.planned + 1
-            if end == sequence.expected and end <= sequence.slots and per_decode == 1:
+            if no_drafts and end == sequence.expected and end <= sequence.slots and end < sequence.limit:
                 # The common case, written out: one token with room for it.
-                if end < sequence.limit:
-                    sequence.planned = end
-                    sequence.expected = end + 1
-                    sequence.in_flight += 1
-                    work.append(sequence.decode)
-                    sequences.append(sequence)
-                    decodes += 1
+                sequence.planned = end
+                sequence.expected = end + 1
+                work.append(sequence.decode)
+                sequences.append(sequence)
             else:
                 # Leave the tokens of a decode step to each later sequence, however long this one's prompt is.
-                reserved = (len(running) - index - 1) * per_decode
-                self._extend(sequence, step.budget - decodes - reserved, step)
-        step.budget -= decodes
+                decodes, later = index - others, len(running) - index - 1
+                self._extend(sequence, step.budget - decodes - later * per_decode, step)
+                others += 1
+        decodes = len(running) - others
+        step.take(decodes)
         step.decodes += decodes
 
     def _continue_known(self, step: StepDraft, outstanding: int) -> None:
         """Plan work for running sequences whose tokens are all known, a share of them for each outstanding plan."""
-        per_decode = 1 + self._config.num_drafts
         sequences, decodes = take_share(self._live.running, self._depth, outstanding)
         for sequence in sequences:
             decodes -= sequence.planned + 1 == sequence.expected
             if sequence.phase is Phase.RUNNING:  # not preempted for one before it
-                self._extend(sequence, step.budget - decodes * per_decode, step)
+                self._extend(sequence, step.budget - decodes * self._per_decode, step)
 
     def _extend(self, sequence: Sequence, allowance: int, step: StepDraft) -> None:
         """Plan what is left to compute of a running sequence: at most `allowance` tokens, none without a block."""
@@ -125,9 +126,10 @@ class Planner:
         end = min(target, sequence.planned + allowance)
         if end <= sequence.planned:
             return
+        drafts = self._config.num_drafts
         # A grammar masks drafts of the scheduler; those of the executor are not known in time.
-        if end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
-            end = min(end + self._config.num_drafts, sequence.planned + allowance, sequence.limit - 1)
+        if drafts and end == sequence.planned + 1 == sequence.expected and sequence.request.message.grammar is None:
+            end = min(end + drafts, sequence.planned + allowance, sequence.limit - 1)
         if end > sequence.slots:
             reach = self._cache.reach(sequence)
             if reach == sequence.planned:
@@ -172,7 +174,7 @@ class Planner:
         victim.preemptions += 1
         self.preemptions += 1
 
-    def _admit_waiting(self, step: StepDraft, now: float) -> None:
+    def _admit_waiting(self, step: StepDraft, outstanding: Collection[Outstanding], now: float) -> None:
         """Start waiting sequences in order, each only if all its known tokens fit. None overtakes another.
 
         So none is admitted while a running sequence lacks a block, and none that was preempted in this step.
@@ -180,8 +182,8 @@ class Planner:
         waiting, running = self._live.waiting, self._live.running
         while waiting and step.budget > 0 and len(running) < self._config.max_num_seqs:
             sequence = waiting[0]
-            if sequence.in_flight:  # preempted, and not all of its tokens are known yet
-                return
+            if sequence.preemptions and any(sequence in plan.sequences for plan in outstanding):
+                return  # preempted, and not all of its tokens are known yet
             if self._whole_prompts and sequence.target > step.budget and step.work:
                 return
             # A block to spare while others run, so that an admission is not undone by the next block they need.

@@ -148,7 +148,7 @@ class Scheduler:
             return None
         if self._log is not None:
             self._log.append(Planned(now))
-        step = self._planner.draft(len(self._outstanding), now)
+        step = self._planner.draft(self._outstanding, now)
         if not step.work:
             return None
         if self._learns:
@@ -166,7 +166,7 @@ class Scheduler:
         """Return the requests of the latest plan's new sequences."""
         new = {sequence.seq for sequence in plan.new}
         sequences = self._outstanding[-1].sequences
-        return [sequence.request.message.request_id for sequence in sequences if sequence.id in new]
+        return [sequence.request_id for sequence in sequences if sequence.id in new]
 
     # -- results ----------------------------------------------------------------------------------------------
 
@@ -191,24 +191,30 @@ class Scheduler:
         deltas: list[TokenDelta] = []
         incarnation = self._incarnation
         for sequence, work, given in zip(step.sequences, step.work, result.results, strict=True):
-            sequence.in_flight -= 1
-            ids, packed, tokens = given.token_ids, given.logprobs, sequence.tokens
-            length = len(tokens)
-            # The common case, written out: a decode step whose token changes nothing else.
+            ids, length = given.token_ids, len(sequence.tokens)
+            # The common case, written out: a decode step whose token does not end the sequence.
             if (
                 work is sequence.decode
-                and length + 1 < sequence.plain_below
+                and length < sequence.plain_below
                 and len(ids) == 1
                 and given.seq == sequence.id
                 and ids[0] not in sequence.stops
             ):
-                tokens += ids
-                sequence.computed += 1
+                sequence.tokens += ids
+                sequence.computed = length
                 sequence.last_token = now
-                state, offset = sequence.request, length - sequence.num_prompt
-                name, choice, cached = state.message.request_id, sequence.choice, state.cached_tokens
-                plain = TokenDelta(name, choice, offset, ids, None, None, cached, packed, b"", "", None, incarnation)
-                deltas.append(plain)
+                if length >= sequence.next_fill:
+                    self._cache.settle(sequence)
+                deltas.append(
+                    TokenDelta(
+                        sequence.request_id,
+                        sequence.choice,
+                        length - sequence.num_prompt,
+                        ids,
+                        logprobs=given.logprobs,
+                        incarnation=incarnation,
+                    )
+                )
                 continue
             step.check(work, given)
             if sequence.phase is Phase.DONE:
@@ -226,8 +232,6 @@ class Scheduler:
         largest = self._outstanding[-1].largest()
         for step in self._outstanding:
             self._cache.applied(step.plan_id, step.tails)
-            for sequence in step.sequences:
-                sequence.in_flight = 0
             if self._speculation is not None:
                 self._speculation.dropped(step)
         self._outstanding, self._sizes = deque(), deque()
@@ -271,7 +275,7 @@ class Scheduler:
             self._remove(sequence)
         state = sequence.request
         return TokenDelta(
-            state.message.request_id,
+            sequence.request_id,
             sequence.choice,
             length - sequence.num_prompt,
             ids,
@@ -301,7 +305,7 @@ class Scheduler:
         if computed >= sequence.next_fill:
             self._cache.settle(sequence)
         if given.token_ids and computed == len(sequence.tokens) - 1:
-            sequence.plain_below = min(sequence.limit, sequence.next_fill + 1)
+            sequence.plain_below = sequence.limit - 1
 
     def _first_token(self, sequence: Sequence, now: float) -> bytes:
         """Note that the prompt is computed, and queue the other choices. Returns the prompt's logprobs."""
@@ -329,7 +333,7 @@ class Scheduler:
         timing, state = sequence.timing(now), sequence.request
         self._remove(sequence)
         return TokenDelta(
-            request_id=state.message.request_id,
+            request_id=sequence.request_id,
             choice=sequence.choice,
             offset=keep,
             finish_reason=reason,

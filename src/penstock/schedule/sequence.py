@@ -47,7 +47,6 @@ class Sequence:
         "expected",
         "first_token",
         "id",
-        "in_flight",
         "keys",
         "last_token",
         "lead",
@@ -61,6 +60,7 @@ class Sequence:
         "planned",
         "preemptions",
         "request",
+        "request_id",
         "rows",
         "slots",
         "started",
@@ -74,6 +74,7 @@ class Sequence:
         sampling = message.sampling
         self.id = id
         self.request = request
+        self.request_id = message.request_id
         self.choice = choice
         self.order = order
         self.phase = Phase.HELD_BACK
@@ -88,7 +89,6 @@ class Sequence:
         self.decode = Work(id, 1, True)
         self.lead = 0.0  # seconds that steps with drafts, its own and those of others, have saved it
         self.drafter: Drafter | None = None  # made when drafts could first pay
-        self.in_flight = 0  # units of work in outstanding plans
         self.rows = bytearray() if choice == 0 and sampling.prompt_logprobs is not None else None
         self.started = self.first_token = self.last_token = -1.0
         self.preemptions = 0
@@ -102,7 +102,9 @@ class Sequence:
         self.dead: list[int] = []  # per group: leading blocks already given back, null in the table
         self.slots = 0  # tokens the tables have room for
         self.next_fill = 0  # `computed` at which the next block is full
-        self.plain_below = 0  # while `tokens` stay fewer, a decode step's token is appended and changes nothing else
+        # A decode step's token is appended to fewer `tokens` than this, unless it is a stop token. 0: all but the last
+        # of the tokens are not computed yet.
+        self.plain_below = 0
 
     @property
     def num_output(self) -> int:

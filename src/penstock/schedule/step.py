@@ -1,12 +1,12 @@
 """A step while it is planned, and while its plan is outstanding."""
 
-from typing import NamedTuple
+import msgspec
 
 from penstock.messages import BlockCopy, NewSequence, SequenceResult, StepPlan, StepResult, Work
 from penstock.schedule.sequence import Phase, Sequence
 
 
-class Outstanding(NamedTuple):
+class Outstanding(msgspec.Struct, frozen=True):
     """A plan whose result has not been applied, with the data that `apply` needs."""
 
     plan_id: int
@@ -40,26 +40,23 @@ class Outstanding(NamedTuple):
         return max(live)[-1] if live else None
 
 
-class StepDraft:
+class StepDraft(msgspec.Struct):
     """Collects a plan."""
 
-    __slots__ = ("_allowed", "blocks", "budget", "copies", "decodes", "new", "sequences", "tails", "work")
+    budget: int  # tokens that may still be computed
+    computed: int = 0  # tokens that the work computes
+    decodes: int = 0  # units that continue an output by one token, drafts aside
+    sequences: list[Sequence] = []
+    work: list[Work] = []
+    new: list[NewSequence] = []
+    blocks: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+    copies: list[BlockCopy] = []
+    tails: list[tuple[int, ...]] = []
 
-    def __init__(self, budget: int) -> None:
-        self._allowed = budget
-        self.budget = budget  # tokens that may still be computed
-        self.decodes = 0  # units that continue an output by one token, drafts aside
-        self.sequences: list[Sequence] = []
-        self.work: list[Work] = []
-        self.new: list[NewSequence] = []
-        self.blocks: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
-        self.copies: list[BlockCopy] = []
-        self.tails: list[tuple[int, ...]] = []
-
-    @property
-    def computed(self) -> int:
-        """Tokens that the work computes so far."""
-        return self._allowed - self.budget
+    def take(self, tokens: int) -> None:
+        """Count tokens that the work computes."""
+        self.budget -= tokens
+        self.computed += tokens
 
     def introduce(self, sequence: Sequence) -> None:
         """Add a sequence that is new to the executor."""
@@ -82,10 +79,10 @@ class StepDraft:
         """Compute the sequence's tokens up to `end`, the last `drafts` of which are not known yet."""
         count = end - sequence.planned
         sample = end - drafts == sequence.expected
-        self.work.append(Work(sequence.id, count, sample, drafts))
+        decode = count == 1 and sample  # no draft, as these come after a token
+        self.work.append(sequence.decode if decode else Work(sequence.id, count, sample, drafts))
         self.sequences.append(sequence)
-        self.budget -= count
-        sequence.in_flight += 1
+        self.take(count)
         sequence.planned = end
         if sample:
             sequence.expected = end + 1

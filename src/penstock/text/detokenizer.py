@@ -1,11 +1,9 @@
 """Turns token ids into text as they arrive."""
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
-
-_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -29,7 +27,7 @@ class Detokenizer:
     ) -> None:
         """`shown` are special tokens that are not skipped."""
         self._table = tokenizer.token_table(skip_special_tokens=skip_special_tokens, shown=shown)
-        self._utf8 = _utf8("replace")
+        self._rest = b""  # of an incomplete character
         decoder = self._table.decoder
         self._strip_left = decoder.strip_count
         self._first = True
@@ -38,9 +36,10 @@ class Detokenizer:
             if not self._at_start:
                 break
             self._start(token_id)
-        self._utf8.decode(self._end_of(prompt_ids))
+        self._prompts_own = ""
+        self._decode(self._end_of(prompt_ids))
         # The prompt's incomplete last character, as the prompt's own text shows it: as U+FFFD.
-        self._prompts_own = self._utf8.getstate()[0].decode(errors="replace")
+        self._prompts_own = self._rest.decode(errors="replace")
 
     def push(self, token_id: int) -> str:
         """Returns the text that this token completes."""
@@ -51,7 +50,9 @@ class Detokenizer:
         return self._decode(b"", final=True)
 
     def _decode(self, data: bytes, final: bool = False) -> str:
-        text = self._utf8.decode(data, final)
+        data = self._rest + data
+        text, used = utf_8_decode(data, "replace", final)
+        self._rest = data[used:]
         if self._prompts_own and text:
             # If the output does not complete the prompt's last character, its U+FFFD is the prompt's.
             text, self._prompts_own = text.removeprefix(self._prompts_own), ""

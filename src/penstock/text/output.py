@@ -59,23 +59,24 @@ class OutputText:
                 break
             self._tokens += 1
             offsets.append(self._length)
-            texts.append(self._read(self._detokenizer.push(token_id)))
+            text = self._detokenizer.push(token_id)
+            self._length += len(text)
+            texts.append(text if self._stops is None else self._until_stop(self._stops, text))
         return self._chunk("".join(texts), tuple(offsets))
 
     def finish(self) -> TextChunk:
         """Returns the rest of the text of a choice that ended without a stop string."""
-        text = "" if self._stopped is not None else self._read(self._detokenizer.flush())
+        text = "" if self._stopped is not None else self._detokenizer.flush()
+        if self._stops is not None:
+            text = self._until_stop(self._stops, text)
         self._state = 0  # no text follows, so none is held back
         return self._chunk(text, ())
 
-    def _read(self, text: str) -> str:
+    def _until_stop(self, stops: StopStrings, text: str) -> str:
         """Returns the text up to the end of the first stop string that counts, or all of it if there is none."""
-        self._length += len(text)
-        if self._stops is None:
-            return text
         start = 0
         while start < len(text):
-            self._state, start, found = self._stops.scan(self._state, text, start)
+            self._state, start, found = stops.scan(self._state, text, start)
             if found is not None and self._tokens >= self._min_tokens:
                 self._stopped = found
                 return text[:start]

@@ -12,7 +12,8 @@ class DeltaBuffer:
     """Deltas in order of arrival, merged per choice."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, int], TokenDelta | _Merged] = {}
+        self._waiting: dict[tuple[str, int], TokenDelta] = {}  # the first of each choice
+        self._merged: dict[tuple[str, int], _Merged] = {}  # where others followed it
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -20,18 +21,22 @@ class DeltaBuffer:
     def push(self, delta: TokenDelta) -> None:
         """Add a delta. Raises ValueError when tokens are missing between it and the one that waits."""
         key = (delta.request_id, delta.choice)
-        waiting = self._waiting.get(key)
-        if waiting is None:
+        first = self._waiting.get(key)
+        if first is None:
             self._waiting[key] = delta
             return
-        if isinstance(waiting, TokenDelta):
-            waiting = self._waiting[key] = _Merged(waiting)
-        waiting.append(delta)
+        merged = self._merged.get(key)
+        if merged is None:
+            merged = self._merged[key] = _Merged(first)
+        merged.append(delta)
 
     def take(self) -> list[TokenDelta]:
         """Remove and return all."""
         waiting, self._waiting = self._waiting, {}
-        return [delta if isinstance(delta, TokenDelta) else delta.delta() for delta in waiting.values()]
+        if self._merged:
+            waiting.update({key: merged.delta() for key, merged in self._merged.items()})
+            self._merged = {}
+        return list(waiting.values())
 
 
 class StepBuffer:

@@ -320,6 +320,8 @@ class _ResponseTracker:
         self.complete = False
 
     def send(self, message: Message) -> Awaitable[None]:
+        if message.get("more_body", False):
+            return self._send(message)  # a part of the body
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), *self._headers]
@@ -329,7 +331,7 @@ class _ResponseTracker:
         elif message["type"] == "websocket.accept":
             self.status = 101
             message["headers"] = [*message.get("headers", ()), *self._headers]
-        elif not message.get("more_body", False):
+        else:
             self.complete = True
         return self._send(message)
 

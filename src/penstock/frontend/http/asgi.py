@@ -1,9 +1,10 @@
 """ASGI types and functions that every route uses."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from penstock.observe.tracing import RequestTrace
 
@@ -37,8 +38,7 @@ class StreamedAnswer(NamedTuple):
     held: bool = False
 
 
-@dataclass(slots=True)
-class RequestInfo:
+class RequestInfo(msgspec.Struct):
     """Facts about a request that are not in its body. The request's scope carries them."""
 
     request_id: str
@@ -73,4 +73,9 @@ def trace_headers(scope: Scope) -> dict[str, str]:
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """The first value of a header, or None if the request does not have it."""
-    return next((value for key, value in scope["headers"] if key == name), None)
+    return first_value(scope["headers"], name)
+
+
+def first_value(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first value of a header, or None if it is not among `headers`."""
+    return dict(reversed(headers)).get(name)  # the first of several comes last here

@@ -62,19 +62,22 @@ class JsonScan:
         self._check(self._values, self._limits.max_json_values, "values")
         self._containers += outside.count(b"[") + outside.count(b"{")
         self._check(self._containers, self._limits.max_json_containers, "arrays and objects")
-        last = len(parts) - 1
-        for i, part in enumerate(parts):
+        *before_quotes, rest = parts
+        for part in before_quotes:
             if self._inside:
-                self._string = self._string + part if len(part) + len(self._string) <= _KEY_BYTES else _NO_KEY
-                self._after_string = i < last
+                self._string = _joined(self._string, part)
+                self._after_string = True
             else:
                 self._structure(part)
-                if i < last:
-                    self._string = b""
-            if i < last:
-                self._inside = not self._inside
-            if self._broken:
-                return
+                if self._broken:
+                    return
+                self._string = b""
+            self._inside = not self._inside
+        if self._inside:
+            self._string = _joined(self._string, rest)
+            self._after_string = False
+        else:
+            self._structure(rest)
 
     def _without_escapes(self, piece: bytes) -> bytes:
         """The piece with other bytes, as many, for escaped backslashes and quotes. A JSON text cannot have them."""
@@ -161,6 +164,10 @@ def explain_utf8(text: bytes) -> str:
             return f"a surrogate at byte {error.start}; send the character itself"
         return f"{error.reason} at byte {error.start}"
     return "it has a byte that is not"
+
+
+def _joined(string: bytes, part: bytes) -> bytes:
+    return string + part if len(string) + len(part) <= _KEY_BYTES else _NO_KEY
 
 
 def _plain(key: bytes) -> bytes:

@@ -1,8 +1,7 @@
 """POST /api/generate."""
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.generation import PromptPart

@@ -1,12 +1,12 @@
 """POST /v1/completions: reads requests and encodes answers."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 
 from penstock.frontend.answer import CollectedChoice
 from penstock.frontend.call import Call, RequestContext

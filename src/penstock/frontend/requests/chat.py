@@ -1,8 +1,9 @@
 """Prepares a chat for the engine: prompt, grammar, limit, and the reader of its answer. Independent of the wire."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
@@ -17,21 +18,19 @@ from penstock.text.prompts import Encoded
 _TEMPLATE_OWN = frozenset(("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessages:
+class ChatMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat's prompt is made of."""
 
     messages: Sequence[Mapping[str, Any]]  # in OpenAI's form, checked
     tools: Sequence[Mapping[str, Any]] | None = None  # in OpenAI's form, checked
-    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)  # of the chat template
     add_generation_prompt: bool = True
     continues: bool = False  # the answer goes on where the last message ends
     add_special_tokens: bool = False
     earlier_ids: tuple[int, ...] = ()  # tokens before the messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A chat as a wire has read it."""
 
     prompt: ChatMessages

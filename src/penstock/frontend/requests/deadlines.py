@@ -4,9 +4,11 @@ import math
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import invalid
+from penstock.frontend.http.asgi import first_value
 
 HEADER = "X-Request-Timeout"
 MOST = 86400.0  # seconds
+_NAME = HEADER.lower().encode()
 
 
 def check_timeout(value: float | None, param: str, limit: float | None) -> None:
@@ -37,8 +39,7 @@ def _shortest(*seconds: float | None) -> float | None:
 
 
 def _header(context: RequestContext) -> float | None:
-    name = HEADER.lower().encode()
-    text = next((value for key, value in context.headers if key == name), None)
+    text = first_value(context.headers, _NAME)
     if text is None:
         return None
     try:

@@ -3,10 +3,11 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import msgspec
 import orjson
 from msgspec.structs import replace
 
@@ -25,12 +26,11 @@ from penstock.text.grammars.schema import read_schema
 ANY_TEXT = Grammar("any", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUse:
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """The tools of a request, and what it wants of them."""
 
     tools: Sequence[Mapping[str, Any]] = ()  # as templates show them: {"type": "function", "function": {...}}
-    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the arguments, by the tool's name
+    schemas: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)  # of arguments, by the tool's name
     choice: Literal["auto", "required", "named", "none"] = "none"
     name: str = ""  # of the one tool, if the choice is named
     parallel: bool = True

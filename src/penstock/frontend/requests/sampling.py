@@ -3,8 +3,9 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import digits, invalid
@@ -18,15 +19,14 @@ from penstock.messages import GenerateRequest, Grammar, InvalidParameter, Sampli
 _INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
+class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a request that hold for all of its prompts. Error messages use these names."""
 
     n: int = 1  # choices for each prompt
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that the request sets
-    logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id, which JSON writes as a string
+    sampling: Mapping[str, Any] = msgspec.field(default_factory=dict)  # fields of SamplingParams that the request sets
+    logit_bias: Mapping[str, float] = msgspec.field(default_factory=dict)  # by token id, which JSON writes as a string
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True

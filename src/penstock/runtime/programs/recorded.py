@@ -76,6 +76,8 @@ class RecordedStep:
                     self._decode.extend(program)
         # Views of as many rows as the last step had: a repeated step calls neither torch nor NumPy.
         self._shape: Shape | None = None
+        self._options: ChooseOptions | None = None  # of the last choice, as `_masked`
+        self._masked = False
         self._tokens.value = -1
         self._part, self._given_part = self._hidden, self._given
         self._step = step
@@ -135,8 +137,11 @@ class RecordedStep:
             self._tokens.value, self._part = count, self._hidden[:count]
 
     def _prepare_choice(self, shape: Shape, options: ChooseOptions, masked: bool) -> None:
-        """Say what the sampling op reads."""
+        """Say what the sampling op reads. A row that gets edits, which may move them, brings other options."""
+        if shape is self._shape and options is self._options and masked == self._masked:
+            return
         assert self._sampler is not None, "tokens are chosen on the rank that samples"
+        self._options, self._masked = options, masked
         count = shape.logit_rows
         if shape is not self._shape:
             self._shape, self._kernels.logit_rows.value = shape, count

@@ -115,7 +115,7 @@ class Speculation:
             if not (forced or copies or (place - self._turn) % count < looks):
                 continue
             # With a token in flight, nobody knows yet what drafts would follow.
-            if sequence.in_flight != 1 or sequence.expected != len(sequence.tokens) + 1:
+            if sequence.planned != sequence.computed + 1 or sequence.expected != len(sequence.tokens) + 1:
                 continue
             most = min(self._most, sequence.limit - 1 - sequence.planned)
             if most < 1:
@@ -170,7 +170,7 @@ class Speculation:
         if end > sequence.slots:
             step.blocks.append((sequence.id, self._cache.grow(sequence, end)))
         step.work[place] = Work(sequence.id, 1 + count, True, count, ids)
-        step.budget -= count
+        step.take(count)
         sequence.planned = end
         sequence.expected += count
         self._kinds[sequence.id] = candidate.kind
