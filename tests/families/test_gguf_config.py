@@ -17,7 +17,7 @@ from penstock.families.gguf.names import hf_tensor_name, is_interleaved
 from penstock.families.gguf.rope import llama3_scaling
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from tests.checkpoints import END, END_TURN
-from tests.gguf_models import REFORMED, REPRESENTABLE, Written, llama3_factors, writer
+from tests.gguf_models import REFORMED, REORDERED, REPRESENTABLE, Written, llama3_factors, writer
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Written:
     return writer(tiny_checkpoint, tmp_path)
 
 
-@pytest.mark.parametrize("variant", [*REPRESENTABLE, *(each for each in REFORMED if each != "phi3_long")])
+@pytest.mark.parametrize("variant", [*REPRESENTABLE, *(each for each in REFORMED if each != "phi3_long"), *REORDERED])
 def test_the_spec_is_that_of_the_checkpoint(
     written: Written, tiny_checkpoint: Callable[..., Path], variant: str
 ) -> None:
