@@ -139,8 +139,7 @@ def _gemma4(keys: GgufKeys) -> dict[str, Any]:
     for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
         keys.refuse(name, f"it is {size}, as attention.key_length_swa", size)
     kv_heads, widths = keys.each("attention.head_count_kv"), keys.each("feed_forward_length")
-    each = list(zip(types, kv_heads, strict=False))
-    full = {"head_dim": keys.head_dim, "rope_theta": keys.number("rope.freq_base", 1e6)}
+    far = {"rope_theta": keys.number("rope.freq_base", 1e6), **(scaling_of(keys) or {})}
     table = keys.tensors.get("per_layer_token_embd.weight")
     mixture = {
         "enable_moe_block": True,
@@ -151,11 +150,9 @@ def _gemma4(keys: GgufKeys) -> dict[str, Any]:
     return {
         "architectures": ["Gemma4ForCausalLM"],
         "head_dim": size,
-        "num_key_value_heads": next((count for kind, count in each if kind == "sliding_attention"), kv_heads[0]),
         "per_layer_config": {
-            str(i): {"head_dim": full["head_dim"], "num_key_value_heads": count}
-            for i, (kind, count) in enumerate(each)
-            if kind == "full_attention"
+            str(i): {"head_dim": keys.head_dim if kind == "full_attention" else size, "num_key_value_heads": count}
+            for i, (kind, count) in enumerate(zip(types, kv_heads, strict=False))
         },
         "attention_k_eq_v": any(
             f"blk.{i}.attn_k.weight" in keys.tensors and f"blk.{i}.attn_v.weight" not in keys.tensors
@@ -167,7 +164,7 @@ def _gemma4(keys: GgufKeys) -> dict[str, Any]:
         "layer_types": types,
         "num_kv_shared_layers": keys.integer("attention.shared_kv_layers", 0, least=0),
         "rope_parameters": {
-            "full_attention": {**(scaling_of(keys) or {}), "rope_theta": full["rope_theta"]},
+            "full_attention": far,
             "sliding_attention": {"rope_theta": keys.number("rope.freq_base_swa", 10000.0)},
         },
         "final_logit_softcapping": keys.get("final_logit_softcapping"),
