@@ -6,66 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.gguf_metadata import kv_heads
+
 Named = tuple[str, NDArray[np.float32]]
-
-
-def state_metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """The keys of a model whose layers keep states."""
-
-    def found(*names: str) -> Any:
-        return next(config[name] for name in names if name in config)
-
-    heads = found("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "num_heads")
-    head_dim = found("linear_value_head_dim", "mamba_head_dim", "mamba_d_head", "head_dim")
-    keys = {
-        "ssm.conv_kernel": found("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"),
-        "ssm.state_size": found("linear_key_head_dim", "ssm_state_size", "mamba_d_state", "state_size"),
-        "ssm.group_count": found("linear_num_key_heads", "n_groups", "mamba_n_groups"),
-        "ssm.time_step_rank": heads,
-        "ssm.inner_size": heads * head_dim,
-    }
-    if arch == "qwen3next":
-        return keys | {"full_attention_interval": config.get("full_attention_interval", 4)}
-    if arch == "mamba2":
-        return keys
-    kinds = config.get("layers_block_type") or config["layer_types"]
-    attention = [config["num_key_value_heads"] * (kind in ("attention", "full_attention")) for kind in kinds]
-    keys |= {"attention.head_count_kv": attention}
-    if arch == "granitehybrid":
-        return keys | {"rope.scaling.finetuned": False}
-    keys |= {"feed_forward_length": [config["intermediate_size"] * (kind in ("mlp", "moe")) for kind in kinds]}
-    if arch == "nemotron_h":
-        return keys
-    return keys | {
-        "expert_count": config.get("n_routed_experts") or config["num_local_experts"],
-        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
-        "expert_shared_count": config["n_shared_experts"],
-        "expert_weights_norm": config["norm_topk_prob"],
-        "expert_weights_scale": float(config["routed_scaling_factor"]),
-        "expert_group_count": config["n_group"],
-        "expert_group_used_count": config["topk_group"],
-        "moe_latent_size": config.get("moe_latent_size"),
-    }
-
-
-def mamba2_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All keys of a model without attention."""
-    own = {
-        "block_count": config["num_hidden_layers"],
-        "context_length": config.get("max_position_embeddings", 262_144),
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": 0,
-        "attention.head_count": 0,
-        "attention.layer_norm_rms_epsilon": float(config["layer_norm_epsilon"]),
-        **state_metadata(config, "mamba2"),
-    }
-    return {f"mamba2.{key}": value for key, value in own.items()}
-
-
-def kv_heads(config: Mapping[str, Any]) -> int:
-    if "multi_query" in config:  # Falcon
-        return int(config["num_kv_heads"] if config["new_decoder_architecture"] or not config["multi_query"] else 1)
-    return int(config["num_key_value_heads"])
 
 
 def _by_kind(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
@@ -155,6 +98,32 @@ def _of_qwen3_next(name: str, tensor: NDArray[np.float32], config: Mapping[str, 
     yield f"{layer}.attn_gate.weight", rows[3]
 
 
+def _of_qwen3_5(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    """Value heads in another order: the first of each key head, then the second of each."""
+    keys, size = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    shared, values = config["linear_num_value_heads"] // keys, config["linear_num_value_heads"] * size
+
+    def tiled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return rows.reshape(keys, shared, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        tensor = np.concatenate([tensor[:-values], tiled(tensor[-values:])])
+    elif name.endswith(("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")):
+        tensor = tiled(tensor)
+    elif name.endswith("linear_attn.out_proj.weight"):
+        tensor = np.ascontiguousarray(tiled(tensor.T).T)
+    yield from _of_states(name, tensor, config)
+
+
+def _of_gemma4(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
+    """The scales of a layer's router and experts, and the stacks of experts as they are."""
+    scales = {"router.scale": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps"}
+    for end, stored in scales.items():
+        if name.endswith(end):
+            name = f"blk.{name.split('.')[2]}.{stored}.scale"
+    yield f"{name}.weight" if ".experts." in name or name.endswith("layer_scalar") else name, tensor
+
+
 def _of_granite(name: str, tensor: NDArray[np.float32], config: Mapping[str, Any]) -> Iterator[Named]:
     for each, part in _of_states(name, tensor, config):
         for final, half in _halves(each, part, config):
@@ -169,7 +138,10 @@ REFORM: Mapping[str, Callable[[str, Any, Mapping[str, Any]], Iterator[Named]]] =
     "gpt-oss": _of_experts,
     "llama4": _of_experts,
     "deepseek2": _by_head,
+    "gemma4": _of_gemma4,
     "qwen3next": _of_qwen3_next,
+    "qwen35": _of_qwen3_5,
+    "qwen35moe": _of_qwen3_5,
     "granitehybrid": _of_granite,
     "nemotron_h": _of_states,
     "nemotron_h_moe": _of_states,

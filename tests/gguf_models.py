@@ -12,7 +12,6 @@ import numpy as np
 from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
-    RopeScalingType,
     TokenType,
     get_tensor_name_map,
     quants,
@@ -21,7 +20,8 @@ from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 
 from tests.gguf.blocks import random_rows
-from tests.gguf_forms import REFORM, kv_heads, mamba2_metadata, state_metadata
+from tests.gguf_forms import REFORM
+from tests.gguf_metadata import global_sizes, metadata
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -54,11 +54,13 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "gemma4_text": "gemma4",
     "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h",
     "mamba2": "mamba2",
 }
-STATES = ("qwen3next", "granitehybrid", "nemotron_h", "nemotron_h_moe", "mamba2")
 # Variants that a GGUF file can describe: llama.cpp fixes what the others change (windows of Qwen, dense layers).
 REPRESENTABLE = (
     "llama2",
@@ -102,6 +104,9 @@ REFORMED = (
     "llama4_normed",
     "deepseek_v2",
     "deepseek_v3",
+    "gemma4",
+    "gemma4_moe",
+    "gemma4_shared",
     "qwen3_next_plain",
     "granite_4_hybrid",
     "granite_4_mamba",
@@ -110,10 +115,9 @@ REFORMED = (
     "nemotron_h_latent",
     "mamba2",
 )
+# And those whose value heads are in another order, so that parameters differ from the checkpoint's.
+REORDERED = ("qwen3_5", "qwen3_5_moe")
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "granitehybrid", "nemotron_h", "nemotron_h_moe")
-_WINDOWS = ("gemma2", "gemma3", "llama", "phi3", "cohere2", "olmo2", "gpt-oss")
-_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
-_WIDTHS = ("intermediate_size_mlp", "ffn_hidden_size", "n_inner", "intermediate_size")
 
 
 Written = Callable[..., Path]
@@ -168,117 +172,6 @@ def write_gguf(
     return path if not split_tensors else next(iter(sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))))
 
 
-def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """The keys of a model's configuration. Integers are written as uint32, floats as float32."""
-    if arch == "mamba2":
-        return mamba2_metadata(config)
-    renamed = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-    config = {**config, **{ours: config[theirs] for ours, theirs in renamed.items() if theirs in config}}
-    rope = config.get("rope_parameters") or {}
-    near, rope = rope.get("sliding_attention"), rope.get("full_attention", rope)
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    rms = not any("layer_norm_eps" in name or name == "norm_epsilon" for name in config)
-    eps = next(config[name] for name in _EPSILONS if name in config)
-    head_dim = config.get("head_dim") or hidden // heads
-    layers = config["num_hidden_layers"] if "num_hidden_layers" in config else len(config["layers_block_type"])
-    own = {
-        "block_count": layers,
-        "context_length": config.get("max_position_embeddings") or config["n_positions"],
-        "embedding_length": hidden,
-        "feed_forward_length": next(config[name] for name in _WIDTHS if config.get(name)),
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads(config) if arch not in ("gpt2", "gptneox") else None,
-        f"attention.layer_norm_{'rms_' if rms else ''}epsilon": float(eps),
-        "rope.freq_base": float(rope["rope_theta"]) if rope else None,
-        "rope.freq_base_swa": float(near["rope_theta"]) if near else None,
-        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)) if rope else None,
-        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
-        "final_logit_softcapping": config.get("final_logit_softcapping"),
-        "attention.scale": config.get("attention_multiplier"),
-        "embedding_scale": config.get("embedding_multiplier"),
-        "residual_scale": config.get("residual_multiplier"),
-        "logit_scale": config.get("logits_scaling", config.get("logit_scale")),
-        "use_parallel_residual": config.get("use_parallel_residual"),
-        "attention.key_length": head_dim if config.get("head_dim") else None,
-        "attention.value_length": head_dim if config.get("head_dim") else None,
-        "expert_count": config.get("num_local_experts", config.get("num_experts")),
-        "interleave_moe_layer_step": config.get("interleave_moe_layer_step"),
-        "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get(
-            "intermediate_size" if arch in ("gpt-oss", "llama4") else "moe_intermediate_size"
-        ),
-        "expert_shared_feed_forward_length": config.get(
-            "shared_expert_intermediate_size", config.get("shared_intermediate_size")
-        ),
-    }
-    if rope.get("rope_type") == "linear":
-        own |= {"rope.scaling.type": RopeScalingType.LINEAR.value, "rope.scaling.factor": float(rope["factor"])}
-    if arch == "glm4moe":
-        own |= {
-            "expert_count": config.get("n_routed_experts") or config["num_local_experts"],
-            "expert_shared_count": config["n_shared_experts"],
-            "leading_dense_block_count": config["first_k_dense_replace"],
-            "expert_weights_norm": config["norm_topk_prob"],
-            "expert_weights_scale": config["routed_scaling_factor"],
-            "expert_gating_func": 2,
-        }
-    if arch == "deepseek2":
-        own |= latent_metadata(config)
-    if arch in STATES:
-        own |= state_metadata(config, arch)
-    if rope.get("rope_type") == "yarn":
-        own |= {
-            "rope.scaling.type": RopeScalingType.YARN.value,
-            "rope.scaling.factor": float(rope["factor"]),
-            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": float(rope["beta_fast"]),
-            "rope.scaling.yarn_beta_slow": float(rope["beta_slow"]),
-        }
-    if rope.get("rope_type") == "longrope":
-        positions, original = config["max_position_embeddings"], rope["original_max_position_embeddings"]
-        own |= {
-            "rope.scaling.original_context_length": original,
-            "rope.scaling.attn_factor": math.sqrt(1 + math.log(positions / original) / math.log(original)),
-        }
-    if arch in _WINDOWS and config.get("sliding_window"):
-        own["attention.sliding_window"] = config["sliding_window"]
-    if arch == "gemma3" and config["layer_types"] != [
-        "full_attention" if i % 6 == 5 else "sliding_attention" for i in range(config["num_hidden_layers"])
-    ]:
-        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
-    if arch in ("olmo2", "cohere2", "gpt-oss") and "layer_types" in config:
-        own["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
-    if arch == "llama":
-        own["vocab_size"] = config["vocab_size"]
-    return {f"{arch}.{key}": value for key, value in own.items()}
-
-
-def latent_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a model with latent attention, in place of those of keys and values."""
-    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    is_v3 = config["model_type"] == "deepseek_v3"
-    multiplier = config["rope_parameters"].get("mscale_all_dim")
-    return {
-        "attention.head_count_kv": 1,
-        "attention.q_lora_rank": config["q_lora_rank"],
-        "attention.kv_lora_rank": rank,
-        "attention.key_length": rank + rotated,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
-        "attention.value_length_mla": config["v_head_dim"],
-        "rope.dimension_count": rotated,
-        "rope.scaling.yarn_log_multiplier": 0.1 * multiplier if multiplier else None,
-        "leading_dense_block_count": config["first_k_dense_replace"],
-        "expert_count": config.get("n_routed_experts") or config["num_local_experts"],
-        "expert_shared_count": config["n_shared_experts"],
-        "expert_group_count": config.get("n_group"),
-        "expert_group_used_count": config.get("topk_group"),
-        "expert_weights_scale": float(config["routed_scaling_factor"]),
-        "expert_weights_norm": config.get("norm_topk_prob") or None,
-        "expert_gating_func": 2 if is_v3 else 1,
-    }
-
-
 def tokenizer_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a byte-level BPE tokenizer. Tokens that the model has and the tokenizer lacks are unused."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -329,7 +222,7 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
         if arch in PERMUTED and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
             count = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             tensor = permuted(tensor, count)
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             tensor = tensor + np.float32(1)
         found[_mapped(names, name.replace("correction_bias", "correction.bias"))] = tensor
     for name, each in experts.items():
@@ -340,6 +233,10 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, NDA
     if rope.get("rope_type") == "longrope":
         for kind in ("long", "short"):
             found[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
+    if arch == "gemma4":
+        half = global_sizes(config)["head_dim"] // 2
+        turning = int(half * rope["full_attention"]["partial_rotary_factor"])
+        found["rope_freqs.weight"] = np.array([1.0] * turning + [1e30] * (half - turning), np.float32)
     if rope.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = llama3_factors(rope, config.get("head_dim") or found_head_dim(config))
     return found
@@ -381,7 +278,7 @@ def _encoded(name: str, tensor: NDArray[np.float32], kind: GGMLQuantizationType)
 
 
 def _mapped(names: Any, name: str) -> str:
-    mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
     assert mapped is not None, name
     return str(mapped)
 

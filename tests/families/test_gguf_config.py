@@ -17,7 +17,7 @@ from penstock.families.gguf.names import hf_tensor_name, is_interleaved
 from penstock.families.gguf.rope import llama3_scaling
 from penstock.weights.checkpoint import check_tensors, stored_tensors
 from tests.checkpoints import END, END_TURN
-from tests.gguf_models import REFORMED, REPRESENTABLE, Written, llama3_factors, writer
+from tests.gguf_models import REFORMED, REORDERED, REPRESENTABLE, Written, llama3_factors, writer
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def written(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Written:
     return writer(tiny_checkpoint, tmp_path)
 
 
-@pytest.mark.parametrize("variant", [*REPRESENTABLE, *(each for each in REFORMED if each != "phi3_long")])
+@pytest.mark.parametrize("variant", [*REPRESENTABLE, *(each for each in REFORMED if each != "phi3_long"), *REORDERED])
 def test_the_spec_is_that_of_the_checkpoint(
     written: Written, tiny_checkpoint: Callable[..., Path], variant: str
 ) -> None:
@@ -143,6 +143,10 @@ def test_factors_of_another_form_are_refused() -> None:
             ["with 2 entries", "each of 6 layers"],
         ),
         ("qwen2", {"qwen2.attention.head_count_kv": 3}, ["num_key_value_heads 3"]),
+        ("gemma4", {"gemma4.attention.value_length_swa": 32}, ["attention.value_length_swa 32", "48"]),
+        ("gemma4", {"gemma4.attention.head_count_kv": [2, 1]}, ["gemma4.attention.head_count_kv is [2, 1]"]),
+        ("gemma4", {"gemma4.attention.shared_kv_layers": 6}, ["num_kv_shared_layers 6"]),
+        ("qwen3_5", {"qwen35.ssm.inner_size": 145}, ["qwen35.ssm.inner_size 145", "ssm.time_step_rank (6)"]),
     ],
 )
 def test_what_is_not_supported_names_the_key(
@@ -154,6 +158,36 @@ def test_what_is_not_supported_names_the_key(
     text = str(caught.value)
     assert text.startswith(f"{path}: ") and "\n" not in text
     assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(("variant", "arch"), [("qwen3_5", "qwen35"), ("qwen3_5_moe", "qwen35moe")])
+def test_a_layer_that_predicts_a_token_further_on_is_left_out(written: Written, variant: str, arch: str) -> None:
+    plain = load_spec(written(variant))
+    last = len(plain.layers) - 1
+
+    def predict(tensors: dict[str, Any]) -> None:
+        ours = {name: tensor for name, tensor in tensors.items() if name.startswith(f"blk.{last}.")}
+        tensors |= {name.replace(f"blk.{last}", f"blk.{last + 1}"): tensor for name, tensor in ours.items()}
+        norm = tensors["output_norm.weight"]
+        tensors |= {f"blk.{last + 1}.nextn.{name}.weight": norm for name in ("enorm", "hnorm", "shared_head_norm")}
+        tensors[f"blk.{last + 1}.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+
+    changes = {f"{arch}.block_count": last + 2, f"{arch}.nextn_predict_layers": 1}
+    path = written(variant, edit=predict, changes=changes)
+    check_tensors(load_spec(path), stored_tensors(path))
+    assert load_spec(path) == plain
+
+
+def test_gemma4s_rope_turns_the_first_pairs_alone(written: Written) -> None:
+    def mixed(tensors: dict[str, Any]) -> None:
+        tensors["rope_freqs.weight"][-1] = 1.0
+
+    assert load_spec(written("gemma4")).layers[-1].attention.rotary == (
+        RopeSpec(theta=1e6, scaling="proportional", turning=8),
+        64,
+    )
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs.weight: the factors of rope, 1 to 1e\+30, are not those"):
+        load_spec(written("gemma4", edit=mixed))
 
 
 def test_q_k_and_v_in_one_tensor_are_refused(written: Written) -> None:

@@ -66,7 +66,11 @@ def test_logits_are_the_same_to_the_bit_alone_and_in_any_chunk(
 
 
 @pytest.mark.parametrize(
-    "variant", ["qwen3_next_plain", "granite_4_hybrid", "nemotron_h", "nemotron_h_moe", "nemotron_h_latent", "mamba2"]
+    "variant",
+    [
+        *("qwen3_next_plain", "qwen3_5", "qwen3_5_moe"),
+        *("granite_4_hybrid", "nemotron_h", "nemotron_h_moe", "nemotron_h_latent", "mamba2"),
+    ],
 )
 def test_tokens_of_a_gguf_file_are_those_of_the_checkpoint(
     variant: str, tiny_checkpoint: Checkpoint, tmp_path: Path

@@ -68,7 +68,7 @@ def test_a_file_is_loaded_as_its_checkpoint(
     loaded_equally(ours, load_parameters(folder, load_spec(folder), torch.float32, progress=False))
 
 
-UNDIVIDED = ("llama3", "olmo2", "olmo3", "falcon", *STATES)  # one KV head; a norm over all heads; states
+UNDIVIDED = ("llama3", "olmo2", "olmo3", "falcon", "gemma4", *STATES)  # one KV head; a norm over all heads; states
 
 
 @pytest.mark.parametrize("variant", [variant for variant in (*REPRESENTABLE, *REFORMED) if variant not in UNDIVIDED])
@@ -105,6 +105,22 @@ def test_codes_are_loaded_as_their_values(
         load_parameters(codes, load_spec(codes), torch.float32, progress=False),
         load_parameters(values, load_spec(values), torch.float32, progress=False),
     )
+
+
+def test_gate_and_up_of_experts_may_be_one_tensor(
+    written: Written, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As llama.cpp's conversion writes them with --fuse-gate-up-exps, and for Gemma 4 in any case."""
+
+    def fuse(tensors: dict[str, Any]) -> None:
+        for i in range(3):
+            halves = [tensors.pop(f"blk.{i}.ffn_{half}_exps.weight") for half in ("gate", "up")]
+            tensors[f"blk.{i}.ffn_gate_up_exps.weight"] = np.concatenate(halves, axis=1)
+
+    apart = written("qwen2_moe_plain", kind="Q8_0")
+    fused = write_gguf(tiny_checkpoint("qwen2_moe_plain"), tmp_path / "fused.gguf", kind="Q8_0", edit=fuse)
+    assert load_spec(fused) == load_spec(apart)
+    loaded_equally(*(load_parameters(path, load_spec(path), torch.float32, progress=False) for path in (fused, apart)))
 
 
 def test_gemmas_norms_are_loaded_as_the_checkpoint_has_them(

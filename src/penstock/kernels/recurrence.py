@@ -33,6 +33,7 @@ class RecurrenceWeights:
     key_dim: int
     norm_width: int  # elements of the output that are normed together
     eps: float
+    tiled: bool = False  # value head i reads key head i % key_heads; False: those of a key head follow each other
 
     @property
     def heads(self) -> int:
@@ -101,7 +102,11 @@ def _sequence(inputs: Tensor, rates: Tensor, state: Tensor, weights: RecurrenceW
         scale = rates[:, :heads].sigmoid()
     else:
         scale = steps
-    query, key = (each.repeat_interleave(heads // weights.key_heads, 1)[..., None] for each in (query, key))
+    shared = heads // weights.key_heads
+    if weights.tiled:
+        query, key = (each.repeat(1, shared, 1)[..., None] for each in (query, key))
+    else:
+        query, key = (each.repeat_interleave(shared, 1)[..., None] for each in (query, key))
     kept = (weights.decay * steps).exp()
     matrices = state[: weights.matrices].view(heads, weights.key_dim, -1)
     read = torch.empty_like(value)
@@ -157,7 +162,7 @@ def recurrence_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]
     for key_heads, heads, key_dim, value_dim, taps in ((1, 1, 16, 16, 2), (2, 6, 24, 152, 4), (3, 3, 7, 9, 3)):
         width = heads * value_dim
         channels = 2 * key_heads * key_dim + width
-        for mamba in (False, True):
+        for mamba, tiled in ((False, False), (False, True), (True, False)):
             weights = RecurrenceWeights(
                 conv=floats(taps, channels),
                 conv_bias=floats(channels) if mamba else None,
@@ -169,6 +174,7 @@ def recurrence_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[Any, ...]
                 key_dim=key_dim,
                 norm_width=width // key_heads if mamba else value_dim,
                 eps=1e-2,
+                tiled=tiled,
             )
             for lengths, before in (((1,), (0,)), ((1, 5, 1, 9), (3, 0, 0, 2)), ((), ())):
                 units = torch.zeros(len(lengths), UNIT_LINES, dtype=torch.int32)

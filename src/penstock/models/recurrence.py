@@ -33,6 +33,7 @@ class RecurrentLayer:
             key_dim=spec.key_dim,
             norm_width=spec.value_width // spec.norm_groups,
             eps=model.norm_eps,
+            tiled=spec.tiled,
         )
         matrix = parameters.matrix
         return cls(matrix("input"), matrix("rates"), weights, matrix("output"), model.residual_scale)

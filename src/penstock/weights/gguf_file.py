@@ -13,6 +13,7 @@ from penstock.families.gguf.names import (
     ROPE_FACTORS,
     SHIFTED,
     SHORT_FACTORS,
+    halves,
     hf_tensor_name,
     is_interleaved,
 )
@@ -49,7 +50,9 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredTensor]:
         named = {name: stored}
         if "{}" in name:
             named = {
-                name.format(i): expert for i, expert in enumerate(_experts(stored, vectors=name.endswith(".bias")))
+                each.format(i): part
+                for i, expert in enumerate(_experts(stored, vectors=name.endswith(".bias")))
+                for each, part in zip(halves(name), _parts(expert, len(halves(name))), strict=True)
             }
         if twice := named.keys() & found.keys():
             raise CheckpointError(f"{path}: {short(tensor.name)} is also there by the name {short(twice.pop())}")
@@ -83,3 +86,15 @@ def _experts(stored: StoredTensor, *, vectors: bool) -> Iterator[StoredTensor]:
     count, size = stored.shape[0], stored.size // stored.shape[0]
     for i in range(count):
         yield replace(stored, shape=stored.shape[1:], offset=stored.offset + i * size, size=size)
+
+
+def _parts(stored: StoredTensor, count: int) -> Iterator[StoredTensor]:
+    """So many equal parts of the rows of a tensor."""
+    if stored.shape[0] % count:
+        raise CheckpointError(
+            f"{stored.path}: tensor {short(stored.name)} has {stored.shape[0]} rows for each expert; expected a "
+            f"multiple of {count}"
+        )
+    rows, size = stored.shape[0] // count, stored.size // count
+    for i in range(count):
+        yield replace(stored, shape=(rows, *stored.shape[1:]), offset=stored.offset + i * size, size=size)

@@ -5,14 +5,17 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.families.experts import MAX_EXPERTS
-from penstock.families.gguf.keys import GgufKeys
-from penstock.families.gguf.rope import rope_scaling
+from penstock.families.gguf.keys import MAX_HEAD_DIM, GgufKeys
+from penstock.families.gguf.rope import rope_scaling, scaling_of
+from penstock.families.gguf.states import DELTA_NETS
 from penstock.families.gguf.states import FAMILIES as STATES
 from penstock.families.hf_config import UnsupportedModel
 
-# Architectures whose q, k and v are one tensor, and those that rotate a part of a head.
-FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon", "qwen3next"})
-PARTIAL = frozenset({"phi3", "gptneox", "glm4", "glm4moe", "qwen3next", "nemotron_h", "nemotron_h_moe"})
+# Architectures whose q, k and v are one tensor, those that rotate a part of a head, and those that may have a value for
+# each layer.
+FUSED = frozenset({"phi3", "gpt2", "gptneox", "falcon", *DELTA_NETS})
+PARTIAL = frozenset({"phi3", "gptneox", "glm4", "glm4moe", *DELTA_NETS, "nemotron_h", "nemotron_h_moe"})
+PER_LAYER = frozenset({*STATES, "gemma4"})
 
 
 def _llama(keys: GgufKeys) -> dict[str, Any]:
@@ -128,6 +131,46 @@ def _gemma2(keys: GgufKeys) -> dict[str, Any]:
         "sliding_window": keys.integer("attention.sliding_window", 4096),
         "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma4(keys: GgufKeys) -> dict[str, Any]:
+    types, size = _layer_types(keys, 6), keys.integer("attention.key_length_swa", most=MAX_HEAD_DIM)
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        keys.refuse(name, f"it is {size}, as attention.key_length_swa", size)
+    kv_heads, widths = keys.each("attention.head_count_kv"), keys.each("feed_forward_length")
+    far = {"rope_theta": keys.number("rope.freq_base", 1e6), **(scaling_of(keys) or {})}
+    table = keys.tensors.get("per_layer_token_embd.weight")
+    mixture = {
+        "enable_moe_block": True,
+        "num_experts": keys.integer("expert_count", 0, least=0, most=MAX_EXPERTS),
+        "top_k_experts": keys.get("expert_used_count"),
+        "moe_intermediate_size": keys.get("expert_feed_forward_length"),
+    }
+    return {
+        "architectures": ["Gemma4ForCausalLM"],
+        "head_dim": size,
+        "per_layer_config": {
+            str(i): {"head_dim": keys.head_dim if kind == "full_attention" else size, "num_key_value_heads": count}
+            for i, (kind, count) in enumerate(zip(types, kv_heads, strict=False))
+        },
+        "attention_k_eq_v": any(
+            f"blk.{i}.attn_k.weight" in keys.tensors and f"blk.{i}.attn_v.weight" not in keys.tensors
+            for i in range(keys.layers)
+        ),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] != widths[0],
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": types,
+        "num_kv_shared_layers": keys.integer("attention.shared_kv_layers", 0, least=0),
+        "rope_parameters": {
+            "full_attention": far,
+            "sliding_attention": {"rope_theta": keys.number("rope.freq_base_swa", 10000.0)},
+        },
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+        "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0, least=0),
+        "vocab_size_per_layer_input": table.shape[0] if table else None,
+        **(mixture if mixture["num_experts"] else {}),
     }
 
 
@@ -284,6 +327,7 @@ FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
+        "gemma4": _gemma4,
         "granite": _granite,
         "granitemoe": _granite_moe,
         "olmo2": _olmo2,

@@ -6,14 +6,13 @@ the architecture: here they are the same.
 
 from typing import Any
 
-from penstock.families.gguf.architectures import FAMILIES, FUSED, PARTIAL
-from penstock.families.gguf.keys import WHERE, GgufKeys, plain, shortest
-from penstock.families.gguf.names import INTERLEAVED, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from penstock.families.gguf.rope import llama3_scaling, rope_scaling
-from penstock.families.gguf.states import FAMILIES as STATES
+from penstock.families.gguf.architectures import FAMILIES, FUSED, PARTIAL, PER_LAYER
+from penstock.families.gguf.keys import WHERE, GgufKeys, plain
+from penstock.families.gguf.names import INTERLEAVED
+from penstock.families.gguf.rope import scaling_of
 from penstock.families.hf_config import UnsupportedModel
 from penstock.families.wrong_models import unknown_gguf
-from penstock.gguf import GgufError, GgufFile, read_floats
+from penstock.gguf import GgufError, GgufFile
 from penstock.gguf.vocabulary import end_token_ids
 
 
@@ -78,11 +77,11 @@ def _common(keys: GgufKeys) -> dict[str, Any]:
         raise UnsupportedModel("blk.0.attn_qkv.weight: q, k and v are one tensor; convert the model without --fuse-qkv")
     centered = keys.all.get(keys.key("attention.layer_norm_epsilon")) is not None
     eps = keys.all.number(keys.key(f"attention.layer_norm_{'' if centered else 'rms_'}epsilon"))
-    width = keys.largest("feed_forward_length") if keys.architecture in STATES else keys.integer("feed_forward_length")
+    width = "feed_forward_length"
     return {
         "num_hidden_layers": keys.layers,
         "hidden_size": keys.integer("embedding_length"),
-        "intermediate_size": width,
+        "intermediate_size": max(keys.each(width, 0)) if keys.architecture in PER_LAYER else keys.integer(width),
         **({} if keys.architecture == "mamba2" else _attention(keys)),
         "max_position_embeddings": keys.integer("context_length"),
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), eps),
@@ -99,39 +98,16 @@ def _attention(keys: GgufKeys) -> dict[str, Any]:
     if rotated != size and keys.architecture not in PARTIAL:
         raise keys.all.unsupported(keys.key("rope.dimension_count"), rotated, f"{size}, the size of a head")
     kv_heads = "attention.head_count_kv"
-    each = keys.largest(kv_heads) if keys.architecture in STATES else keys.integer(kv_heads, heads)
+    each = max(keys.each(kv_heads)) if keys.architecture in PER_LAYER else keys.integer(kv_heads, heads)
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": each or heads,  # 0 in layers with a state, if all have one
         "head_dim": size,
         "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(keys),
+        "rope_scaling": scaling_of(keys),
         # Half an element more, so that the product with the size is not less than the number for rounding.
         "partial_rotary_factor": 1.0 if rotated == size else (rotated + 0.5) / size,
     }
-
-
-def _rope_scaling(keys: GgufKeys) -> dict[str, Any] | None:
-    if LONG_FACTORS in keys.tensors:
-        return {
-            "rope_type": "longrope",
-            "long_factor": _factors(keys, LONG_FACTORS),
-            "short_factor": _factors(keys, SHORT_FACTORS),
-            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
-            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
-        }
-    if ROPE_FACTORS not in keys.tensors:
-        return rope_scaling(keys.all, keys.architecture)
-    return llama3_scaling(_factors(keys, ROPE_FACTORS), keys.number("rope.freq_base", 10000.0), ROPE_FACTORS)
-
-
-def _factors(keys: GgufKeys, name: str) -> list[float]:
-    """The divisors of rope's frequencies."""
-    tensor, count = keys.tensors.get(name), keys.integer("rope.dimension_count", keys.head_dim) // 2
-    if tensor is None or tensor.type.name != "F32" or tensor.shape != (count,):
-        found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"
-        raise UnsupportedModel(f"{name} is {found}; expected F32 [{count}]")
-    return [shortest(factor) for factor in read_floats(tensor)]
 
 
 def _dtype(keys: GgufKeys) -> str:

@@ -71,12 +71,12 @@ class GgufKeys:
     def layers(self) -> int:
         return self.integer("block_count", most=MAX_LAYERS)
 
-    def largest(self, name: str) -> int:
-        """The largest value of a key that has one for each layer, or one for all."""
-        value = self.get(name)
-        if isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value):
-            return max(int(each) for each in value)
-        return self.integer(name, least=0)
+    def each(self, name: str, default: int | None = None) -> list[int]:
+        """The values of a key that has one for each layer, or one for all."""
+        value, layers = self.get(name), self.layers
+        if isinstance(value, list) and len(value) == layers and all(type(one) is int and one >= 0 for one in value):
+            return value
+        return [self.integer(name, default, least=0)] * layers
 
     def kinds(self, tensors: Mapping[str, str], other: str, count: int) -> list[str]:
         """The kind of each of `count` layers, by a tensor that layers of this kind have; `other` without any."""

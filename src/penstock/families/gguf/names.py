@@ -9,6 +9,7 @@ from penstock.families.spec import ModelSpec, Parameter
 from penstock.gguf import GgufFile
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_GATE_UP = ".experts.{}.gate_up_proj."
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.([a-z][a-z0-9_.]*?)(?:\.(weight|bias))?")
 
 # Before the layers, and after them; and what stands before the number of a layer.
@@ -23,6 +24,12 @@ _OUTER_OF: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "token_embd": "gpt_neox.embed_in",
             "output_norm": "gpt_neox.final_layer_norm",
             "output": "embed_out",
+        },
+        "gemma4": {
+            **_OUTER,
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
         },
         **dict.fromkeys(("mamba2", "nemotron_h", "nemotron_h_moe"), _BACKBONE),
     }
@@ -57,6 +64,7 @@ _QWEN_MOE = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -79,6 +87,23 @@ _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA4 = {
+    **_GEMMA,
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
 }
 _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
@@ -172,11 +197,13 @@ def _mamba(mixer: str) -> dict[str, str]:
     return {ours: f"{mixer}.{theirs}" for ours, theirs in names.items()}
 
 
-_QWEN3_NEXT = {
+_DELTA_NET = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",  # in_proj_qkvz of a checkpoint in two
     "attn_gate": "linear_attn.in_proj_z",
     "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
     **_mamba("linear_attn"),
     **_NEXT,
 }
@@ -212,6 +239,7 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gemma": _LLAMA,
         "gemma2": _LLAMA | _GEMMA,
         "gemma3": _LLAMA | _GEMMA,
+        "gemma4": _LLAMA | _GEMMA4,
         "granite": _LLAMA,
         "granitemoe": _LLAMA | _GRANITE_MOE,
         "olmo2": _LLAMA | _GEMMA,
@@ -227,7 +255,7 @@ _BY_ARCHITECTURE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "gptneox": _GPT_NEOX,
         "falcon": _FALCON,
         "gpt-oss": _LLAMA | _GPT_OSS,
-        "qwen3next": _LLAMA | _QWEN_MOE | _QWEN3_NEXT,
+        **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _LLAMA | _QWEN_MOE | _DELTA_NET),
         "granitehybrid": _LLAMA | _GRANITE_MOE | _mamba("mamba"),
         "nemotron_h": _NEMOTRON_H,
         "nemotron_h_moe": _NEMOTRON_H,
@@ -245,7 +273,8 @@ INTERLEAVED = frozenset(
     {"llama", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3", "nemotron_h", "nemotron_h_moe"}
 )
 
-SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next"})  # whose norms are stored with 1 added
+# Architectures whose norms are stored with 1 added.
+SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe"})
 
 
 def hf_tensor_name(architecture: str, name: str) -> str:
@@ -266,6 +295,13 @@ def hf_tensor_name(architecture: str, name: str) -> str:
     return f"{layer}.{names[own]}.{kind}" if kind else f"{layer}.{names[own]}"
 
 
+def halves(name: str) -> tuple[str, ...]:
+    """The names of gate and up, if one tensor of a name that `hf_tensor_name` gives has both; else the name alone."""
+    if _GATE_UP not in name:
+        return (name,)
+    return tuple(name.replace(_GATE_UP, _GATE_UP.replace("gate_up", half)) for half in ("gate", "up"))
+
+
 def is_interleaved(architecture: str, name: str) -> bool:
     """Whether a tensor of a GGUF file has its rows in the order of interleaved rope."""
     match = _LAYER.fullmatch(name)
@@ -275,7 +311,11 @@ def is_interleaved(architecture: str, name: str) -> bool:
 def with_stored_types(spec: ModelSpec, file: GgufFile) -> ModelSpec:
     """The spec, whose sources name the types of those tensors that hold codes."""
     architecture = str(file.metadata.get("general.architecture"))
-    types = {hf_tensor_name(architecture, tensor.name): tensor.type for tensor in file.tensors.values()}
+    types = {
+        name: tensor.type
+        for tensor in file.tensors.values()
+        for name in halves(hf_tensor_name(architecture, tensor.name))
+    }
 
     def typed(parameter: Parameter) -> Parameter:
         kinds = [types.get(_EXPERT.sub("{}", source.name)) for source in parameter.sources]

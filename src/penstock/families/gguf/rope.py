@@ -4,13 +4,55 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.families.gguf.keys import LATENT
+from penstock.families.gguf.keys import LATENT, GgufKeys, shortest
+from penstock.families.gguf.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from penstock.families.hf_config import HFConfig, UnsupportedModel
+from penstock.gguf import read_floats
 
 # All published models with this scaling use these values. A file holds only the factors that result from them.
 _LOW, _HIGH = 1.0, 4.0
 _PUBLISHED_POSITIONS = 8192
+_STILL = 1e30  # a frequency divided by it turns nothing
 _TOLERANCE = 2e-5  # the factors are computed in float32: near the upper end of the blend they have errors of 1e-6
+
+
+def scaling_of(keys: GgufKeys) -> dict[str, Any] | None:
+    """The scaling that the metadata or the tensors of factors describe; None without any."""
+    if LONG_FACTORS in keys.tensors:
+        return {
+            "rope_type": "longrope",
+            "long_factor": _factors(keys, LONG_FACTORS),
+            "short_factor": _factors(keys, SHORT_FACTORS),
+            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+        }
+    if ROPE_FACTORS not in keys.tensors:
+        return rope_scaling(keys.all, keys.architecture)
+    factors = _factors(keys, ROPE_FACTORS)
+    if max(factors) >= _STILL:
+        return _proportional(factors, ROPE_FACTORS)
+    return llama3_scaling(factors, keys.number("rope.freq_base", 10000.0), ROPE_FACTORS)
+
+
+def _factors(keys: GgufKeys, name: str) -> list[float]:
+    """The divisors of rope's frequencies."""
+    tensor, count = keys.tensors.get(name), keys.integer("rope.dimension_count", keys.head_dim) // 2
+    if tensor is None or tensor.type.name != "F32" or tensor.shape != (count,):
+        found = "missing" if tensor is None else f"{tensor.type.name} {list(tensor.shape)}"
+        raise UnsupportedModel(f"{name} is {found}; expected F32 [{count}]")
+    return [shortest(factor) for factor in read_floats(tensor)]
+
+
+def _proportional(factors: Sequence[float], where: str) -> dict[str, Any]:
+    """The scaling "proportional", of which the first pairs of a head turn and the others do not."""
+    turning = factors.count(1.0)
+    if any(factor != 1.0 for factor in factors[:turning]) or any(factor < _STILL for factor in factors[turning:]):
+        raise UnsupportedModel(
+            f"{where}: the factors of rope, {min(factors):g} to {max(factors):g}, are not those of a known scaling; "
+            f"supported: 1 of the first pairs, {_STILL:g} of the others"
+        )
+    # A quarter of a pair more, so that the product with the size is not less than the number for rounding.
+    return {"rope_type": "proportional", "partial_rotary_factor": min((turning + 0.25) / len(factors), 1.0)}
 
 
 def rope_scaling(keys: HFConfig, architecture: str) -> dict[str, Any] | None:

@@ -11,6 +11,13 @@ from penstock.families.experts import MAX_EXPERTS
 from penstock.families.gguf.keys import GgufKeys
 from penstock.families.hf_config import UnsupportedModel
 
+DELTA_NETS: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen3next": "Qwen3NextForCausalLM",
+        "qwen35": "Qwen3_5ForCausalLM",
+        "qwen35moe": "Qwen3_5MoeForCausalLM",
+    }
+)
 _SIGMOID = 2  # of expert_gating_func
 
 
@@ -33,7 +40,8 @@ def _biases(keys: GgufKeys, convolution: str, projection: str) -> dict[str, bool
     return {convolution: "ssm_conv1d.bias" in kinds, projection: "ssm_in.bias" in kinds}
 
 
-def _qwen3_next(keys: GgufKeys) -> dict[str, Any]:
+def _delta_net(keys: GgufKeys) -> dict[str, Any]:
+    """Qwen3-Next and Qwen 3.5, with experts or dense."""
     count = keys.layers - keys.integer("nextn_predict_layers", 0, least=0)
     kinds = keys.kinds({"ssm_out.weight": "linear_attention"}, "full_attention", count)
     if keys.kinds({"ssm_in.weight": "old"}, "", 1) == ["old"]:
@@ -50,9 +58,15 @@ def _qwen3_next(keys: GgufKeys) -> dict[str, Any]:
             taps="linear_conv_kernel_dim",
             head_dim="linear_value_head_dim",
         ),
-        "architectures": ["Qwen3NextForCausalLM"],
+        "architectures": [DELTA_NETS[keys.architecture]],
         "num_hidden_layers": count,
         "layer_types": kinds,
+        **(_experts(keys) if keys.get("expert_count") else {}),
+    }
+
+
+def _experts(keys: GgufKeys) -> dict[str, Any]:
+    return {
         "num_experts": keys.integer("expert_count", most=MAX_EXPERTS),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
@@ -62,7 +76,7 @@ def _qwen3_next(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _granite(keys: GgufKeys) -> dict[str, Any]:
-    width, experts = keys.largest("feed_forward_length"), keys.integer("expert_count", 0, least=0, most=MAX_EXPERTS)
+    width, experts = max(keys.each("feed_forward_length")), keys.integer("expert_count", 0, least=0, most=MAX_EXPERTS)
     mamba = _sizes(
         keys,
         heads="mamba_n_heads",
@@ -155,7 +169,7 @@ def _mamba2(keys: GgufKeys) -> dict[str, Any]:
 
 FAMILIES: Mapping[str, Callable[[GgufKeys], dict[str, Any]]] = MappingProxyType(
     {
-        "qwen3next": _qwen3_next,
+        **dict.fromkeys(DELTA_NETS, _delta_net),
         "granitehybrid": _granite,
         "nemotron_h": _nemotron_h,
         "nemotron_h_moe": _nemotron_h,

@@ -25,7 +25,7 @@ class RecurrentSpec:
     """
 
     key_heads: int
-    value_heads: int  # those that share a key head follow each other
+    value_heads: int  # those that share a key head follow each other; if `tiled`, they are key_heads apart
     key_dim: int
     value_dim: int
     taps: int  # of the convolution
@@ -33,6 +33,7 @@ class RecurrentSpec:
     delta: bool = True
     conv_bias: bool = False
     projection_bias: bool = False
+    tiled: bool = False
 
     causal: ClassVar[bool] = True
     rotary: ClassVar[None] = None

@@ -47,6 +47,7 @@ class NativeRecurrence:
             len(weights.norm),
             weights.eps,
             DTYPES[inputs.dtype],
+            weights.tiled,
         )
         self._session.run(op, weights, states, own)
         return out

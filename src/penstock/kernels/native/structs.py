@@ -245,6 +245,7 @@ class RecurrenceOp(ctypes.Structure):
         ("norm_size", c_int64),
         ("eps", c_float),
         ("dtype", c_int32),
+        ("tiled", c_int32),
     )
 
 

@@ -47,7 +47,8 @@ def _mixture(config: HFConfig, count: int, per_token: int, *, normalize: bool) -
 def _spec(
     config: HFConfig, family: str, layers: list[LayerSpec], *, by_key_head: bool, names: TensorNames = NAMES
 ) -> ModelSpec:
-    net, every = _delta_net(config), config.integer("full_attention_interval", 4)
+    tiled = config.flag("gguf") and not by_key_head  # llama.cpp's conversion of Qwen 3.5 changes the heads' order
+    net, every = replace(_delta_net(config), tiled=tiled), config.integer("full_attention_interval", 4)
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(len(layers))]
     kinds = config.texts("layer_types") or default
     layers = layers_of_kinds(config, layers, kinds, {"linear_attention": net, "full_attention": None})

@@ -15,34 +15,33 @@ from penstock.families.spec import LayerSpec, ModelSpec, MoESpec
 def deepseek_v2(config: HFConfig) -> ModelSpec:
     if config.flag("norm_topk_prob"):  # transformers ignores it, and no published checkpoint has it
         raise config.unsupported("norm_topk_prob", True, "false for this architecture")
-    _expect(config, "scoring_func", "softmax")
-    method = config.text("topk_method", "greedy")
-    if method not in ("greedy", "group_limited_greedy"):
-        raise config.unsupported("topk_method", method, "greedy or group_limited_greedy")
-    moe = _mixture(config, ("n_routed_experts", 64), normalize=False, shared=2)
-    if method == "greedy":
+    _one_of(config, "scoring_func", "softmax")
+    moe = _mixture(config, 64, normalize=False, shared=2)
+    if _one_of(config, "topk_method", "greedy", "group_limited_greedy") == "greedy":
         moe = replace(moe, groups=1, kept_groups=1)
     return _spec(config, "deepseek_v2", moe, dense=0, interleaved=True, mlp_bias=config.flag("mlp_bias"))
 
 
 def deepseek_v3(config: HFConfig) -> ModelSpec:
-    _expect(config, "scoring_func", "sigmoid")
-    _expect(config, "topk_method", "noaux_tc")
-    renamed = config.get("num_local_experts") is not None  # by transformers 5
-    name = "num_local_experts" if renamed else "n_routed_experts"
-    moe = _mixture(config, (name, 256), normalize=config.flag("norm_topk_prob", True), shared=1)
+    _one_of(config, "scoring_func", "sigmoid")
+    _one_of(config, "topk_method", "noaux_tc")
+    config = config.renamed(n_routed_experts="num_local_experts")  # its name since transformers 5
+    moe = _mixture(config, 256, normalize=config.flag("norm_topk_prob", True), shared=1)
     moe = replace(moe, sigmoid=True, by_pairs=True, choice_bias=True)
     return _spec(config, "deepseek_v3", moe, dense=3, interleaved=config.flag("rope_interleave", True))
 
 
-def _expect(config: HFConfig, name: str, only: str) -> None:
-    """Raises UnsupportedModel for another value: transformers ignores the field."""
-    if config.text(name, only) != only:
-        raise config.unsupported(name, config.get(name), only)
+def _one_of(config: HFConfig, name: str, *values: str) -> str:
+    """Returns the field, by default the first of the values. Raises UnsupportedModel for a value that is not among
+    them: transformers ignores the field."""
+    if (value := config.text(name, values[0])) not in values:
+        raise config.unsupported(name, value, " or ".join(values))
+    return value
 
 
-def _mixture(config: HFConfig, count: tuple[str, int], *, normalize: bool, shared: int) -> MoESpec:
-    moe = moe_spec(config, count=count, per_token=8, size=("moe_intermediate_size", 1407), normalize=normalize)
+def _mixture(config: HFConfig, count: int, *, normalize: bool, shared: int) -> MoESpec:
+    experts, size = ("n_routed_experts", count), ("moe_intermediate_size", 1407)
+    moe = moe_spec(config, count=experts, per_token=8, size=size, normalize=normalize)
     width = moe.intermediate_size * config.integer("n_shared_experts", shared, least=0)
     return replace(grouped_routing(config, moe), shared_intermediate_size=width)
 
@@ -53,13 +52,8 @@ def _spec(
     if config.integer("moe_layer_freq", 1) != 1:  # transformers ignores it
         raise config.unsupported("moe_layer_freq", config.get("moe_layer_freq"), "1")
     count, first = num_layers(config), config.integer("first_k_dense_replace", dense, least=0)
-    layer = LayerSpec(
-        _attention(config, interleaved=interleaved),
-        intermediate_size=config.integer("intermediate_size"),
-        kv_group=0,
-        activation=activation(config, "hidden_act", "silu", gated=True),
-        mlp_bias=mlp_bias,
-    )
+    attention, act = _attention(config, interleaved=interleaved), activation(config, "hidden_act", "silu")
+    layer = LayerSpec(attention, config.integer("intermediate_size"), kv_group=0, activation=act, mlp_bias=mlp_bias)
     sparse = replace(layer, intermediate_size=0, moe=moe, mlp_bias=False)
     layers = [layer if i < first else sparse for i in range(count)]
     names = ExpertNames(shared="mlp.shared_experts.")

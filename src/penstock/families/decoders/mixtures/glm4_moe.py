@@ -10,7 +10,7 @@ from penstock.families.spec import ModelSpec
 
 
 def glm4_moe(config: HFConfig) -> ModelSpec:
-    count = num_layers(config)
+    config, count = config.renamed(n_routed_experts="num_local_experts"), num_layers(config)  # as transformers 5 has it
     layer = layer_spec(
         config,
         num_kv_heads=8,
@@ -18,10 +18,9 @@ def glm4_moe(config: HFConfig) -> ModelSpec:
         qkv_bias=config.flag("attention_bias"),
         qk_norm="heads" if config.flag("use_qk_norm") else "",
     )
-    renamed = config.get("num_local_experts") is not None  # by transformers 5
     routed = moe_spec(
         config,
-        count=("num_local_experts" if renamed else "n_routed_experts", 128),
+        count=("n_routed_experts", 128),
         per_token=8,
         size=("moe_intermediate_size", 1408),
         normalize=config.flag("norm_topk_prob", True),

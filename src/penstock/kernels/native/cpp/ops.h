@@ -291,7 +291,8 @@ struct RecurrenceOp {
   int64_t key_heads, heads, key_dim, value_dim, taps;
   int64_t norm_width, norm_size;
   float eps;
-  Dtype dtype;  // of inputs and out
+  Dtype dtype;    // of inputs and out
+  int32_t tiled;  // value head i reads key head i % key_heads, else i / (heads / key_heads)
 };
 
 // What convolved channels and unfinished outputs take in float32.

@@ -139,7 +139,8 @@ struct HeadStep {
 inline void run_head(Worker& worker, const RecurrenceOp& op, const RecurrenceSizes& size, const Unit& unit,
                      int64_t head, const float* mixed, float* read) {
   const bool delta = op.skip == nullptr;
-  const int64_t shared = head / (op.heads / op.key_heads) * op.key_dim, rates = delta ? 2 * op.heads : op.heads;
+  const int64_t key_head = op.tiled ? head % op.key_heads : head / (op.heads / op.key_heads);
+  const int64_t shared = key_head * op.key_dim, rates = delta ? 2 * op.heads : op.heads;
   auto* key = reinterpret_cast<float*>(worker.own(2 * (op.key_dim + 16) * sizeof(float)));
   float *query = key + op.key_dim + 16, *matrix = unit.state + head * op.key_dim * op.value_dim;
   if (unit.begins) __builtin_memset(matrix, 0, op.key_dim * op.value_dim * sizeof(float));
