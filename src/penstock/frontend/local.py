@@ -4,9 +4,8 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import replace
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.frontend.answer import collect
 from penstock.frontend.batch_lines import PATHS
@@ -100,7 +99,7 @@ class LocalRequests:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _prioritised(self, part: PromptPart) -> PromptPart:
-        return replace(part, request=msgspec.structs.replace(part.request, priority=self._priority))
+        return replace(part, request=replace(part.request, priority=self._priority))
 
 
 class ServedRequests:
