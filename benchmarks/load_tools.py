@@ -6,8 +6,11 @@ VLLM and AIPERF are the commands in environments of their own. The default model
 requests of the same size, as many at a time, in its own way. Percentages are against the first tool's medians.
 """
 
+import argparse
+import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -17,33 +20,38 @@ from typing import Any
 
 from batch_jobs import serving
 from results import parser, write
+from tokenizers import Tokenizer
 
 from penstock.cli.address import bind
 from penstock.cli.output import show_table
 from penstock.gguf import read_gguf
 from penstock.text.gguf_tokenizer import build_tokenizer
+from penstock.text.special_tokens import SpecialTokens
 from penstock.weights.packaged import SMOLLM2
 
 MODEL = SMOLLM2.name
+# Prompts are not found in the cache, all take as many steps, and a tool has a processor that the server does not use.
+FLAGS = ["--no-enable-prefix-caching", "--speculation", "off", "--threads", "1"]
 FIGURES = ("output_tok_s", "ttft_ms", "tpot_ms")
 
 
 class Load:
     """What a tool is to send."""
 
-    def __init__(self, url: str, prompts: int, at_a_time: int, prompt_len: int, output_len: int, folder: Path) -> None:
+    def __init__(self, url: str, args: argparse.Namespace, folder: Path) -> None:
         self.url = url
-        self.prompts = str(prompts)
-        self.at_a_time = str(at_a_time)
-        self.prompt_len = str(prompt_len)
-        self.output_len = str(output_len)
+        self.prompts = str(args.prompts)
+        self.at_a_time = str(args.concurrency)
+        self.prompt_len = str(args.input_len)
+        self.output_len = str(args.output_len)
         self.folder = folder
-        self.tokenizer = write_tokenizer(folder / "tokenizer")
+        backend, special, _ = build_tokenizer(read_gguf(SMOLLM2.locate()).metadata)
+        self.tokenizer = write_tokenizer(backend, special, folder / "tokenizer")
+        self.texts = write_texts(backend, args.prompts, args.input_len, folder)
 
 
-def write_tokenizer(folder: Path) -> str:
-    """Writes the model's tokenizer as transformers reads it: the tools do not read that of a GGUF file."""
-    backend, special, _ = build_tokenizer(read_gguf(SMOLLM2.locate()).metadata)
+def write_tokenizer(backend: Tokenizer, special: SpecialTokens, folder: Path) -> str:
+    """Writes a tokenizer as transformers reads it: the tools do not read that of a GGUF file."""
     folder.mkdir()
     backend.save(str(folder / "tokenizer.json"))
     named = {name: token.content for name, token in special.named.items()}
@@ -51,9 +59,24 @@ def write_tokenizer(folder: Path) -> str:
     return str(folder)
 
 
+def write_texts(backend: Tokenizer, count: int, tokens: int, folder: Path) -> dict[str, str]:
+    """Writes prompts of so many tokens, in each format. Random ids would be other tokens when their text is read:
+    these are words that are one token each. Returns the paths by the name of a prompt's field."""
+    words = [word for each in backend.get_vocab() if (word := each.removeprefix("Ġ")) != each and word.isalpha()]
+    words = sorted(word for word in words if word.isascii() and word.islower())
+    draw = random.Random(0)
+    texts = [" " + " ".join(draw.choices(words, k=tokens)) for _ in range(count)]
+    if wrong := [text for text in texts if len(backend.encode(text).ids) != tokens]:
+        raise ValueError(f"{len(backend.encode(wrong[0]).ids)} tokens instead of {tokens}: {wrong[0]}")
+    paths = {field: folder / f"{field}.jsonl" for field in ("prompt", "text")}
+    for field, path in paths.items():
+        path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts))
+    return {field: str(path) for field, path in paths.items()}
+
+
 def run(command: list[str]) -> None:
     """Raises RuntimeError if the command fails."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
+    environment = {**os.environ, "COLUMNS": "160"}
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed:\n{(done.stdout + done.stderr)[-3000:]}")
@@ -61,19 +84,34 @@ def run(command: list[str]) -> None:
 
 def penstock(load: Load) -> dict[str, float]:
     out = load.folder / "penstock.json"
-    command = [sys.executable, "-m", "penstock", "bench", "serve", "--url", load.url, "--json", str(out)]
-    run([*command, "--num-prompts", load.prompts, "--concurrency", load.at_a_time,
-         "--input-len", load.prompt_len, "--output-len", load.output_len])  # fmt: skip
+    options = {
+        "--url": load.url,
+        "--num-prompts": load.prompts,
+        "--concurrency": load.at_a_time,
+        "--input-len": load.prompt_len,
+        "--output-len": load.output_len,
+        "--json": str(out),
+    }
+    run([sys.executable, "-m", "penstock", "bench", "serve", *itertools.chain(*options.items())])
     found = json.loads(out.read_text())
     return dict(zip(FIGURES, (found["output_tok_s"], found["ttft_ms_p50"], found["tpot_ms_p50"]), strict=True))
 
 
 def vllm(program: str, load: Load) -> dict[str, float]:
-    command = [program, "bench", "serve", "--backend", "openai", "--base-url", load.url, "--model", MODEL]
-    run([*command, "--tokenizer", load.tokenizer, "--dataset-name", "random", "--random-input-len", load.prompt_len,
-         "--random-output-len", load.output_len, "--num-prompts", load.prompts, "--max-concurrency", load.at_a_time,
-         "--ignore-eos", "--save-result", "--result-dir", str(load.folder), "--result-filename", "vllm.json",
-         "--disable-tqdm"])  # fmt: skip
+    options = {
+        "--base-url": load.url,
+        "--model": MODEL,
+        "--tokenizer": load.tokenizer,
+        "--dataset-name": "custom",
+        "--dataset-path": load.texts["prompt"],
+        "--custom-output-len": load.output_len,
+        "--num-prompts": load.prompts,
+        "--max-concurrency": load.at_a_time,
+        "--result-dir": str(load.folder),
+        "--result-filename": "vllm.json",
+    }
+    command = [program, "bench", "serve", "--backend", "openai", *itertools.chain(*options.items())]
+    run([*command, "--skip-chat-template", "--ignore-eos", "--save-result", "--disable-tqdm"])
     found = json.loads((load.folder / "vllm.json").read_text())
     figures = (found["output_throughput"], found["median_ttft_ms"], found["median_tpot_ms"])
     return dict(zip(FIGURES, figures, strict=True))
@@ -81,10 +119,23 @@ def vllm(program: str, load: Load) -> dict[str, float]:
 
 def aiperf(program: str, load: Load) -> dict[str, float]:
     artifacts = load.folder / "aiperf"
-    command = [program, "profile", "--model", MODEL, "--url", load.url, "--endpoint-type", "completions", "--streaming"]
-    run([*command, "--tokenizer", load.tokenizer, "--isl", load.prompt_len, "--osl", load.output_len,
-         "--concurrency", load.at_a_time, "--request-count", load.prompts, "--extra-inputs", "ignore_eos:true",
-         "--use-server-token-count", "--artifact-dir", str(artifacts), "--ui", "none"])  # fmt: skip
+    options = {
+        "--url": load.url,
+        "--model": MODEL,
+        "--tokenizer": load.tokenizer,
+        "--endpoint-type": "completions",
+        "--custom-dataset-type": "single_turn",
+        "--input-file": load.texts["text"],
+        "--extra-inputs": f"ignore_eos:true,max_tokens:{load.output_len}",
+        "--request-count": load.prompts,
+        "--concurrency": load.at_a_time,
+        "--workers-max": "1",  # by default a dozen processes, more than a small machine has room for
+        "--record-processors": "1",
+        "--artifact-dir": str(artifacts),
+        "--ui": "none",
+    }
+    command = [program, "profile", "--streaming", "--use-server-token-count", *itertools.chain(*options.items())]
+    run([*command, "--no-gpu-telemetry", "--no-server-metrics"])
     found = json.loads(next(artifacts.rglob("profile_export_aiperf.json")).read_text())
     figures = (
         found["output_token_throughput"]["avg"],
@@ -114,9 +165,9 @@ def main() -> None:
         folder = Path(temporary)
         with bind("127.0.0.1", 0) as probe:
             port = probe.getsockname()[1]
-        with serving(["--speculation", "off"], folder, port):
+        with serving(FLAGS, folder, port):
             url = f"http://127.0.0.1:{port}"
-            load = Load(url, args.prompts, args.concurrency, args.input_len, args.output_len, folder)
+            load = Load(url, args, folder)
             penstock(load)  # a warm-up
             for _ in range(args.rounds):
                 for name, measure in tools.items():
