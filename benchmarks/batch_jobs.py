@@ -60,6 +60,13 @@ class Job:
 def serving(flags: list[str], folder: Path, port: int) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     """A server with the storage in `folder`, which is killed at the end if it runs."""
     command = [sys.executable, "-m", "penstock", "serve", *flags, "--port", str(port), "--state-dir", str(folder)]
+    with running(command, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    """The server that a command starts, from when it is ready. It is killed at the end if it runs."""
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:

@@ -4,6 +4,9 @@
 
 VLLM and AIPERF are the commands in environments of their own. The default model is served. Each tool sends as many
 requests of the same size, as many at a time, in its own way. Percentages are against the first tool's medians.
+
+On a small machine a tool takes processor time from the server, and so changes what it measures. With `--pace` the
+engine is the simulated one of streaming.py, which takes the same time for a step whoever else runs.
 """
 
 import argparse
@@ -18,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import serving
+from batch_jobs import running, serving
 from results import parser, write
 from tokenizers import Tokenizer
 
@@ -29,9 +32,10 @@ from penstock.text.gguf_tokenizer import build_tokenizer
 from penstock.text.special_tokens import SpecialTokens
 from penstock.weights.packaged import SMOLLM2
 
-MODEL = SMOLLM2.name
+MODEL, SIMULATED = SMOLLM2.name, "simulated"
 # Prompts are not found in the cache, all take as many steps, and a tool has a processor that the server does not use.
 FLAGS = ["--no-enable-prefix-caching", "--speculation", "off", "--threads", "1"]
+STREAMING = Path(__file__).with_name("streaming.py")
 FIGURES = ("output_tok_s", "ttft_ms", "tpot_ms")
 
 
@@ -40,6 +44,7 @@ class Load:
 
     def __init__(self, url: str, args: argparse.Namespace, folder: Path) -> None:
         self.url = url
+        self.model = SIMULATED if args.pace else MODEL
         self.prompts = str(args.prompts)
         self.at_a_time = str(args.concurrency)
         self.prompt_len = str(args.input_len)
@@ -100,7 +105,7 @@ def penstock(load: Load) -> dict[str, float]:
 def vllm(program: str, load: Load) -> dict[str, float]:
     options = {
         "--base-url": load.url,
-        "--model": MODEL,
+        "--model": load.model,
         "--tokenizer": load.tokenizer,
         "--dataset-name": "custom",
         "--dataset-path": load.texts["prompt"],
@@ -121,7 +126,7 @@ def aiperf(program: str, load: Load) -> dict[str, float]:
     artifacts = load.folder / "aiperf"
     options = {
         "--url": load.url,
-        "--model": MODEL,
+        "--model": load.model,
         "--tokenizer": load.tokenizer,
         "--endpoint-type": "completions",
         "--custom-dataset-type": "single_turn",
@@ -154,6 +159,7 @@ def main() -> None:
     arguments.add_argument("--concurrency", type=int, default=4)
     arguments.add_argument("--input-len", type=int, default=128)
     arguments.add_argument("--output-len", type=int, default=64)
+    arguments.add_argument("--pace", type=float, help="tokens a second of a request, by a simulated engine")
     args = arguments.parse_args()
     tools = {"penstock bench serve": penstock}
     if args.vllm:
@@ -165,7 +171,9 @@ def main() -> None:
         folder = Path(temporary)
         with bind("127.0.0.1", 0) as probe:
             port = probe.getsockname()[1]
-        with serving(FLAGS, folder, port):
+        engine = [str(args.concurrency), str(args.pace), "1", ""]
+        simulated = [sys.executable, str(STREAMING), "--api", str(port), "0", *engine]
+        with running(simulated, port) if args.pace else serving(FLAGS, folder, port):
             url = f"http://127.0.0.1:{port}"
             load = Load(url, args, folder)
             penstock(load)  # a warm-up
@@ -183,8 +191,9 @@ def main() -> None:
     ]
     columns = [("tool", "tool"), ("output tok/s", FIGURES[0]), ("TTFT ms", FIGURES[1]), ("TPOT ms", FIGURES[2])]
     show_table("one server, by each tool", columns, rows)
-    settings = {key: getattr(args, key) for key in ("rounds", "prompts", "concurrency", "input_len", "output_len")}
-    result: dict[str, Any] = {"benchmark": "load_tools", "model": MODEL, **settings, "medians": medians}
+    keys = ("rounds", "prompts", "concurrency", "input_len", "output_len", "pace")
+    settings = {key: getattr(args, key) for key in keys}
+    result: dict[str, Any] = {"benchmark": "load_tools", "model": load.model, **settings, "medians": medians}
     write(result | {"rounds_of_each": rounds}, args.json)
 
 
