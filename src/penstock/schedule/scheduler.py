@@ -205,14 +205,10 @@ class Scheduler:
                 sequence.last_token = now
                 if length >= sequence.next_fill:
                     self._cache.settle(sequence)
+                at = length - sequence.num_prompt
                 deltas.append(
                     TokenDelta(
-                        sequence.request_id,
-                        sequence.choice,
-                        length - sequence.num_prompt,
-                        ids,
-                        logprobs=given.logprobs,
-                        incarnation=incarnation,
+                        sequence.request_id, sequence.choice, at, ids, logprobs=given.logprobs, incarnation=incarnation
                     )
                 )
                 continue
