@@ -2,10 +2,10 @@
 
     python benchmarks/batch_jobs.py --json benchmarks/results/avx512/batch_jobs.json
 
-A round runs the case of `bench throughput` as often as the job is larger, then a job of as many lines on a server, then
-`penstock batch` on the same file. A job is timed by its own fields of progress, so that nothing asks the server often.
-The last job is killed: the server ends with SIGKILL at random moments, is started again, and must have each custom_id
-once in the output.
+A round runs a job on a server, then `penstock batch` on the same file. The case of `bench throughput` runs before,
+between and after them, because a machine's pace changes: a job is compared with the two runs around it. The last job
+is killed: the server ends with SIGKILL at random moments, is started again, and must have each custom_id once in the
+output.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def run_on_server(client: httpx.Client, job: Job) -> float:
     began = time.perf_counter()
     batch_id = begin(client, job)
     while (batch := shown(client, batch_id))["status"] != "completed":
-        time.sleep(0.05)
+        time.sleep(0.5)  # asking more often would take time from the job
     seconds = time.perf_counter() - began
     job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
     return job.tokens / seconds
@@ -171,6 +171,7 @@ def main() -> None:
     arguments.add_argument("--case", default="32x32/32", help="of bench throughput (%(default)s)")
     arguments.add_argument("--lines", type=int, default=10_000, help="of a job (%(default)s)")
     arguments.add_argument("--rounds", type=int, default=3, help="%(default)s; 0: only the kills")
+    arguments.add_argument("--kinds", default="server,offline", help="of jobs (%(default)s)")
     arguments.add_argument("--kills", type=int, default=10, help="of the server (%(default)s)")
     arguments.add_argument("--kill-lines", type=int, default=10_000, help="of the job that is killed (%(default)s)")
     arguments.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -183,22 +184,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = Job(case, given.lines, 49152, folder)
+        runs = max(given.lines // case.count // 8, 1)
         for number in range(given.rounds):
-            bench = run_bench(flags, case, max(given.lines // case.count, 1), folder)
-            with serving(flags, folder / f"state{number}", port) as (client, _):
-                server = run_on_server(client, job)
-            row = {"bench": bench, "server": server, "offline": run_offline(flags, job, folder)}
-            rounds.append({key: round(value, 1) for key, value in row.items()})
-            print(rounds[-1], {key: round(row[key] / bench, 3) for key in ("server", "offline")}, flush=True)
+            benches, row = [run_bench(flags, case, runs, folder)], dict[str, Any]()
+            for kind in given.kinds.split(","):
+                if kind == "server":
+                    with serving(flags, folder / f"state{number}", port) as (client, _):
+                        row[kind] = run_on_server(client, job)
+                else:
+                    row[kind] = run_offline(flags, job, folder)
+                benches.append(run_bench(flags, case, runs, folder))
+                row[f"{kind}_to_bench"] = round(row[kind] / statistics.mean(benches[-2:]), 3)
+            rounds.append({"bench": benches, **row})
+            print(rounds[-1], flush=True)
         killed = []
         if given.kills:
             job = Job(case, given.kill_lines, 49152, folder)
             killed = kill(flags, job, given.kills, folder / "killed", port, random.Random(1))
-    ratios = {
-        f"{key}_to_bench": round(statistics.median(row[key] / row["bench"] for row in rounds), 3)
-        for key in ("server", "offline")
-        if rounds
-    }
+    names = [name for name in rounds[0] if name.endswith("_to_bench")] if rounds else []
+    ratios = {name: statistics.median(row[name] for row in rounds) for name in names}
     result = {"case": str(case), "lines": given.lines, "output_tok_s": rounds, **ratios}
     write({"benchmark": "batch_jobs", **result, "kill_lines": given.kill_lines, "killed_at": killed}, given.json)
 

@@ -39,7 +39,7 @@ void set_and_wake(std::atomic<uint32_t>& value, uint32_t next, std::atomic<int>&
   if (asleep.load() != 0) value.notify_all();
 }
 
-// Pins the calling thread. (pthread_setaffinity_np would need glibc 2.34: see isa/glibc.h.)
+// Pins the calling thread. (pthread_setaffinity_np would need glibc 2.34: see isa/sampling/glibc.h.)
 void pin(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);

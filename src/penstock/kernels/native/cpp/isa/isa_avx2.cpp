@@ -22,7 +22,7 @@
 #include "attention_lines.h"
 #include "attention.h"
 #include "attention_items.h"
-#include "sampling.h"
+#include "sampling/sampling.h"
 #include "entries.h"
 
 namespace penstock {
