@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from penstock.config import ConfigError
-from penstock.frontend.reloads import Start
 from penstock.frontend.served import ServedModel
+from penstock.frontend.versions.reloads import Start
 from penstock.messages import EngineError
 from tests.frontend.conftest import NAME, Site, until
 from tests.frontend.http.test_access import raw

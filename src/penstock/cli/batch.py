@@ -20,7 +20,7 @@ from penstock.cli.engine import own_engine
 from penstock.cli.options import Flags
 from penstock.cli.output import check_file
 from penstock.cli.prepare import PreparedModel, find_model, prepare_found, served_model
-from penstock.frontend.batch_lines import PATHS, AnswerLine, BatchLine, read_line, write_line
+from penstock.frontend.jobs.lines import PATHS, AnswerLine, BatchLine, read_line, write_line
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import LocalRequests
 from penstock.observe.model_metrics import ModelMetrics

@@ -20,13 +20,13 @@ from penstock.frontend.http.asgi import Answer, ASGIApp, Receive, Scope, Send
 from penstock.frontend.http.buffers import BodyBuffers
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests
-from penstock.frontend.reloads import Prepare
 from penstock.frontend.routes import ENGINE_ENDED, PathApp, Site, path_apps
 from penstock.frontend.served import ServedModel
 from penstock.frontend.serving import Serving
 from penstock.frontend.siblings import Siblings
 from penstock.frontend.storage.database import Database, StorageOnly, open_storage
 from penstock.frontend.store import ModelStore
+from penstock.frontend.versions.reloads import Prepare
 from penstock.frontend.wires import OPENAI, WIRES, Wire
 from penstock.messages import LATER_PRIORITY
 from penstock.observe.metrics import Metrics

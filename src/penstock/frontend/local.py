@@ -8,11 +8,11 @@ import time
 from msgspec.structs import replace
 
 from penstock.frontend.answer import collect
-from penstock.frontend.batch_lines import PATHS
 from penstock.frontend.call import Call, RequestContext
 from penstock.frontend.errors import INTERNAL_ERROR, as_api_error
 from penstock.frontend.generation import Generation, PromptPart
 from penstock.frontend.http.asgi import Answer
+from penstock.frontend.jobs.lines import PATHS
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.requests.pooling import check_generates
 from penstock.frontend.served import ServedModel

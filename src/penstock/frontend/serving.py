@@ -6,9 +6,9 @@ import logging
 import time
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.reloads import Prepare, Reloads, busy
-from penstock.frontend.series import Series
 from penstock.frontend.served import ServedModel
+from penstock.frontend.versions.reloads import Prepare, Reloads, busy
+from penstock.frontend.versions.series import Series
 from penstock.messages import EngineError
 from penstock.observe.metrics import Metrics
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.engine.client import StreamingClient
     from penstock.frontend import ServedModel
-    from penstock.frontend.reloads import Start
+    from penstock.frontend.versions.reloads import Start
     from penstock.observe.costs import CostModel
 
 _log = logging.getLogger("penstock.serving")
@@ -67,7 +67,7 @@ class Reloader:
         self._loaded = loaded
 
     async def prepare(self, serving: "ServedModel", beside: bool) -> "Start[ServedModel] | None":
-        """See `penstock.frontend.reloads.Prepare`."""
+        """See `penstock.frontend.versions.reloads.Prepare`."""
         new = await self.read(serving.client, beside)
         if new is None:
             return None

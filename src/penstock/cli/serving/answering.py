@@ -12,8 +12,8 @@ from penstock.config import ServerConfig
 from penstock.engine.processors import keep_off
 from penstock.frontend import RequestLimits, ServedModel, create_app
 from penstock.frontend import serve as serve_http
-from penstock.frontend.reloads import Prepare
 from penstock.frontend.siblings import Siblings
+from penstock.frontend.versions.reloads import Prepare
 from penstock.observe.metrics import Metrics
 from penstock.observe.tracing import Tracer
 from penstock.version import __version__

@@ -18,8 +18,8 @@ from penstock.cli.serving.api_process import ApiStart, NewVersion
 from penstock.cli.serving.process_slot import ProcessSlot
 from penstock.engine.client import StreamingClient
 from penstock.engine.shared.hub import Hub
-from penstock.frontend.reloads import Start
-from penstock.frontend.series import Series
+from penstock.frontend.versions.reloads import Start
+from penstock.frontend.versions.series import Series
 from penstock.messages import EngineError
 from penstock.observe.costs import CostModel
 from penstock.observe.metrics import Metrics
@@ -47,7 +47,7 @@ class SharedModel:
 
 
 class SharedVersions:
-    """A frontend.reloads.Versions of several processes."""
+    """A frontend.versions.reloads.Versions of several processes."""
 
     def __init__(self, model: SharedModel, slots: Sequence[ProcessSlot], metrics: Metrics, answer: Answer) -> None:
         self.model = model
@@ -80,7 +80,7 @@ class SharedVersions:
         slot.join(hub, lambda message: self._answer(hub, message))
 
     async def hold(self) -> None:
-        """See frontend.reloads.Versions. Raises EngineError if a process ends."""
+        """See frontend.versions.reloads.Versions. Raises EngineError if a process ends."""
         await asyncio.gather(*(slot.hold() for slot in self._slots))
 
     def release(self) -> None:
@@ -133,7 +133,7 @@ class SharedVersions:
             raise
 
     def exchange(self, model: SharedModel) -> None:
-        """See frontend.reloads.Versions. All processes have loaded the version."""
+        """See frontend.versions.reloads.Versions. All processes have loaded the version."""
         old, series, hub = self.model, self._series, self.hub
         self.model, self._series = model, series.after(model)
         self.hub, self._old = self._next, (hub, series)

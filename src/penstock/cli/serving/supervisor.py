@@ -26,7 +26,7 @@ from penstock.engine.shared.hub import Hub
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.server import CLOSE_SECONDS, handle_signals
 from penstock.frontend.pages.server import load_of
-from penstock.frontend.reloads import Reloads, Start
+from penstock.frontend.versions.reloads import Reloads, Start
 from penstock.messages import EngineError
 from penstock.observe.costs import CostModel
 from penstock.observe.counts import Counts, add

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.frontend.batch_lines import PATHS
 from penstock.frontend.batches.files import expiry
 from penstock.frontend.call import RequestContext
 from penstock.frontend.errors import APIError, invalid
 from penstock.frontend.http.body import decode
+from penstock.frontend.jobs.lines import PATHS
 from penstock.frontend.requests.metadata import check_metadata
 from penstock.frontend.requests.pages import read_page, write_page
 from penstock.frontend.storage import batches, files

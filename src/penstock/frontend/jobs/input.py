@@ -5,9 +5,9 @@ import hashlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from penstock.frontend.batch_lines import read_line
 from penstock.frontend.errors import APIError
 from penstock.frontend.http.json_scan import JsonScan
+from penstock.frontend.jobs.lines import read_line
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.storage.content import read_chunks
 from penstock.frontend.storage.database import Database

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from penstock.frontend.batch_lines import BatchLine, read_line, write_line
 from penstock.frontend.errors import APIError
 from penstock.frontend.jobs.input import InputError, Lines, check_input, read_lines
+from penstock.frontend.jobs.lines import BatchLine, read_line, write_line
 from penstock.frontend.jobs.turns import Turns
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.local import ServedRequests

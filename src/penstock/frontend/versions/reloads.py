@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from penstock.frontend.errors import APIError
-from penstock.frontend.series import Model
+from penstock.frontend.versions.series import Model
 from penstock.messages import EngineError
 
 _log = logging.getLogger("penstock.serving")

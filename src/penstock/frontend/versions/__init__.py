@@ -1,0 +1,1 @@
+"""The versions of a model that a server serves one after another."""
