@@ -105,6 +105,19 @@ def test_only_its_clients_see_that_a_process_is_killed(server: Server, undisturb
     assert metric(server, "generation_tokens_total") > before + STREAMS * TOKENS / 8
 
 
+def test_a_process_counts_that_was_asked_for_its_counts_when_it_started(server: Server) -> None:
+    name, posts, begin = "generation_tokens_total", 0, len(server.log.read_text())
+    tokens, pids = metric(server, name), api_pids(server)
+    os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: len(set(api_pids(server)) - {pids[1]}) == 2, PATIENCE, "another process")
+    metric(server, name)  # the other process asks for it, as the new one does not answer yet
+    while "api-1: request" not in server.log.read_text()[begin:]:
+        assert posts < 1000
+        server.post("/v1/completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True}).raise_for_status()
+        posts += 1
+    assert metric(server, name) == tokens + 3 * posts
+
+
 def test_a_client_that_goes_ends_its_request(server: Server) -> None:
     async def leave() -> None:
         tasks = [asyncio.create_task(stream(server, seed, 900)) for seed in range(8)]
@@ -121,7 +134,7 @@ def test_metrics_are_one_sum(server: Server) -> None:
     name, answered = "generation_tokens_total", 'http_requests_total{code="200",method="GET",route="/metrics"}'
     tokens, asked = metric(server, name), metric(server, answered)
     for i in range(10):
-        server.post("/v1/completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True})
+        server.post("/v1/completions", {"prompt": "x", "max_tokens": 3, "ignore_eos": True}).raise_for_status()
         assert metric(server, name) == tokens + 3 * (i + 1)
         assert server.get("/server_load").json()["counters"]["generation_tokens"] == tokens + 3 * (i + 1)
     assert metric(server, answered) == asked + 11

@@ -158,17 +158,24 @@ async def _main(start: ApiStart, end: socket.socket, sock: socket.socket, lock: 
     dropped_lines = configure_logging(style=start.answers.server.log_format, process=f"api-{start.number}")
     drain, hurry = asyncio.Event(), asyncio.Event()
     metrics = Metrics(CollectorRegistry(), dropped_lines)
-    orders: dict[str, Callable[..., object]] = {"drain": drain.set, "hurry": hurry.set}
+    orders: dict[str, Callable[..., object]] = {
+        "drain": drain.set,
+        "hurry": hurry.set,
+        # Until this process answers requests. The supervisor waits for a reply to each of these.
+        "count": lambda: supervisor.send_counts(b"{}"),
+        "load": lambda offer: too_early(offer.serial),
+        "hold": lambda serial: too_early(serial),
+    }
 
     def follow(order: Order | Offer) -> None:
         if isinstance(order, Offer):
-            orders.get("load", too_early)(order)
+            orders["load"](order)
         else:
             name, *arguments = order.name.split(" ")
             orders.get(name, _nothing)(*arguments)
 
-    def too_early(offer: Offer) -> None:
-        supervisor.notify(f"reply {offer.serial} it has only just been started; reload again when it answers")
+    def too_early(serial: int | str) -> None:
+        supervisor.notify(f"reply {serial} it has only just been started; reload again when it answers")
 
     mux = Mux(end)
     supervisor = SupervisorLink(mux, follow)

@@ -131,8 +131,11 @@ class ProcessSlot:
             self._link.send(Order(name))
 
     async def hold(self) -> None:
-        """Lets the process hold new requests back, and returns when it answers none. Raises EngineError if it ends."""
-        await self._ask(lambda serial: Order(f"hold {serial}"))
+        """Lets the process hold new requests back, and returns when it answers none. Raises EngineError if it ends or
+        does not answer requests yet."""
+        error = await self._ask(lambda serial: Order(f"hold {serial}"))
+        if error:
+            raise EngineError(f"API process {self.number} cannot hold requests back: {error}")
 
     async def load(self, hub: Hub, answer: Callable[[str], Awaitable[str]], settings: bytes) -> None:
         """Lets the process load a version, and gives it a port of that. Raises EngineError, with the reason, if it
