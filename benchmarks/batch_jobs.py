@@ -23,12 +23,12 @@ from typing import Any
 
 import httpx
 from results import parser, write
+from servers import free_port, running
 
 from penstock.bench.workload import Case, fixed, parse_cases
-from penstock.cli.address import bind
 
+KINDS = ("server", "offline")  # a batch on a server, and `penstock batch`
 WINDOW = {"endpoint": "/v1/completions", "completion_window": "24h"}
-READY_SECONDS = 120.0
 
 
 class Job:
@@ -64,30 +64,6 @@ def serving(flags: list[str], folder: Path, port: int) -> Iterator[tuple[httpx.C
         yield server
 
 
-@contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
-    """The server that a command starts, from when it is ready. It is killed at the end if it runs."""
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-            end = time.monotonic() + READY_SECONDS
-            while not is_ready(client):
-                if server.poll() is not None or time.monotonic() > end:
-                    raise ValueError("the server does not become ready")
-                time.sleep(0.05)
-            yield client, server
-    finally:
-        server.kill()
-        server.wait()
-
-
-def is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def begin(client: httpx.Client, job: Job) -> str:
     """Uploads a job's file and creates its batch. Returns the id."""
     with job.path.open("rb") as file:
@@ -103,14 +79,24 @@ def shown(client: httpx.Client, batch_id: str) -> dict[str, Any]:
     return found
 
 
+def wait(client: httpx.Client, batch_id: str) -> dict[str, Any]:
+    """Returns the batch when it is completed."""
+    while (batch := shown(client, batch_id))["status"] != "completed":
+        time.sleep(0.5)  # asking more often would take time from the job
+    return batch
+
+
+def check_output(client: httpx.Client, job: Job, batch: dict[str, Any]) -> None:
+    """See Job.check."""
+    job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
+
+
 def run_on_server(client: httpx.Client, job: Job) -> float:
     """Returns the output tokens per second of a job, from the request that creates it to its end."""
     began = time.perf_counter()
-    batch_id = begin(client, job)
-    while (batch := shown(client, batch_id))["status"] != "completed":
-        time.sleep(0.5)  # asking more often would take time from the job
+    batch = wait(client, begin(client, job))
     seconds = time.perf_counter() - began
-    job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
+    check_output(client, job, batch)
     return job.tokens / seconds
 
 
@@ -154,9 +140,7 @@ def kill(flags: list[str], job: Job, times: int, folder: Path, port: int, source
                     break
                 time.sleep(source.uniform(0.01, 0.05))
             if share == 1.0:
-                while (batch := shown(client, batch_id))["status"] != "completed":
-                    time.sleep(0.05)
-                job.check(client.get(f"/v1/files/{batch['output_file_id']}/content").content)
+                check_output(client, job, wait(client, batch_id))
             else:
                 time.sleep(source.uniform(0, 0.05))  # not just after an answer was counted
                 server.kill()
@@ -171,15 +155,14 @@ def main() -> None:
     arguments.add_argument("--case", default="32x32/32", help="of bench throughput (%(default)s)")
     arguments.add_argument("--lines", type=int, default=10_000, help="of a job (%(default)s)")
     arguments.add_argument("--rounds", type=int, default=3, help="%(default)s; 0: only the kills")
-    arguments.add_argument("--kinds", default="server,offline", help="of jobs (%(default)s)")
+    arguments.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of jobs (all)")
     arguments.add_argument("--kills", type=int, default=10, help="of the server (%(default)s)")
     arguments.add_argument("--kill-lines", type=int, default=10_000, help="of the job that is killed (%(default)s)")
     arguments.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     given = arguments.parse_args()
     (case,) = parse_cases(given.case)
     flags = [given.model, "--threads", str(given.threads), "--max-num-seqs", str(case.count)]
-    with bind("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     rounds = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -187,7 +170,7 @@ def main() -> None:
         runs = max(given.lines // case.count // 8, 1)
         for number in range(given.rounds):
             benches, row = [run_bench(flags, case, runs, folder)], dict[str, Any]()
-            for kind in given.kinds.split(","):
+            for kind in given.kinds:
                 if kind == "server":
                     with serving(flags, folder / f"state{number}", port) as (client, _):
                         row[kind] = run_on_server(client, job)

@@ -21,11 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from batch_jobs import running, serving
+from batch_jobs import serving
 from results import parser, write
+from servers import free_port, running
+from streaming import api_command
 from tokenizers import Tokenizer
 
-from penstock.cli.address import bind
 from penstock.cli.output import show_table
 from penstock.gguf import read_gguf
 from penstock.text.gguf_tokenizer import build_tokenizer
@@ -35,7 +36,6 @@ from penstock.weights.packaged import SMOLLM2
 MODEL, SIMULATED = SMOLLM2.name, "simulated"
 # Prompts are not found in the cache, all take as many steps, and a tool has a processor that the server does not use.
 FLAGS = ["--no-enable-prefix-caching", "--speculation", "off", "--threads", "1"]
-STREAMING = Path(__file__).with_name("streaming.py")
 FIGURES = ("output_tok_s", "ttft_ms", "tpot_ms")
 
 
@@ -169,10 +169,8 @@ def main() -> None:
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in tools}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with bind("127.0.0.1", 0) as probe:
-            port = probe.getsockname()[1]
-        engine = [str(args.concurrency), str(args.pace), "1", ""]
-        simulated = [sys.executable, str(STREAMING), "--api", str(port), "0", *engine]
+        port = free_port()
+        simulated = api_command(port, args.concurrency, args.pace)
         with running(simulated, port) if args.pace else serving(FLAGS, folder, port):
             url = f"http://127.0.0.1:{port}"
             load = Load(url, args, folder)

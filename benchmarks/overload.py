@@ -22,7 +22,6 @@ import random
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from typing import Any
 
 import aiohttp
 from results import CORES, parser, write
+from servers import free_port
 
 from penstock.bench.workload import percentile
 from penstock.weights.packaged import SMOLLM2
@@ -84,9 +84,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(model: str, flags: list[str], log: Path) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "penstock", "serve", model, "--port", str(port), *flags]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)

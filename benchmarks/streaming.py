@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from results import parser, write
+from servers import free_port
 
 TEXT = (
     "The river rises in the hills, where the snow of the winter melts late. For the first 20 miles it runs through "
@@ -271,12 +271,18 @@ async def tokens(port: int) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("penstock_generation_tokens_total{"))
 
 
+def api_command(
+    port: int, streams: int, pace: float, grpc_port: int = 0, processes: int = 1, profile: str = ""
+) -> list[str]:
+    """Starts an API process with the simulated engine, which serves the model `simulated`: see run_api."""
+    return [sys.executable, __file__, "--api", *map(str, (port, grpc_port, streams, pace, processes)), profile]
+
+
 @asynccontextmanager
 async def api(args: Any, port: int, grpc_port: int) -> AsyncIterator[int]:
     """The API process and its engine, as long as the block lasts. Gives the pid."""
-    command = [sys.executable, __file__, "--api", str(port), str(grpc_port), str(args.streams), str(args.pace)]
-    command.append(str(args.api_processes))
-    process = await asyncio.create_subprocess_exec(*command, args.profile or "")
+    command = api_command(port, args.streams, args.pace, grpc_port, args.api_processes, args.profile or "")
+    process = await asyncio.create_subprocess_exec(*command)
     try:
         for _ in range(600):
             try:
@@ -339,12 +345,6 @@ async def run(args: Any) -> list[dict[str, Any]]:
             rows.append(row)
     of_wire = ([row for row in rows if row["wire"] == wire] for wire in wires)
     return [min(same, key=lambda row: row["cpu_us_per_event"]) for same in of_wire]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from results import parser, write
+from servers import free_port
 
 from penstock.engine.recovery import DELAYS, MINUTE
 
@@ -283,9 +283,7 @@ def main() -> None:
     arguments.add_argument("--flags", default=FLAGS, help=f"of penstock serve ({FLAGS})")
     given = arguments.parse_args()
     faults = given.faults.split(",")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "penstock", "serve", "smollm2-135m", "--port", str(port), *given.flags.split()]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

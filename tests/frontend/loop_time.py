@@ -29,7 +29,7 @@ def callbacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.events.Handle, "_run", timed)
-        gc.freeze()
+        gc.freeze()  # as a server does when it is ready
         try:
             yield held
         finally:

@@ -1,0 +1,42 @@
+"""Servers that a benchmark starts: their ports, and when they are ready."""
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import httpx
+
+READY_SECONDS = 120.0
+
+
+def free_port() -> int:
+    """A port of the loopback address that nothing uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    """The server that a command starts, from when it is ready. It is killed at the end if it runs."""
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            end = time.monotonic() + READY_SECONDS
+            while not is_ready(client):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise ValueError("the server does not become ready")
+                time.sleep(0.05)
+            yield client, server
+    finally:
+        server.kill()
+        server.wait()
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
