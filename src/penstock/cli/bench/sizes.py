@@ -1,4 +1,4 @@
-"""Prepares a model with limits that are large enough for a benchmark."""
+"""Prepares a model for a benchmark: with limits that are large enough, and without speculation."""
 
 from typing import NamedTuple
 
@@ -27,9 +27,10 @@ def prepare_sized(model: str | None, flags: Flags, sizes: BenchSizes) -> Prepare
 
 
 def with_sizes(found: FoundModel, sizes: BenchSizes) -> FoundModel:
-    """Returns a copy with `sizes` as the default of the limits that the user did not set.
+    """Returns a copy with `sizes` as the default of the limits that the user did not set, and speculation off.
 
-    Raises ConfigError if a limit of the model or of the user is too small for `sizes`.
+    The outputs of random prompts repeat themselves, above all with random weights. With drafts, a benchmark would measure
+    how well these repetitions are guessed. Raises ConfigError if a limit of the model or of the user is too small for `sizes`.
     """
     given, sources = found.given.settings, found.given.sources
     longest = model_facts(found.spec).max_position
@@ -40,7 +41,11 @@ def with_sizes(found: FoundModel, sizes: BenchSizes) -> FoundModel:
         raise ConfigError(
             f"{sizes.asked_by} takes {sizes.context} tokens of context, but {limit}; ask for at most {most}"
         )
-    wanted = {"max_model_len": min(sizes.context + sizes.spare, longest), "max_num_seqs": sizes.sequences}
+    wanted: dict[str, int | str] = {
+        "max_model_len": min(sizes.context + sizes.spare, longest),
+        "max_num_seqs": sizes.sequences,
+        "speculation": "off",
+    }
     if sizes.step_tokens:
         budget = given.max_num_batched_tokens
         if budget is not None and sizes.step_tokens > budget:
