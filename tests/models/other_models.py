@@ -8,11 +8,22 @@ import transformers
 
 from tests.checkpoints import SIZES, randomise, write_tokenizer
 
+_NO_GROUPS = {"num_key_value_heads": None}  # a key for every query
+
 # The class's prefix in transformers, and what differs from SIZES.
 OTHERS: dict[str, dict[str, Any]] = {
     "Apertus": {},
     "Arcee": {},
     "BitNet": {},
+    "CodeGen": {
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 512,
+        "n_ctx": 512,
+        "rotary_dim": 8,
+        **_NO_GROUPS,
+    },
     "Dots1": {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -25,13 +36,14 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Ernie4_5": {"head_dim": 16},
     "Exaone4": {"sliding_window": 16, "num_hidden_layers": 4},
     "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GPTJ": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "rotary_dim": 8, **_NO_GROUPS},
     "GPTBigCode": {
         "n_embd": 64,
         "n_layer": 3,
         "n_head": 4,
         "n_positions": 512,
         "n_inner": 112,
-        "num_key_value_heads": None,
+        **_NO_GROUPS,
     },
     "Helium": {"head_dim": 16},
     "HunYuanDenseV1": {"head_dim": 16},

@@ -41,9 +41,11 @@ def test_logits_in_fp32(variant: str, tmp_path: Path) -> None:
     randomise(model, seed=0, norm_mean=0.0 if family in WITH_OFFSET else 1.0)
     model.save_pretrained(tmp_path)
 
+    # In transformers 5.24, the whole model of Llama 4 fails without an image.
+    judge = model.language_model if family == "Llama4" else model
     spec, prompts = load_spec(tmp_path), make_prompts()
     parameters = load_parameters(tmp_path, spec, torch.float32, progress=False)
     logits = logits_of(spec, parameters, kernels_on(detect_platform(), spec), prompts)
     for prompt, got in zip(prompts, logits, strict=True):
-        ours, theirs = got.log_softmax(-1), expected_logits(model, prompt).log_softmax(-1)
+        ours, theirs = got.log_softmax(-1), expected_logits(judge, prompt).log_softmax(-1)
         torch.testing.assert_close(ours, theirs, rtol=4e-6, atol=1e-5)

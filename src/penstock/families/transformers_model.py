@@ -52,10 +52,10 @@ def transformers_spec(folder: Path, config: HFConfig, architecture: str) -> Mode
 
     Reads the headers of the weights. Raises UnsupportedModel if the model needs what our attention does not do.
     """
-    uses_interface = _uses_interface(architecture, config.get("model_type"))
-    if uses_interface is None:
+    uses = uses_interface(architecture, config.get("model_type"))
+    if uses is None:
         return None
-    if not uses_interface:
+    if not uses:
         raise UnsupportedModel(
             f"architecture {architecture!r} is not supported: Penstock does not have it, and transformers' code of it "
             "does not use the AttentionInterface, so its attention cannot be ours; use a model of another family, such "
@@ -78,7 +78,7 @@ def transformers_spec(folder: Path, config: HFConfig, architecture: str) -> Mode
     return _spec(config, tensors, TransformersCode(architecture, _version(), _passed(config)))
 
 
-def _uses_interface(architecture: str, model_type: Any) -> bool | None:
+def uses_interface(architecture: str, model_type: Any) -> bool | None:
     """Whether transformers' code of an architecture uses its AttentionInterface; None without such code."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations or not isinstance(model_type, str):

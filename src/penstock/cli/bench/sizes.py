@@ -29,8 +29,9 @@ def prepare_sized(model: str | None, flags: Flags, sizes: BenchSizes) -> Prepare
 def with_sizes(found: FoundModel, sizes: BenchSizes) -> FoundModel:
     """Returns a copy with `sizes` as the default of the limits that the user did not set, and speculation off.
 
-    The outputs of random prompts repeat themselves, above all with random weights. With drafts, a benchmark would measure
-    how well these repetitions are guessed. Raises ConfigError if a limit of the model or of the user is too small for `sizes`.
+    The outputs of random prompts repeat themselves, above all with random weights. With drafts, a benchmark would
+    measure how well these repetitions are guessed. Raises ConfigError if a limit of the model or of the user is too
+    small for `sizes`.
     """
     given, sources = found.given.settings, found.given.sources
     longest = model_facts(found.spec).max_position
