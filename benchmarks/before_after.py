@@ -26,8 +26,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare import tokens_counted
-from results import commit_of, parser, save, write
+from results import commit_of, parser, save, tokens_counted, write
 
 OLD, NEW = "old", "new"
 PAUSE = 0.1  # seconds before a run: the other tree's native threads spin for about 1 ms after a step, then sleep
@@ -127,12 +126,15 @@ async def run_engine(settings: dict[str, Any], answers: Any) -> None:
     from penstock.bench.workload import Case, fixed, parse_cases
     from penstock.cli.engine import own_engine
     from penstock.cli.prepare import prepare
+    from penstock.config.settings import Settings
 
     cases = {text: parse_cases(text)[0] for text in settings["cases"]}
     longest = max(case.prompt_len + case.output_len for case in cases.values())
     sequences = max(case.count for case in cases.values())
-    sizes = {"max_model_len": longest + 16, "max_num_seqs": max(32, sequences)}
-    engine = prepare(settings["model"], {**sizes, **settings["flags"]}).resolved.engine
+    fixed_settings: dict[str, Any] = {"max_model_len": longest + 16, "max_num_seqs": max(32, sequences)}
+    if "speculation" in Settings.model_fields:  # a tree without it must not be compared with drafts
+        fixed_settings["speculation"] = "off"
+    engine = prepare(settings["model"], {**fixed_settings, **settings["flags"]}).resolved.engine
     async with own_engine(engine) as client:
 
         async def timed(case: Any, seed: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from results import parser, save
+from results import parser, save, tokens_counted
 
 from penstock.cli.output import show_table
 from penstock.config import format_bytes
@@ -53,13 +53,6 @@ def peer(command: str, cases: str) -> list[Row]:
     """The rows of one run of a peer's command. Lines that are not JSON are ignored."""
     done = subprocess.run([*shlex.split(command), "--cases", cases], check=True, stdout=subprocess.PIPE, text=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def tokens_counted(case: str) -> int:
-    """The tokens that a case's rate counts: output tokens, or the prompts' tokens if each has one output token."""
-    count, _, lengths = case.partition("x")
-    prompt, _, output = lengths.partition("/")
-    return int(count) * int(prompt if output == "1" else output)
 
 
 def run_in_turn(engines: Mapping[str, Callable[[], list[Row]]], runs: int) -> dict[str, dict[str, list[Row]]]:

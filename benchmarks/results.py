@@ -78,6 +78,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def tokens_counted(case: str) -> int:
+    """The tokens that a case's rate counts: output tokens, or the prompts' tokens if each has one output token."""
+    count, _, lengths = case.partition("x")
+    prompt, _, output = lengths.partition("/")
+    return int(count) * int(prompt if output == "1" else output)
+
+
 def _text(result: Mapping[str, Any], peers: Mapping[str, str] | None) -> str:
     return json.dumps(msgspec.to_builtins({**provenance(peers), **result}), indent=2)
 

@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from penstock.api import (
         LLM,
         AsyncLLM,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingRequestOutput,
         Logprob,
@@ -20,6 +21,7 @@ from penstock.version import __version__ as __version__
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingRequestOutput",
     "Logprob",

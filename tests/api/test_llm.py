@@ -175,7 +175,7 @@ def test_asyncio() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match=r"did you mean max_model_len\?"):
         LLM(str(smollm2()), max_modl_len=5)
-    with pytest.raises(ValueError, match=r"^argument of LLM: there is no setting trust_remote_code"):
+    with pytest.raises(ValueError, match=r"^argument of LLM: trust_remote_code is True, but code"):
         LLM(str(smollm2()), trust_remote_code=True)
     with pytest.raises(ValueError, match=r"^--max-num-seqs \(argument of LLM\) is 0"):
         LLM(str(smollm2()), max_num_seqs=0)

@@ -99,7 +99,7 @@ SHARED: Mapping[str, Wrong] = {
         ("null", "give scheme://host[:port]"),
         ("", "give scheme://host[:port]"),
     ),
-    "--dtype": (("float16", "give float32 or bfloat16"), ("", "give float32 or bfloat16")),
+    "--dtype": (("float16", "give auto, float32 or bfloat16"), ("", "give auto, float32 or bfloat16")),
     "--enable-prefix-caching": SWITCH,
     "--enforce-eager": SWITCH,
     "--event-log": (*_OUTPUT[:2], *_EMPTY),

@@ -58,7 +58,7 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
         ({"PENSTOCK_QQQ": "1"}, ["PENSTOCK_QQQ", "penstock serve --help lists them"]),
         ({"PENSTOCK_PORT": "http"}, ["--port", "PENSTOCK_PORT", "'http'", "a whole number from 0 to 65535"]),
         ({"PENSTOCK_PORT": "65536"}, ["'65536'", "from 0 to 65535"]),
-        ({"PENSTOCK_DTYPE": "float16"}, ["--dtype", "'float16'", "give float32 or bfloat16"]),
+        ({"PENSTOCK_DTYPE": "float16"}, ["--dtype", "'float16'", "give auto, float32 or bfloat16"]),
         ({"PENSTOCK_KV_CACHE_MEMORY": "much"}, ["'much'", "give an amount of memory, such as 4GiB"]),
         ({"PENSTOCK_MAX_NUM_SEQS": "0"}, ["--max-num-seqs", "from 1 to 2147483647"]),
         ({"PENSTOCK_SEED": "-1"}, ["--seed", "from 0 to 18446744073709551615"]),

@@ -13,6 +13,8 @@ import orjson
 from msgspec.structs import replace
 
 from penstock.api.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     OutputBuilder,
@@ -21,6 +23,7 @@ from penstock.api.outputs import (
     ScoringRequestOutput,
 )
 from penstock.api.params import SamplingParams
+from penstock.api.vllm_arguments import without_vllms
 from penstock.cli.engine import verified
 from penstock.cli.prepare import find_given, prepare_found, read_given, served_model
 from penstock.config.wrong_setting import LIBRARY
@@ -30,7 +33,7 @@ from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Generation
 from penstock.frontend.limits import RequestLimits
 from penstock.frontend.openai import embeddings, read_chat, read_completion
-from penstock.frontend.rerank import score
+from penstock.frontend.rerank import classify, score
 from penstock.frontend.served import ServedModel
 from penstock.messages import EngineInfo
 from penstock.observe.model_metrics import ModelMetrics
@@ -39,8 +42,14 @@ from penstock.weights.manifest import ManifestCheck
 
 # A text, token ids, or vLLM's forms: {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Advance = Callable[[int], None]
 _Reader = Callable[[bytes, RequestContext], Awaitable[Call]]
+_Route = Callable[[bytes, RequestContext], Awaitable[bytes]]
 Messages = Sequence[Mapping[str, Any]]  # as in OpenAI's chat API
+
+
+def _nothing(done: int) -> None:
+    """Shows no progress."""
 
 
 class AsyncLLM:
@@ -56,9 +65,10 @@ class AsyncLLM:
     async def start(cls, model: str | None = None, **settings: Any) -> "AsyncLLM":
         """Starts an engine. `model` and `settings` are those of `penstock serve`, with underscores: `max_model_len`.
 
-        Raises ValueError for a model or a setting that is wrong, and EngineError if the engine does not start.
+        Arguments of vLLM that Penstock does not need are taken (`vllm_arguments.py`). Raises ValueError for a model or
+        a setting that is wrong, and EngineError if the engine does not start.
         """
-        prepared = prepare_found(find_given(read_given(model, settings, LIBRARY)))
+        prepared = prepare_found(find_given(read_given(model, without_vllms(settings), LIBRARY)))
         resolved = prepared.resolved
         logging.getLogger("penstock").addHandler(logging.NullHandler())  # errors are raised: their log is for servers
         # These limits protect a server from its clients. Here the caller itself holds all prompts and answers.
@@ -76,6 +86,11 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._model.tokenizer
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """The values that the model recommends. They apply to what a request leaves out."""
+        return SamplingParams(**self._model.defaults)
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
@@ -107,36 +122,52 @@ class AsyncLLM:
         async for result in self._run(read_chat, fields, request_id, None):
             yield result
 
-    async def embed(self, texts: Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
-        """Returns the embeddings of texts, in order. Raises ValueError, also if the model has no embeddings."""
-        found: list[EmbeddingRequestOutput] = []
-        inputs = [_content(text)[1] for text in texts]
-        for start in range(0, len(inputs), self._limits.max_inputs):
-            part = inputs[start : start + self._limits.max_inputs]
-            answer = await self._answer(embeddings, {"input": part, "encoding_format": "base64"})
-            rows = (np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in answer["data"])
-            found += [EmbeddingRequestOutput(EmbeddingOutput(row.tolist())) for row in rows]
-        return found
+    async def embed(self, texts: Sequence[Prompt], advance: Advance = _nothing) -> list[EmbeddingRequestOutput]:
+        """Returns the embeddings of texts, in order. Raises ValueError, also if the model has no embeddings.
 
-    async def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
+        `advance` is called with the number of texts done since the last call.
+        """
+        inputs = [_content(text)[1] for text in texts]
+        found = self._in_parts(embeddings, {"input": inputs}, advance, encoding_format="base64")
+        return [
+            EmbeddingRequestOutput(EmbeddingOutput(np.frombuffer(base64.b64decode(entry["embedding"]), "<f4").tolist()))
+            async for entry in found
+        ]
+
+    async def classify(self, texts: Sequence[str], advance: Advance = _nothing) -> list[ClassificationRequestOutput]:
+        """Returns the probability of each class for each of `texts`, in order; see `embed`. For classifiers."""
+        found = self._in_parts(classify, {"input": list(texts)}, advance)
+        return [
+            ClassificationRequestOutput(ClassificationOutput(entry["probs"], entry["label"])) async for entry in found
+        ]
+
+    async def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], advance: Advance = _nothing
+    ) -> list[ScoringRequestOutput]:
         """Returns how well each of `text_2` fits `text_1`, which is one text for all of them, or one for each.
 
-        The score is a cross-encoder's, or else the cosine of the embeddings. Raises ValueError.
+        The score is a cross-encoder's, or else the cosine of the embeddings. See `embed`.
         """
         first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
         if len(first) not in (1, len(second)):
             raise ValueError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text_1, or as many")
         first *= len(second) // len(first)
-        found: list[ScoringRequestOutput] = []
-        for start in range(0, len(second), self._limits.max_inputs):
-            part = slice(start, start + self._limits.max_inputs)
-            answer = await self._answer(score, {"text_1": first[part], "text_2": second[part]})
-            found += [ScoringRequestOutput(ScoringOutput(entry["score"])) for entry in answer["data"]]
-        return found
+        found = self._in_parts(score, {"text_1": first, "text_2": second}, advance)
+        return [ScoringRequestOutput(ScoringOutput(entry["score"])) async for entry in found]
 
-    async def _answer(
-        self, route: Callable[[bytes, RequestContext], Awaitable[bytes]], fields: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def _in_parts(
+        self, route: _Route, lists: Mapping[str, list[Any]], advance: Advance, **fields: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the entries of the answers to `lists`, each cut into parts as long as a request may be."""
+        count, most = len(next(iter(lists.values()))), self._limits.max_inputs
+        for start in range(0, count, most):
+            part = {name: entries[start : start + most] for name, entries in lists.items()}
+            answer = await self._answer(route, {**part, **fields})
+            for entry in answer["data"]:
+                yield entry
+            advance(len(answer["data"]))
+
+    async def _answer(self, route: _Route, fields: dict[str, Any]) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = orjson.loads(await route(_body(fields), self._context(None)))
         except APIError as error:

@@ -7,7 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from typing import Any, TypeVar, cast
 
 from penstock.api.async_llm import AsyncLLM, Messages, Prompt
-from penstock.api.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from penstock.api.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
 from penstock.api.params import SamplingParams
 from penstock.messages import EngineInfo
 from penstock.observe.progress import progress_bar
@@ -40,6 +45,10 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         return self._llm.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The values that the model recommends, which `generate` and `chat` use for what is left out."""
+        return self._llm.default_sampling_params
 
     def generate(
         self,
@@ -94,13 +103,25 @@ class LLM:
         finally:
             self._loop.run(results.aclose())
 
-    def embed(self, texts: Prompt | Sequence[Prompt]) -> list[EmbeddingRequestOutput]:
+    def embed(self, texts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
         """The embeddings of texts, in their order. Raises ValueError, also if the model gives none."""
-        return self._loop.run(self._llm.embed(cast(Sequence[Prompt], [texts] if _is_one_prompt(texts) else texts)))
+        wanted = cast(Sequence[Prompt], [texts] if _is_one_prompt(texts) else texts)
+        with progress_bar("embedding", len(wanted), wanted=use_tqdm) as advance:
+            return self._loop.run(self._llm.embed(wanted, advance))
 
-    def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[ScoringRequestOutput]:
+    def classify(self, texts: str | Sequence[str], *, use_tqdm: bool = True) -> list[ClassificationRequestOutput]:
+        """The probability of each class for each text. Raises ValueError, also if the model is no classifier."""
+        wanted = [texts] if isinstance(texts, str) else texts
+        with progress_bar("classifying", len(wanted), wanted=use_tqdm) as advance:
+            return self._loop.run(self._llm.classify(wanted, advance))
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], *, use_tqdm: bool = True
+    ) -> list[ScoringRequestOutput]:
         """How well each of `text_2` fits `text_1`; see `AsyncLLM.score`."""
-        return self._loop.run(self._llm.score(text_1, text_2))
+        count = 1 if isinstance(text_2, str) else len(text_2)
+        with progress_bar("scoring", count, wanted=use_tqdm) as advance:
+            return self._loop.run(self._llm.score(text_1, text_2, advance))
 
     def close(self) -> None:
         """Ends the engine and gives back its memory."""

@@ -72,6 +72,23 @@ class ScoringRequestOutput:
     outputs: ScoringOutput
 
 
+@dataclass(frozen=True)
+class ClassificationOutput:
+    probs: list[float]  # of each class
+    label: str  # of the most likely class
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(frozen=True)
+class ClassificationRequestOutput:
+    """The classes of one text."""
+
+    outputs: ClassificationOutput
+
+
 class OutputBuilder:
     """Collects the updates of one prompt."""
 

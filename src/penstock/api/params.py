@@ -16,7 +16,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SamplingParams:
     """How the output of a prompt is generated. None leaves a value to the model's recommendation, or to the default.
 

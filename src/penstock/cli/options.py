@@ -51,7 +51,8 @@ ENGINE: Flags = {
     "dtype": Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="float32 or bfloat16. Default: the checkpoint's if it is one of these, else bfloat16."
+            metavar="NAME",
+            help="auto, float32 or bfloat16. Default: auto, the checkpoint's if it is one of these, else bfloat16.",
         ),
     ],
     "quantization": Annotated[
@@ -295,7 +296,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "generation_config": ("model", "none"),
     "device": ("auto", "cpu", "cuda"),
     "attention_backend": ("auto", "triton", "flashinfer"),
-    "dtype": ("float32", "bfloat16"),
+    "dtype": ("auto", "float32", "bfloat16"),
     "quantization": ("none", "int8", "int4", "fp8"),
     "quantization_group": ("32", "64", "128"),
     "kv_cache_dtype": ("auto", "int8", "fp8"),

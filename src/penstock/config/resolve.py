@@ -76,8 +76,9 @@ def resolve(given: Given, divide: Divide, hardware: Hardware, *, folder: str, lo
 
 def _given_values(given: Given) -> dict[str, Any]:
     values = {name: getattr(given.settings, name) for name in given.sources}
-    if values.get("device") == "auto":
-        del values["device"]
+    for name in ("device", "dtype"):
+        if values.get(name) == "auto":
+            del values[name]
     return values
 
 

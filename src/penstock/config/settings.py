@@ -133,7 +133,9 @@ class Settings(BaseModel):
     attention_backend: Literal["auto", "triton", "flashinfer"] | None = Field(
         None, description="Kernels of attention on a GPU; auto: triton"
     )
-    dtype: Literal["float32", "bfloat16"] | None = Field(None, description="Dtype of weights, activations and KV cache")
+    dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
+        None, description="Dtype of weights, activations and KV cache; auto: the checkpoint's"
+    )
     quantization: Literal["none", "int8", "int4", "fp8"] | None = Field(
         None, description="Quantise the weights while they are loaded"
     )
