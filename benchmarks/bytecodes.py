@@ -196,7 +196,7 @@ def measure(source: Path, model: list[str], flags: list[str], requests: int) -> 
 
 
 def _scaled(counts: Counter[str], factor: float) -> Counter[str]:
-    return Counter({name: count * factor for name, count in counts.items()})  # type: ignore[misc]
+    return Counter({name: count * factor for name, count in counts.items()})
 
 
 def _changed(old: Counter[str], new: Counter[str], count: int) -> list[str]:
