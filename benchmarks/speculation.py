@@ -2,11 +2,13 @@
 
     python benchmarks/speculation.py MODEL --json benchmarks/results/avx512/speculation.json
 
-Two engines have the model loaded; one of them speculates. Each round runs a case on both, in an order that alternates,
-with the same prompts, seeds and a cache salt of its own: nothing of an earlier round helps a later one. Both give the
-same tokens, else the benchmark fails. `ratio` is the median over the rounds of the rate with speculation over the rate
-without; `decode_ratio` leaves the prefill out. `accepted_per_step` is the mean number of drafts accepted where a step
-has drafts.
+Three engines have the model loaded; one of them speculates, the other two do not. A turn runs a case on each, in an
+order that changes, with the same prompts, seeds and a cache salt of its own: nothing of an earlier turn helps a later
+one. All give the same tokens, else the benchmark fails. `ratio` is the median over the turns of the rate with
+speculation over the rate without; `decode_ratio` leaves the prefill out. `control` is the decode ratio of the two
+engines without speculation in the same turns: what the machine alone makes of it. The intervals of the medians cover
+95% (order statistics, no assumption on the distribution). `slower`: the interval of `decode_ratio` lies below 0.97.
+`accepted_per_step` is the mean number of drafts accepted where a step has drafts.
 
 The copies are what speculation is made for: a file repeated with one change, and passages quoted from a document. The
 others check that it costs nothing where it cannot help.
@@ -25,6 +27,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from before_after import interval
 from results import parser, save, write
 
 from penstock.bench.workload import random_prompt
@@ -37,6 +40,8 @@ from penstock.text import Tokenizer
 
 PAUSE = 0.1  # seconds before a run: the other engine's native threads spin for about 1 ms after a step, then sleep
 CONTEXT = 2048
+LEAST_RATIO = 0.97  # of the rate without speculation
+OFF, CONTROL, ON = range(3)  # the engines
 # Functions that a small model copies faithfully.
 SOURCES = (textwrap.dedent, colorsys.rgb_to_hls, shlex.quote, colorsys.hls_to_rgb)
 DOCUMENTS = (
@@ -203,23 +208,28 @@ async def _stats(client: EngineClient) -> EngineStats:
     return client.stats()
 
 
-def summary(case: str, batch: int, pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
-    """The figures of a case. `pairs`: without speculation, with it."""
-    drafts = sum(on.drafts for _, on in pairs)
-    return {
-        "case": case,
-        "batch": batch,
-        "ratio": round(statistics.median(on.rate / off.rate for off, on in pairs), 3),
-        "decode_ratio": round(statistics.median(on.decode_rate / off.decode_rate for off, on in pairs), 3),
-        "decode_ratios": [round(on.decode_rate / off.decode_rate, 3) for off, on in pairs],
-        "tok_s_off": round(statistics.median(off.decode_rate for off, _ in pairs), 1),
-        "tok_s_on": round(statistics.median(on.decode_rate for _, on in pairs), 1),
-        "tokens_per_step": round(
-            sum(map(len, (t for _, on in pairs for t in on.tokens))) / sum(on.steps for _, on in pairs), 2
-        ),
-        "drafted_per_step": round(sum(on.draft_tokens for _, on in pairs) / max(drafts, 1), 2),
-        "accepted_per_step": round(sum(on.accepted for _, on in pairs) / max(drafts, 1), 2),
-        "acceptance": round(sum(on.accepted for _, on in pairs) / max(sum(on.draft_tokens for _, on in pairs), 1), 3),
+def summary(case: str, batch: int, turns: Sequence[Sequence[Run]]) -> dict[str, Any]:
+    """The figures of a case. A turn has a run of each engine."""
+    on = [turn[ON] for turn in turns]
+    drafts, drafted, accepted = (
+        sum(counts) for counts in zip(*((run.drafts, run.draft_tokens, run.accepted) for run in on), strict=True)
+    )
+    decode = [turn[ON].decode_rate / turn[OFF].decode_rate for turn in turns]
+    control = [turn[CONTROL].decode_rate / turn[OFF].decode_rate for turn in turns]
+    ratios = {"ratio": [turn[ON].rate / turn[OFF].rate for turn in turns], "decode_ratio": decode, "control": control}
+    figures: dict[str, Any] = {"case": case, "batch": batch, "turns": len(turns), "coverage": interval(decode)[2]}
+    for name, values in ratios.items():
+        figures[name] = round(statistics.median(values), 3)
+        figures[f"{name}_interval"] = [round(value, 3) for value in interval(values)[:2]]
+    return figures | {
+        "slower": interval(decode)[1] < LEAST_RATIO,
+        "decode_ratios": [round(value, 3) for value in decode],
+        "tok_s_off": round(statistics.median(turn[OFF].decode_rate for turn in turns), 1),
+        "tok_s_on": round(statistics.median(run.decode_rate for run in on), 1),
+        "tokens_per_step": round(sum(len(tokens) for run in on for tokens in run.tokens) / sum(r.steps for r in on), 2),
+        "drafted_per_step": round(drafted / max(drafts, 1), 2),
+        "accepted_per_step": round(accepted / max(drafts, 1), 2),
+        "acceptance": round(accepted / max(drafted, 1), 3),
     }
 
 
@@ -227,7 +237,7 @@ async def measure(off: PreparedModel, on: PreparedModel, args: Any) -> list[dict
     tokenizer = Tokenizer.load(on.path)
     async with AsyncExitStack() as stack:
         clients = []
-        for prepared in (off, on):
+        for prepared in (off, off, on):
             client = await launch(prepared.resolved.engine)
             stack.push_async_callback(client.close)
             clients.append(client)
@@ -235,16 +245,16 @@ async def measure(off: PreparedModel, on: PreparedModel, args: Any) -> list[dict
         chosen = cases(tokenizer, clients[0].info.vocab_size)
         for name in args.cases.split(";") if args.cases else chosen:
             for batch in map(int, args.batches.split(",")):
-                pairs = []
-                for round_ in range(args.rounds + 1):
-                    items = chosen[name](batch, random.Random(f"{name} {batch} {round_}"))
-                    order = (0, 1) if round_ % 2 else (1, 0)
-                    runs = {i: await run(clients[i], items, f"{name}-{batch}-{round_}") for i in order}
-                    if runs[0].tokens != runs[1].tokens:
+                turns = []
+                for number in range(args.turns + 1):
+                    items = chosen[name](batch, random.Random(f"{name} {batch} {number}"))
+                    order = [(number + i) % 3 for i in range(3)][:: -1 if number % 2 else 1]
+                    runs = {i: await run(clients[i], items, f"{name}-{batch}-{number}") for i in order}
+                    if not runs[OFF].tokens == runs[CONTROL].tokens == runs[ON].tokens:
                         raise RuntimeError(f"{name}, batch {batch}: speculation changed the tokens")
-                    if round_:  # the first one warms up, and measures steps
-                        pairs.append((runs[0], runs[1]))
-                rows.append(summary(name, batch, pairs))
+                    if number:  # the first one warms up, and measures steps
+                        turns.append([runs[i] for i in (OFF, CONTROL, ON)])
+                rows.append(summary(name, batch, turns))
                 print(rows[-1], flush=True)
         return rows
 
@@ -256,7 +266,7 @@ def main() -> None:
     arguments.add_argument("--speculation", default="suffix", help="of the engine that speculates")
     arguments.add_argument("--cases", default="", help="names with semicolons between them; default: all")
     arguments.add_argument("--batches", default="1,8,32", help="requests that run at once")
-    arguments.add_argument("--rounds", type=int, default=5, help="runs of each case on each engine")
+    arguments.add_argument("--turns", type=int, default=10, help="runs of each case on each engine")
     args = arguments.parse_args()
     sizes = BenchSizes("--batches", CONTEXT, 32)
     words = shlex.split(args.flags.replace("=", " "))
@@ -269,7 +279,7 @@ def main() -> None:
         "model": Path(args.model).name,
         "flags": args.flags,
         "speculation": args.speculation,
-        "least_decode_ratio": min(row["decode_ratio"] for row in rows),
+        "slower": [f"{row['case']}, batch {row['batch']}" for row in rows if row["slower"]],
         "cases": rows,
     }
     save(result, args.json)

@@ -333,9 +333,10 @@ def test_speculation_is_as_given(method: str) -> None:
 def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -> None:
     engine = resolve(**given).engine
     assert (engine.speculation, engine.num_speculative_tokens, engine.max_step_drafts) == ("suffix", 31, 32)
-    split = resolve(**given, tensor_parallel_size=2)
-    assert (split.engine.speculation, split.engine.max_step_drafts) == ("off", 0)
-    assert "only the rank that samples" in split.provenance["speculation"][1]
+    assert resolve(**given, tensor_parallel_size=2).engine.speculation == "suffix"
+    stages = resolve(**given, pipeline_parallel_size=2)
+    assert (stages.engine.speculation, stages.engine.max_step_drafts) == ("off", 0)
+    assert "pipeline stages" in stages.provenance["speculation"][1]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,7 @@ def test_speculation_is_on_where_drafts_can_be_verified(given: dict[str, Any]) -
     [
         ({"speculation": "ngram", "pipeline_parallel_size": 2}, ("--speculation", "ngram", "auto or off")),
         ({"speculation": "off", "num_speculative_tokens": 4}, ("--num-speculative-tokens", "4", "leave one")),
-        ({"num_speculative_tokens": 4, "tensor_parallel_size": 2}, ("--num-speculative-tokens", "off")),
+        ({"num_speculative_tokens": 4, "pipeline_parallel_size": 2}, ("--num-speculative-tokens", "off")),
     ],
 )
 def test_speculation_that_contradicts(given: dict[str, Any], words: tuple[str, ...]) -> None:

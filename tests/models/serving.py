@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -168,15 +168,25 @@ class Server:
         caching: bool = False,
         max_num_seqs: int = 16,
         blocks: int = NUM_BLOCKS,
+        speculation: Literal["off", "ngram", "suffix"] = "off",
+        drafts: int = 0,
     ) -> None:
-        """Plans with `blocks` of each KV group's, the null block included."""
+        """Plans with `blocks` of each KV group's, the null block included, and with at most so many drafts in a step.
+        The scheduler believes that drafts cost little time."""
         self.runner = runner
         limits = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=256, enable_prefix_caching=caching
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=256,
+            enable_prefix_caching=caching,
+            speculation=speculation,
+            num_speculative_tokens=drafts,
+            max_step_drafts=drafts,
         )
         groups = tuple(KVGroup(blocks, group.window) for group in runner.capacity.groups)
         self.scheduler = Scheduler(limits, replace(runner.capacity, groups=groups))
         self.scattered = Scattered(len(groups), seed=7)
+        self._now = 0.0
 
     def run(self, requests: Iterable[GenerateRequest]) -> list[TokenDelta]:
         """All deltas, in order."""
@@ -189,9 +199,10 @@ class Server:
 
     def step(self) -> list[TokenDelta] | None:
         """Plan as far ahead as the depth allows, then take a result. None where there is nothing to do."""
-        while (plan := self.scheduler.plan(0.0)) is not None:
+        while (plan := self.scheduler.plan(self._now)) is not None:
             self.runner.submit(self.scattered.plan(plan))
-        return self.scheduler.apply(self.runner.result(), 0.0) if self.scheduler.has_work else None
+            self._now += 0.05 + 0.0005 * sum(work.drafts for work in plan.work)
+        return self.scheduler.apply(self.runner.result(), self._now) if self.scheduler.has_work else None
 
 
 def outputs(deltas: Iterable[TokenDelta]) -> dict[tuple[str, int], list[int]]:

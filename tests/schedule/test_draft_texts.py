@@ -62,11 +62,42 @@ def test_a_prediction_is_taken_up_again_after_a_change() -> None:
         cursor.search(sequence)
         foretold.append(cursor.drafts(1) == [token] and cursor.position >= 0)
         sequence.append(token)
-        cursor.follow(token)
+        cursor.follow(token, len(sequence) - 1)
     assert foretold[:20] == [True] * 20
     assert foretold[20:30] == [False] + [True] * 9, "a replaced token costs one draft"
     assert foretold[30:41] == [False] * 2 + [True] * 9, "an inserted token costs two"
     assert foretold[41:] == [False] * 6 + [True] * 17, "after more insertions, three tokens find the place"
+
+
+def test_what_a_copy_leaves_out_costs_one_draft() -> None:
+    """A clause that is left out, and a comma that is put in."""
+    prediction = list(range(100, 160))
+    cursor = DraftCursor(prediction, TokenIndex(60), 0)
+    cursor.index.extend(prediction, 60)
+    sequence: list[int] = []
+    foretold, matched = [], []
+    for token in (*range(100, 120), *range(128, 140), 7, *range(140, 160)):
+        cursor.search(sequence)
+        foretold.append(cursor.drafts(1) == [token])
+        matched.append(cursor.matched)
+        sequence.append(token)
+        cursor.follow(token, len(sequence) - 1)
+    assert foretold[20:32] == [False] + [True] * 11
+    assert foretold[32:] == [False] * 2 + [True] * 19
+    assert matched[20:23] == [20, 0, 11], "half of the match counts once a token after the change confirms the place"
+
+
+def test_a_sequence_never_follows_itself() -> None:
+    """Its last token, which differs from the one at the place, is among the next 16 of the text: it is the text."""
+    sequence = [*range(12), 30, *range(9)]
+    drafter = Drafter(sequence, 13, (), None)
+    for token in (9, 10, 50, 51, 52, 53, 54, 55):
+        drafter.catch_up(100)
+        drafter.candidate(Acceptance())
+        sequence.append(token)
+    drafter.catch_up(100)
+    candidate = drafter.candidate(Acceptance())
+    assert candidate is None or candidate.source.drafts(1), "a place that is the end has no drafts"
 
 
 def test_a_loop_goes_on() -> None:

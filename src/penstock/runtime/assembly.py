@@ -30,9 +30,10 @@ def limits_of_step(config: EngineConfig, proposer: Proposer | None) -> StepLimit
 
 def check_drafts(limits: StepLimits, kernels: Kernels, device: Device, mesh: Mesh | None) -> None:
     """Raises ValueError if steps may have drafts and this rank cannot verify them."""
-    attention_is_planned = not device.shared and isinstance(kernels.attention, PlannedAttention)
-    if limits.drafts and (mesh is not None or attention_is_planned):
-        raise ValueError("drafts need one rank, and attention that reads positions on the device: leave them out")
+    if limits.drafts and mesh is not None and (mesh.place.split.pipeline > 1 or not device.shared):
+        raise ValueError("drafts need one pipeline stage, and several ranks must be on CPUs: leave them out")
+    if limits.drafts and not device.shared and isinstance(kernels.attention, PlannedAttention):
+        raise ValueError("drafts need attention that reads positions on the device: leave them out")
 
 
 def captured_sizes(spec: ModelSpec, config: EngineConfig, device: Device) -> Sequence[int]:

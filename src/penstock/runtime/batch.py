@@ -160,13 +160,18 @@ class ResidentBatch:
                 row = self.occupant(work.seq).row
                 self._set_tokens(row, int(self.num_tokens[row]), work.draft_ids)
 
-    def learn(self, seq: int, tokens: Sequence[int]) -> None:
-        """Set the last known tokens of a sequence, which were sampled elsewhere. One that has gone is passed over."""
+    def learn(self, seq: int, tokens: Sequence[int], drafts: int = 0) -> None:
+        """Set the last known tokens of a sequence, which were sampled elsewhere in a step that had so many drafts of
+        it. One that has gone is passed over."""
         occupant = self.occupants.get(seq)
         if occupant is None or not tokens:
             return
         self.catch_up()
-        self._set_tokens(occupant.row, int(self.num_tokens[occupant.row]) - len(tokens), tokens)
+        row = occupant.row
+        if drafts:
+            self.take_back_drafts((occupant,), (1 + drafts - len(tokens),))
+            self.state.computed[row] = int(self.num_computed[row])  # the step here compared the drafts with zeros
+        self._set_tokens(row, int(self.num_tokens[row]) - len(tokens), tokens)
 
     def _set_tokens(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self.token_ids[row, start : start + len(tokens)] = tokens

@@ -75,7 +75,7 @@ class ModelRunner:
         self._device, self._kernels, self._mesh = device, kernels, mesh
         place = Place() if mesh is None else mesh.place
         self._learns = mesh is not None and not (place.reports or mesh.broadcasts_tokens)  # gets tokens by `learn`
-        self._unlearned: set[int] = set()  # sequences whose last token was not learned yet
+        self._unlearned: dict[int, int] = {}  # sequences whose last tokens were not learned yet: drafts they had
         self.max_outstanding = 1 if device.shared else config.depth
         self._outstanding: deque[tuple[InFlightStep, Pending]] = deque()
         self._answered = 0.0  # when the last result was given
@@ -277,8 +277,7 @@ class ModelRunner:
         have gone since are passed over."""
         if self._learns:
             for each in result.results:
-                self._unlearned.discard(each.seq)
-                self._batch.learn(each.seq, each.token_ids)
+                self._batch.learn(each.seq, each.token_ids, self._unlearned.pop(each.seq, 0))
 
     def profile(self) -> AbstractContextManager[list[TimedOp]]:
         """Times the ops of the plans executed within; its list is filled at the end. ValueError where steps are not
@@ -348,11 +347,12 @@ class ModelRunner:
 
     def _check_learned(self, plan: StepPlan) -> None:
         """RuntimeError where a sequence goes on from a token that this rank has not learned."""
-        self._unlearned.difference_update(plan.gone)
+        for seq in plan.gone:
+            self._unlearned.pop(seq, None)
         for work in plan.work:
             if work.seq in self._unlearned:
                 raise RuntimeError(f"the plan builds upon a token of sequence {work.seq} that this rank did not learn")
-        self._unlearned.update(work.seq for work in plan.work if work.sample)
+        self._unlearned.update((work.seq, work.drafts) for work in plan.work if work.sample)
 
     def _changes(self) -> list[Change]:
         """What must be written on the device of the batch and its sampling."""

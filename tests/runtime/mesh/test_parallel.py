@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -56,11 +57,11 @@ NEAR = 1e-4
 BAD_TOKEN = 306
 
 
-def requests(prefix: str = "") -> list[GenerateRequest]:
+def requests(prefix: str = "", output: int = OUTPUT) -> list[GenerateRequest]:
     made = []
     for i, length in enumerate((1, 9, 30, 64, 17, 40, 2, 33)):
         tokens = tuple(int(t) for t in np.random.default_rng(i).integers(0, BAD_TOKEN, length))
-        sampling = SamplingParams(seed=i, max_tokens=OUTPUT, ignore_eos=True, **WAYS[i % len(WAYS)])
+        sampling = SamplingParams(seed=i, max_tokens=output, ignore_eos=True, **WAYS[i % len(WAYS)])
         prompt = (*SHARED, *tokens) if i % 2 else tokens
         made.append(GenerateRequest(request_id=f"{prefix}{i}", prompt_ids=prompt, sampling=sampling))
     return made
@@ -74,6 +75,7 @@ class Served(NamedTuple):
     outputs: dict[str, bytes]  # and of those generated
     hits: int
     preemptions: int
+    accepted: int  # drafts
 
 
 def serve(runner: Any, *waves: list[GenerateRequest], **limits: Any) -> Served:
@@ -89,7 +91,7 @@ def serve(runner: Any, *waves: list[GenerateRequest], **limits: Any) -> Served:
         {request: b"".join(getattr(d, name) for d in deltas if d.request_id == request) for request in tokens}
         for name in ("prompt_logprobs", "logprobs")
     )
-    return Served(tokens, prompts, rows, stats.prefix_hits, stats.preemptions)
+    return Served(tokens, prompts, rows, stats.prefix_hits, stats.preemptions, stats.accepted_tokens)
 
 
 def compare(variant: str, expected: Served, got: Served) -> None:
@@ -170,6 +172,29 @@ def test_several_ranks_are_one(
         assert chunked[:3] == cached[:3] == preempted[:3]
         if split.tensor == 1:
             assert chunked[:3] == expected[:3]
+
+
+@pytest.mark.skipif(not instruction_sets(), reason="torch's products are not of the same bits for any number of rows")
+@pytest.mark.parametrize(
+    ("variant", "split"), [("qwen3", TENSOR), ("gemma3", TENSOR), ("qwen2_moe_normed", EXPERTS)], ids=str
+)
+def test_drafts_change_no_token_on_several_ranks(
+    variant: str, split: Split, processes: Processes, tiny_checkpoint: Checkpoint
+) -> None:
+    """Greedy and sampled, with preemption. Every seventh draft is wrong, so ranks learn of some of a step's drafts that
+    they were accepted and of others that they were not."""
+    ranks = processes.load(tiny_checkpoint(variant), split, speculation="suffix", num_speculative_tokens=7)
+    wave = requests(output=50)
+    plain = serve(ranks, wave)
+    guessed = [
+        replace(each, prediction_ids=tuple(t ^ (i % 7 == 6) for i, t in enumerate(plain.tokens[each.request_id])))
+        for each in wave
+    ]
+    for limits in ({}, {"budget": 40, "blocks": 24}):
+        drafted = serve(ranks, guessed, speculation="suffix", drafts=7, **limits)
+        assert drafted[:3] == plain[:3]
+        assert drafted.accepted > 5 * len(guessed) and (drafted.preemptions or not limits)
+    assert not plain.accepted
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from penstock.families.shard import possible_splits
 from penstock.families.step_cost import StepCost, step_cost
 from penstock.families.traffic import step_traffic
 
-# Settings that are meant for the split asked for. Several ranks would refuse speculation.
+# Settings that are meant for the split asked for. Pipeline stages would refuse speculation.
 ONE_SPLIT_ONLY = {"threads": None, "speculation": None, "num_speculative_tokens": None}
 
 

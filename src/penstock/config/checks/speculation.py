@@ -17,8 +17,8 @@ def cannot_speculate(device: str, split: Split, facts: ModelFacts) -> str | None
         return "a refused token could not be taken back out of a sequence's states"
     if device == "cuda":
         return "a GPU's next step is planned before the tokens are known that drafts would follow"
-    if split.world > 1:
-        return "only the rank that samples would know how many drafts were accepted"
+    if split.pipeline > 1:
+        return "with pipeline stages a step's time is that of several plans, so nobody could measure what drafts cost"
     return None
 
 

@@ -206,6 +206,7 @@ def combine(capacities: Sequence[Capacity], stages: int) -> Capacity:
         capacities[0],
         depth=max(stages, capacities[0].depth),
         late_ids=stages == 1,
+        exact_drafts=all(capacity.exact_drafts for capacity in capacities),
         cache_root=json.dumps([capacity.cache_root for capacity in capacities]),
         memory=tuple(MemoryRow(name, size, f"of {len(capacities)} ranks") for name, size in rows.items()),
     )

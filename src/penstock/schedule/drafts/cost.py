@@ -11,6 +11,7 @@ REFRESH = 48  # steps with drafts after which one without is taken, to compare w
 FIRST = 3  # measurements
 OUTLIER = 2.0  # times the mean: a longer step counts as this
 ROW_SHARE = 0.05  # of a step without drafts: what a draft costs before it was measured
+FEW = 4  # drafts that a step may have before any was measured, or as many as sequences
 MIN_GAIN = 1.03  # tokens per second, against a step without drafts
 LEAST_GAIN = 0.02  # tokens of a draft
 
@@ -63,8 +64,9 @@ class StepTimes:
         return mean.value or None
 
     def with_drafts(self, sequences: int, plain: float, most: int, step: int) -> list[float]:
-        """Seconds of steps with 0, 1, ... `most` drafts. Sizes between measured ones lie on a line; beyond the largest,
-        a draft costs a share of a plain step. That is little, so that larger sizes are tried."""
+        """Seconds of steps with 0, 1, ... drafts: up to `most`, but at most twice as many as were measured. Sizes
+        between measured ones lie on a line; beyond the largest, a draft costs half of what the measured ones cost each,
+        or a share of a plain step. That is little, so that larger sizes are tried where that may pay."""
         seconds = [plain]
         low, drafts = plain, 0
         for rows in sorted(self._drafted):
@@ -77,7 +79,8 @@ class StepTimes:
             low, drafts = high, found
             if drafts >= most:
                 break
-        slope = min(plain * ROW_SHARE, plain / sequences / 2)
+        most = min(most, max(FEW, sequences, 2 * drafts))
+        slope = max(min(plain * ROW_SHARE, plain / sequences / 2), (low - plain) / drafts / 2 if drafts else 0.0)
         seconds += [low + slope * i for i in range(1, most - drafts + 1)]
         return seconds[: most + 1]
 
