@@ -49,7 +49,7 @@ class StepModel:
     """
 
     def __init__(self) -> None:
-        self._plain, self._mixed = _Sums(), _Sums()
+        self._plain, self._mixed = _WeightedSums(), _WeightedSums()
         self._factors: tuple[float, ...] | None = None
         self.spread = 1.2  # times the expected time: what most steps with prompts take less than
         self._largest = 0.0  # tokens of prompts in a step, of late
@@ -103,7 +103,7 @@ def _features(size: StepSize) -> tuple[float, ...]:
     return (1.0, size.decodes / _SCALES[1], size.tokens / _SCALES[2], size.pairs / _SCALES[3])
 
 
-class _Sums:
+class _WeightedSums:
     """Sums over measurements, older ones with less weight."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _Sums:
             self.values[i] = self.values[i] * MEMORY + x * value
 
 
-def _least_squares(plain: _Sums, mixed: _Sums) -> tuple[float, ...]:
+def _least_squares(plain: _WeightedSums, mixed: _WeightedSums) -> tuple[float, ...]:
     """The factors with the least sum of squares, of those without a negative one that this finds: it leaves out the
     most negative factor until there is none."""
     products = [[plain.products[i][j] + mixed.products[i][j] for j in _PLACES] for i in _PLACES]

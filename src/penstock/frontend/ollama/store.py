@@ -29,7 +29,7 @@ async def pull(body: bytes, context: RequestContext) -> Answer | StreamedAnswer:
     if store is None:
         message = f"this server does not pull models; {_HOW}, or run penstock pull {name[:200]}"
         raise APIError(403, message, param="model")
-    download = _Download(store, stored_name(name))
+    download = _ModelDownload(store, stored_name(name))
     if streams:
         return StreamedAnswer(download.lines(), NDJSON)
     try:
@@ -65,7 +65,7 @@ async def _models(store: ModelStore) -> list[StoredModel]:
     return await asyncio.to_thread(store.models)
 
 
-class _Download:
+class _ModelDownload:
     """A download on a thread, which ends with the answer at the latest."""
 
     def __init__(self, store: ModelStore, name: str) -> None:

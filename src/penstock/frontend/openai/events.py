@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 
 from penstock.frontend.call import RequestContext
+from penstock.frontend.error_body import error_body
 from penstock.frontend.errors import APIError
 from penstock.frontend.generation import Usage
 from penstock.frontend.http.sse import sse_event
-from penstock.frontend.openai.errors import error_body
 from penstock.frontend.openai.fields import StreamOptions
 
 DONE = sse_event(b"[DONE]")

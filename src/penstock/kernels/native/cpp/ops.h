@@ -311,7 +311,7 @@ struct GateOp {  // out = x * sigmoid(gate), or with `plain` x * gate
   Dtype dtype;
 };
 
-struct Op {
+struct RecordedOp {
   OpCode code;
   union {
     EmbeddingOp embedding;

@@ -220,7 +220,7 @@ void multiply(Worker& worker, const LinearOp& op) {
     const int64_t head = i / rows, row = i % rows;
     return PanelRow::of(panels, head * rows, i, row * op.heads + head);
   });
-  const Finish finish{op, written<T>(op)};
+  const ResultWriter finish{op, written<T>(op)};
   const int64_t blocks = divide_up(op.weight.n, kColumns), items = row_groups(rows) * blocks;
   const int64_t of_head = divide_up(blocks, op.heads);
   worker.for_share(items, grain_of(items, worker.count()), [&](int64_t begin, int64_t end) {

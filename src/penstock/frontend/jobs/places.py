@@ -7,7 +7,7 @@ from collections.abc import Callable
 _LOOK_SECONDS = 0.05  # until the number of clients is looked at again
 
 
-class Turns:
+class BatchPlaces:
     """Counts the requests of batches in the engine. A place that becomes free goes to the batch that has been waiting
     longest, so batches with requests left get equal numbers of places, whatever their sizes are."""
 
