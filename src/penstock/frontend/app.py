@@ -243,7 +243,8 @@ def _page_paths(paths: Iterable[str]) -> Callable[[bytes], bool]:
 
 
 def _templates(routes: Sequence[BaseRoute]) -> Callable[[str], str]:
-    """Returns a function from a path to its template. There are few templates, whatever paths clients send."""
+    """Returns a function from a path to its template. The number of templates is fixed, for any paths that clients
+    send."""
     fixed = frozenset(route.path for route in routes if isinstance(route, Route) and "{" not in route.path)
     patterns = [
         (route.path_regex, _shown(route.path)) for route in routes if isinstance(route, Route) and "{" in route.path

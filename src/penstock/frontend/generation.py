@@ -26,7 +26,7 @@ class PromptPart(msgspec.Struct, frozen=True):
     include_stop: bool = False  # the text includes the stop string or stop token that ended it
     skip_special_tokens: bool = True
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
-    prompt_only: bool = False  # no output was asked for; the engine's one token is dropped
+    prompt_only: bool = False  # no output was requested; the engine's one token is dropped
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True, gc=False):

@@ -70,7 +70,7 @@ class TransformersDecoder:
         prefix = self._model.base_model_prefix
         self._body = getattr(self._model, prefix)
         self._stand_in = _StandInBody()
-        # The same model with another body: its forward is the head, with whatever this family does to logits.
+        # The same model with another body: its forward is the head, with everything that this family does to logits.
         self._head = copy.copy(self._model)
         self._head.__dict__["_modules"] = {**self._model._modules, prefix: self._stand_in}
 

@@ -17,11 +17,11 @@ GROWTH = 2.0  # times the largest recent chunk: the time of a larger one would b
 SPREAD = (1.05, 2.0)  # limits of StepModel.spread
 SPREAD_SHARE = 0.9  # of steps with prompts that take less than `spread` times the expected time
 SPREAD_PACE = 0.05  # by which a step moves it
-LEAST_CHUNK = 16  # tokens of prompts in a step, so that a prompt advances whatever the target
+LEAST_CHUNK = 16  # tokens of prompts in a step, so that a prompt advances with any target
 
 
 class StepSize(NamedTuple):
-    """What the time of a step depends on."""
+    """The numbers on which the time of a step depends."""
 
     decodes: int = 0  # sequences that decode
     tokens: int = 0  # of prompts

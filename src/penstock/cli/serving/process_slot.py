@@ -60,7 +60,7 @@ class ApiProcess:
 
 
 class ProcessSlot:
-    """See the module. In a reload, the process is asked one thing at a time."""
+    """See the module. In a reload, the process gets one request at a time."""
 
     def __init__(self, start: ApiStart, listening: socket.socket, lock: int) -> None:
         """Starts the first process. Raises OSError."""
@@ -72,7 +72,7 @@ class ProcessSlot:
         self._listening, self._lock = listening, lock
         self._starts = Starts(time.monotonic)
         self._asked = 0
-        self._reply: asyncio.Future[str] | None = None  # to what was asked last
+        self._reply: asyncio.Future[str] | None = None  # to the last request
         self._mux: Mux | None = None
         self._link: ApiLink | None = None
         self._connections: dict[int, ApiConnection] = {}
@@ -91,7 +91,8 @@ class ProcessSlot:
         self.api = ApiProcess(msgspec.structs.replace(self.start, fresh=False), self._listening, self._lock)
 
     def connect(self, answer: Callable[[str], Awaitable[str]]) -> None:
-        """Takes up the connection to the process that has been started. `answer` gives the replies to what it asks."""
+        """Takes up the connection to the process that has been started. `answer` returns the reply to a request of the
+        process."""
         self._mux = Mux(self.api.socket)
         self._link = ApiLink(self._mux, answer)
 
@@ -162,7 +163,7 @@ class ProcessSlot:
         return self._reply
 
     def reply(self, message: str) -> None:
-        """Takes the process's answer to `hold` or `load`: the number of what was asked, and an error."""
+        """Takes the process's answer to `hold` or `load`: the number of the request, and an error."""
         number, _, error = message.partition(" ")
         if self._reply is not None and not self._reply.done() and number == str(self._asked):
             self._reply.set_result(error)

@@ -25,7 +25,7 @@ def cannot_speculate(device: str, split: Split, facts: ModelFacts) -> str | None
 def check_speculation(
     values: Mapping[str, Any], sources: Mapping[str, str], device: str, split: Split, facts: ModelFacts
 ) -> None:
-    """Raise ConfigError if speculation was asked for that this engine has not."""
+    """Raise ConfigError if the settings name a kind of speculation that this engine does not support."""
     method, source = values["speculation"], sources["speculation"]
     if method != "off" and (reason := cannot_speculate(device, split, facts)) is not None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """An engine in a process of its own: its start, the messages to and from it, its end.
 
-The two processes share a pair of sockets, one end each from their start: there is no address at which anybody else
-could connect, and no death of either side leaves a file.
+The two processes share a pair of sockets, one end each from their start: no other process can connect, and no file is
+left if either side dies.
 """
 
 import asyncio

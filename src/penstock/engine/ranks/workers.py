@@ -134,7 +134,7 @@ class WorkersExecutor:
             self._attend(TICK_SECONDS)
 
     def close(self) -> None:
-        """End every process, whatever state it is in. May be called at any time, also twice."""
+        """End every process, in any state. May be called at any time, also twice."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.close()

@@ -1,7 +1,7 @@
 """Shares one engine among API processes, in the process that starts them and the engine.
 
-An API process speaks over a socket pair to here, as to an engine. So only this process knows which engine runs, which
-requests a new one must be sent, and how many requests wait.
+An API process speaks to the hub over a socket pair, as to an engine. So this process alone keeps track of which engine
+runs, which requests a new engine must get, and how many requests wait.
 """
 
 import asyncio

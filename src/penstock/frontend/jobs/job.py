@@ -47,7 +47,8 @@ class BatchJob:
         self._answered = asyncio.Event()  # one of them
 
     async def run(self, checking: asyncio.Lock) -> None:
-        """Runs the batch to its end, whatever that is. A lock keeps inputs from being checked side by side: a check
+        """Runs the batch until it is complete, cancelled, expired or failed. A lock keeps inputs from being checked
+        side by side: a check
         holds 16 bytes of each `custom_id`.
 
         Raises APIError if the storage fails for another reason than that it is full.

@@ -30,7 +30,8 @@ class BatchRunner:
         places: BatchPlaces,
         fresh: bool = True,
     ) -> None:
-        """Batches of other keys than the `owner`'s wait: nobody can read their answers. `fresh`: no process of this
+        """Batches of other keys than the `owner`'s wait: no client of this server could read their answers. `fresh`: no
+        process of this
         server has received a file yet."""
         self._storage = storage
         self._owner = owner

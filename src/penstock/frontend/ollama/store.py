@@ -73,7 +73,7 @@ class _ModelDownload:
         self._done = self._total = 0
         self._stopped = False
         self.running = asyncio.create_task(asyncio.to_thread(store.pull, name, self._watch))
-        self.running.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody reads it
+        self.running.add_done_callback(lambda task: task.cancelled() or task.exception())  # its error may never be read
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yields the lines of an answer: what Ollama's clients show as progress, then success or an error."""
@@ -96,7 +96,7 @@ class _ModelDownload:
             self.stop()
 
     def stop(self) -> None:
-        """Ends the download. What is downloaded stays, and the next pull goes on from there."""
+        """Ends the download. Downloaded bytes stay, and the next pull goes on from there."""
         self._stopped = True
 
     def _progress(self, done: int) -> dict[str, Any]:

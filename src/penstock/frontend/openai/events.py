@@ -35,7 +35,7 @@ class EventFrame:
         return self._tail
 
     def closing(self, usage: Usage) -> bytes:
-        """The event with the usage if the request asks for it, and the end of the stream."""
+        """Returns the event with the usage if the request includes it, and the end of the stream."""
         if not self._include_usage:
             return DONE
         return self._start + b',"choices":[],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n" + DONE

@@ -108,7 +108,7 @@ def _check(done: subprocess.CompletedProcess[Any]) -> None:
 
 def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping[str, Sequence[str]] = SOURCES) -> None:
     """Compile as many files at once as there are processors, and link them. An optional file is left out if the
-    compiler does not know its flags.
+    compiler does not support its flags.
 
     Raises CannotBuild. If the compiler fails, its messages are on stderr.
     """

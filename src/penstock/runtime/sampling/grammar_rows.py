@@ -24,7 +24,7 @@ class Matcher(Protocol):
     error: str  # why it cannot go on; empty: it can
 
     def free(self, tokens: int) -> bool:
-        """Whether every token is allowed next, and also after `tokens` more, whatever they are. True once the output
+        """Returns True if every token is allowed next, and also after any `tokens` more tokens. True once the output
         has ended, and while no trigger or limit is near."""
         ...
 

@@ -139,7 +139,7 @@ class ChatFormat:
         return None
 
     def _with_results(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Gives results the names of their tools, and calls ids of the form that the model knows."""
+        """Gives results the names of their tools, and calls ids of the form that the model was trained with."""
         style = self._format.id_style
         names: dict[str, str] = {}
         ids: dict[str, str] = {}

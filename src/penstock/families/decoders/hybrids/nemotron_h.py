@@ -50,8 +50,8 @@ _EXPERTS = ExpertNames(
 
 
 class _LayerParts(NamedTuple):
-    """What becomes a layer: the kinds of its parts ("mlp", "moe" or "" behind attention), and the checkpoint's numbers
-    of these."""
+    """The checkpoint's parts that become one layer: their kinds ("mlp", "moe" or "" behind attention), and their
+    numbers."""
 
     attention: str
     mlp: str

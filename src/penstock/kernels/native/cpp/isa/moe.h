@@ -10,7 +10,7 @@ namespace {
 // -- routing ------------------------------------------------------------------------------------------------------
 
 // Finds the `slots` largest logits of a row, in order, the first among equals: their `experts` and values `best`. NaN
-// is never larger, so the choice is valid whatever the row holds.
+// is never larger, so the choice is valid for any values of the row.
 inline void choose(const float* logits, int64_t count, int64_t slots, int64_t* experts, float* best) {
   int64_t held = 0;
   for (int64_t expert = 0; expert < count; ++expert) {

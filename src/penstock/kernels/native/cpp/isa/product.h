@@ -37,7 +37,7 @@ Run widened(const Run& run, int64_t blocks, typename Dot::Word* out) {
   return wide;
 }
 
-// Of sums that are added to in memory.
+// Sets the sums that are added to in memory to zero.
 inline void start_sums(const Kept& kept) {
   for (int64_t i = 0; i < kept.count * kept.rows; ++i) store(kept.sums + i * kColumns, zero_f());
 }
