@@ -75,7 +75,7 @@ def show_splits(console: Console, splits: list[PlannedSplit], devices: Devices) 
         for cost, tokens in ((planned.decode, 1), (planned.prefill, engine.max_num_batched_tokens)):
             figures += [format_bytes(cost.moved // tokens), *map(duration, _seconds(cost, devices))]
         steps.add_row(name, *figures)
-    memory.caption = "For the rank with the least to spare. *: the split asked for."
+    memory.caption = "For the rank with the least to spare. *: the split in the settings."
     steps.caption = (
         "Moved: bytes that the ranks exchange for one token. Memory, link: the least time for reading the weights and "
         "for the exchange. Decode: a step of one sequence. Prefill: a step of max_num_batched_tokens prompt tokens."

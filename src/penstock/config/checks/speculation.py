@@ -18,7 +18,7 @@ def cannot_speculate(device: str, split: Split, facts: ModelFacts) -> str | None
     if device == "cuda":
         return "a GPU's next step is planned before the tokens are known that drafts would follow"
     if split.world > 1:
-        return "only the rank that samples would know how many drafts were accepted"
+        return "only the rank that samples has the number of accepted drafts"
     return None
 
 

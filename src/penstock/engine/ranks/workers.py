@@ -117,7 +117,7 @@ class WorkersExecutor:
 
     def result(self) -> StepResult:
         if not (self._outstanding or self._results):
-            raise RuntimeError("a result was asked for, but no plan is outstanding")
+            raise RuntimeError("a result was requested, but no plan is outstanding")
         while not self._results:
             self._attend(TICK_SECONDS)
         result = self._results.popleft()

@@ -118,7 +118,7 @@ def build(target: Path = LIBRARY, *, flags: Sequence[str] = (), sources: Mapping
     command = [*compiler(), *FLAGS, *flags, f'-DPENSTOCK_DIGEST="{digest()}"']
     left_out = {name for name in OPTIONAL if name in sources and not _takes(sources[name])}
     for name in left_out:
-        print(f"{name} is left out: {command[0]} does not know {' '.join(sources[name])}", file=sys.stderr)
+        print(f"{name} is left out: {command[0]} does not support {' '.join(sources[name])}", file=sys.stderr)
     sources = {name: extra for name, extra in sources.items() if name not in left_out}
     command += [f"-D{macro}" for name, macro in OPTIONAL.items() if name in sources]
     with tempfile.TemporaryDirectory() as folder:
